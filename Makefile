@@ -1,10 +1,10 @@
-# llmsys on two commands: `make demo` and `make test`. Both begin with `make install`, which does nothing when it is done.
-# PYTHON=… names the Python that .venv is made with, ENGINE=torch|deepspeed what `make demo` trains with,
+# Two commands: `make demo` and `make test`. Both begin with `make install`, which does nothing when it is done.
+# PYTHON=… names the Python that .venv is made with, ENGINE=torch|deepspeed the engine that `make demo` trains with,
 # TEST=… a part of the tests: `make test TEST=tests/model`.
 
 ENGINE ?= torch
 TEST ?= tests
-# Two test processes: more than the tests need on one core, and what a two-core CI machine has.
+# Two test processes, as a two-core CI machine has.
 TEST_PROCESSES ?= 2
 
 BIN := .venv/bin
@@ -19,7 +19,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check format clean
 
-help:  ## Say what each target does
+help:  ## Print what each target does
 	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' Makefile
 
 install:  ## Create .venv with llmsys and its pinned dependencies
@@ -36,13 +36,14 @@ test: install  ## Run every test, or TEST=tests/model
 	@$(BIN)/python tools/system_packages.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
 
-check: install  ## Format, lint, types and the directions of import; CI calls the same
+check: install  ## Check format, lint, names and docstrings, types and import directions
 	@$(BIN)/ruff format --check --quiet . || { echo 'make: `make format` formats these files:' >&2; $(BIN)/ruff format --check .; }
 	@$(BIN)/ruff check .
+	@$(BIN)/python tools/lint.py
 	@$(BIN)/mypy $(TYPED)
 	@$(BIN)/lint-imports --no-logo
 
-format: install  ## Format the code and mend what lint can mend
+format: install  ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 

@@ -1,8 +1,9 @@
 """The `llmsys` command: `llmsys VERB CONFIG [section.key=value …]`, one grammar for every verb.
 
-Reads the command line; loads the one module that the verb names, so that `llmsys --help` imports nothing heavy. What a
-person can mend ends as one message and status 2; Ctrl-C is status 130. `train` and `launch` end with the statuses of
-launch/train.py.
+Reads the command line. Imports only the module that the verb names, so that `llmsys --help` is fast.
+
+Exit status: 2 after an error that the user can fix, with one message; 130 after Ctrl-C. `train` and `launch` end with
+the statuses of launch/train.py.
 """
 
 import argparse
@@ -20,9 +21,9 @@ MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
 
 
 class CommandSpec(NamedTuple):
-    """What `--help` says about a verb. Its module is launch.commands.NAME; the config may be left out where optional.
+    """Help text of a verb. Its module is launch.commands.NAME.
 
-    A verb about folders takes no config at all: its module names its own arguments.
+    A verb about folders takes no config (`takes_config=False`): its module names its own arguments.
     """
 
     summary: str
@@ -41,19 +42,19 @@ VERBS = {
         "llmsys tokenizer train/demo tokenizer.vocab_size=8_192",
     ),
     "train": CommandSpec(
-        "train on this machine, from the start or from where the run stands",
+        "train on this machine, from the start or from the newest checkpoint",
         "llmsys train train/demo engine.kind=deepspeed run.folder=demo/deepspeed",
     ),
     "preflight": CommandSpec(
-        "say what would fail on these hosts before a rank starts: ssh, versions, clocks, disks, network, layout, data",
+        "check hosts before launch: ssh, versions, clocks, disks, network, layout, data",
         "llmsys preflight train/demo nodes=first:8,second:8",
     ),
     "launch": CommandSpec(
-        "train on several hosts, or under Slurm, or print the commands that do",
+        "train on several hosts or under Slurm, or print the commands",
         "llmsys launch train/demo nodes=127.0.0.1:2 --print",
     ),
     "evaluate": CommandSpec(
-        "measure the newest checkpoint on held-back documents",
+        "measure the newest checkpoint on held-out documents",
         "llmsys evaluate train/demo evaluation.max_tokens=50_000 --json",
     ),
     "generate": CommandSpec(
@@ -62,18 +63,18 @@ VERBS = {
     ),
     "translate": CommandSpec(
         "translate lines with the newest checkpoint of an encoder-decoder",
-        "llmsys translate train/multi30k --input sentences.txt generation.beams=5",
+        "llmsys translate train/multi30k --input sentences.txt generation.num_beams=5",
     ),
     "estimate": CommandSpec(
-        "count parameters, operations, memory and, on a device, time and money before anything starts",
+        "estimate parameters, FLOPs, memory and, on a device, time and cost, before a run starts",
         "llmsys estimate train/demo batch.sequence_length=1024 --json",
     ),
     "plan": CommandSpec(
-        "find the fastest layout that fits a cluster, and say what binds the others",
+        "find the fastest layouts that fit a cluster, and why the others do not",
         "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 batch.sequences=256",
     ),
     "scale": CommandSpec(
-        "ask a family of scaling laws what a budget is best spent on, or fit a law to your own runs",
+        "recommend model size and tokens for a compute budget, or fit a scaling law to your runs",
         "llmsys scale budget=1e21 unique_tokens=2e9",
         takes_config=False,
     ),
@@ -83,12 +84,12 @@ VERBS = {
         takes_config=False,
     ),
     "reconcile": CommandSpec(
-        "hold what runs were predicted to take to what they took, and teach a device profile",
+        "compare predicted with measured step time and memory; --update fits a device profile",
         "llmsys reconcile runs/a runs/b --update mine.yaml",
         takes_config=False,
     ),
     "inspect": CommandSpec(
-        "recount and hash a prepared dataset, decode samples of it, and say where its tokens came from",
+        "verify a prepared dataset, decode samples of it, and trace tokens to their pages",
         "llmsys inspect demo/data --samples 100",
         takes_config=False,
     ),
@@ -102,31 +103,31 @@ VERBS = {
         takes_config=False,
     ),
     "trace": CommandSpec(
-        "say which documents were in a step, or which steps and checkpoints saw a document",
+        "list the documents of a step, or the steps and checkpoints that saw a document",
         "llmsys trace train/demo step=100",
     ),
     "replay": CommandSpec(
-        "make one step again from the nearest checkpoint and hold it to what was recorded",
+        "rerun one step from the nearest checkpoint and compare it with the recorded values",
         "llmsys replay train/demo step=100",
     ),
     "convert": CommandSpec(
-        "turn a Hugging Face folder into a run folder, or a run folder into a Hugging Face folder",
+        "convert a Hugging Face folder to a run folder, or a run folder to a Hugging Face folder",
         "llmsys convert downloads/Qwen3-0.6B runs/qwen3",
         takes_config=False,
     ),
     "show": CommandSpec(
-        "print the resolved config, with what differs from the defaults",
+        "print the resolved config, and mark what differs from the defaults",
         "llmsys show train/demo optimizer.learning_rate=3e-4",
         config_optional=True,
     ),
 }
 
-CONFIG_HELP = "path of a YAML file or a config.json, or a name below configs/ such as train/demo"
+CONFIG_HELP = "path of a YAML file or config.json, or a name under configs/ such as train/demo"
 OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status."""
+    """Run one verb and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(format_help(), end="")
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def format_help() -> str:
-    """What `llmsys --help` prints."""
+    """Return the text of `llmsys --help`."""
     verbs = "\n".join(f"  {name:<10} {verb.summary}" for name, verb in VERBS.items())
     return (
         "usage: llmsys VERB CONFIG [section.key=value …]\n\n"
@@ -168,7 +169,7 @@ def format_help() -> str:
 
 
 def build_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of one verb, with the arguments that every verb takes and its own."""
+    """Return the parser of one verb: the arguments of every verb, and its own."""
     verb = VERBS[name]
     parser = argparse.ArgumentParser(
         prog=f"llmsys {name}",

@@ -1,9 +1,10 @@
-"""What `deepspeed`, `torchrun`, `srun` and `accelerate launch` start on every rank: `launch/train.py CONFIG
-[key=value …]`.
+"""Train on one rank: `launch/train.py CONFIG [key=value …]`, started by a launcher such as torchrun or srun.
 
-Prints one message for what a person can mend and leaves with status 2; a lost peer is status 3, a hung one 4 (and 5 a
-launcher whose hosts did not meet). A run that was asked to stop has saved, and leaves with 75 (EX_TEMPFAIL: start it
-again). A bug keeps its traceback and status 1. `llmsys train` and `llmsys launch` end with the same statuses.
+Reads the config and the launcher's environment variables; prints one message for an error that the user can fix.
+
+Exit status: 0 finished, 1 a bug (with its traceback), 2 an error that the user can fix, 3 a lost peer, 4 a hung peer,
+5 a launcher whose hosts did not meet, 75 (EX_TEMPFAIL) stopped on request after a save: start it again.
+`llmsys train` and `llmsys launch` end with the same statuses.
 """
 
 import os
@@ -30,19 +31,18 @@ LOST_PEER_WORDS = (
     "Connection closed by peer", "Connection reset by peer", "Connection refused", "Connection was likely closed",
     "Broken pipe", "Timed out waiting", "Gloo", "gloo", "NCCL communicator was aborted", "ncclRemoteError",
 )  # fmt: skip
+# These errors of torch.distributed always mean a lost peer; others are recognized by LOST_PEER_WORDS.
 LOST_PEER_ERRORS = ("DistNetworkError", "DistStoreError")
-"""Errors of torch.distributed that always mean a peer; of the others the words tell."""
-CAUSE_FIRST_SECONDS = 2.0
-"""A rank that lost its peer speaks and ends later than the peer, so that the launcher sees the cause first."""
+CAUSE_FIRST_SECONDS = 2.0  # a rank that lost its peer exits later than the peer, so that the launcher sees the cause
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
 log = get_logger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train on this rank. Returns the exit status."""
+    """Train on this rank and return the exit status."""
     die_with_parent()
-    if os.environ.get(HANGUP) == HANGUP_SAVES:  # it was ignored on the way here; until the run listens it ends the rank
+    if os.environ.get(HANGUP) == HANGUP_SAVES:  # ignored by the launcher; until the run handles it, it ends the rank
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     started = time.time()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost peer are pages of C++ frames
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
-        # Of one host's ranks the first speaks, and its launcher ends the others before they do.
+        # The first rank of a host reports; its launcher ends the others before they would.
         time.sleep(CAUSE_FIRST_SECONDS * (1 if os.environ.get("LOCAL_RANK", "0") == "0" else 3))
         from llmsys.train.watchdog import is_hang_named
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_layout(config: RunConfig) -> None:
-    """Refuse a layout before torch is imported. Every rank finds the same, so rank 0 alone prints it."""
+    """Reject a layout before torch is imported. Every rank finds the same error, so rank 0 alone prints it."""
     try:
         require_layout(config, int(os.environ.get("WORLD_SIZE") or 1))
     except LlmsysError:
@@ -108,7 +108,7 @@ def is_lost_peer(error: RuntimeError) -> bool:
 
 
 def _print_error(error: LlmsysError) -> int:
-    """Print the message once: what every rank has met, rank 0 says, and the launcher ends the others as they wait."""
+    """Print the message once: every rank met the same error. Rank 0 prints first, and the launcher ends the others."""
     if _get_rank() != "0":
         time.sleep(CAUSE_FIRST_SECONDS)
     print(f"llmsys: error: {error}", file=sys.stderr, flush=True)

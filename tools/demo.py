@@ -1,12 +1,12 @@
-"""The main job from end to end on two shards of a sample crawl: what `make demo` runs.
+"""Run the whole pipeline on two shards of a sample crawl: the program of `make demo`.
 
-Reads the config named by --config (its `data.inputs` are crawl shards), runs the verbs of `llmsys` as child processes
-in order, and writes everything below one folder: the dataset, which both engines share, and a run per engine. Each verb
-continues where an earlier one was stopped, so the same command after a kill at any moment ends with the same files.
-SIGTERM, SIGUSR1 and SIGHUP go to the verb that runs: training saves, and the status is then 75.
+Reads the config named by --config, whose `data.inputs` are crawl shards. Runs the verbs of `llmsys` as child processes
+in order. Writes one folder: the dataset, which both engines share, and a run per engine.
 
-The last line it prints is `bits_per_byte model=… gzip=… xz=… heldout_bytes=…`; the exit status is 0 when the model
-beats both.
+Invariants:
+- Each verb resumes, so the same command after a kill at any moment ends with the same files.
+- SIGTERM, SIGUSR1 and SIGHUP go to the running verb: training saves, and the status is then 75.
+- The last line is `bits_per_byte model=… gzip=… xz=… heldout_bytes=…`; the exit status is 0 when the model beats both.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.process.parent_watch import build_child_environment, die_with_parent
-from launch.process.signal_forwarding import relaying_to
+from launch.process.signal_forwarding import relay_signals_to
 from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
 
 
 @dataclass(frozen=True)
 class DemoStep:
-    """One verb of `llmsys`, and what it does in a person's words."""
+    """One verb of `llmsys`, and its heading."""
 
     verb: str
     purpose: str
@@ -46,7 +46,7 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Demo:
-    """Where the demo reads and writes, and how it calls `llmsys`."""
+    """Folders of the demo, and how it calls `llmsys`."""
 
     config: str
     engine: str
@@ -55,13 +55,13 @@ class Demo:
     program: tuple[str, ...]
 
     def build_arguments(self, verb: str) -> list[str]:
-        """What follows `llmsys` on the command line: the same config and overrides for every verb."""
+        """Return the arguments after `llmsys`: the same config and overrides for every verb."""
         overrides = {"data.folder": self.data_folder, "run.folder": self.run_folder, "engine.kind": self.engine}
         return [verb, self.config, *(f"{key}={value}" for key, value in overrides.items())]
 
 
 class VerbError(Exception):
-    """A verb that ended with another status than 0; its own message has been printed by then."""
+    """A verb that ended with a status other than 0; it has printed its own message."""
 
     def __init__(self, verb: str, status: int) -> None:
         ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -72,11 +72,11 @@ class VerbError(Exception):
 
 
 def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
-    """Run one verb to its end and give what it wrote to standard output, if that is captured, else ""."""
+    """Run one verb to its end; return its standard output if `capture`, else ""."""
     command = [*demo.program, *demo.build_arguments(verb), *flags]
     environment = build_child_environment() | {"PYTHONUNBUFFERED": "1"}
     output = subprocess.PIPE if capture else None
-    with subprocess.Popen(command, env=environment, stdout=output, text=True) as process, relaying_to(process):
+    with subprocess.Popen(command, env=environment, stdout=output, text=True) as process, relay_signals_to(process):
         written, _ = process.communicate()
     if process.returncode != 0:
         raise VerbError(verb, process.returncode)
@@ -84,7 +84,7 @@ def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
 
 
 def run_steps(demo: Demo) -> Mapping[str, float]:
-    """Run every verb under a heading with the time so far; give the result of the evaluation."""
+    """Run every verb under a heading with the elapsed time; return the result of the evaluation."""
     started = time.monotonic()
     evaluation: Mapping[str, float] = {}
     for number, step in enumerate(STEPS, start=1):
@@ -101,7 +101,7 @@ def run_steps(demo: Demo) -> Mapping[str, float]:
 
 
 def describe_evaluation(evaluation: Mapping[str, float]) -> str:
-    """The yardstick as a small table: the model beside two compressors of the same held-back bytes."""
+    """Return a small table: the model and two compressors on the same held-out bytes."""
     rows = (
         ("the model", evaluation["bits_per_byte"], f"{evaluation['loss']:.3f} nats per token"),
         ("gzip -9", evaluation["gzip_bits_per_byte"], describe_heldout_bytes(evaluation["evaluated_bytes"])),
@@ -111,7 +111,7 @@ def describe_evaluation(evaluation: Mapping[str, float]) -> str:
 
 
 def describe_results(demo: Demo) -> str:
-    """Where everything is, and what to do with it next."""
+    """Return the paths of the results, and the next steps."""
     checkpoints = sorted((demo.run_folder / "checkpoints").glob("step-*"))
     places = (
         (demo.data_folder, "the dataset: kept documents, dropped ones with the reason, tokenizer, token shards"),
@@ -132,12 +132,12 @@ def describe_results(demo: Demo) -> str:
 
 
 def format_command(demo: Demo, arguments: Sequence[str]) -> str:
-    """A command line that can be pasted into a shell."""
+    """Return a command line that can be pasted into a shell."""
     return shlex.join([*demo.program, *arguments])
 
 
 def compare_with_compressors(evaluation: Mapping[str, float]) -> tuple[str, bool]:
-    """The last line of the demo, and whether the model needs fewer bits per byte than either compressor."""
+    """Return the last line of the demo, and whether the model needs fewer bits per byte than either compressor."""
     model, gzip, xz = (evaluation[f"{name}bits_per_byte"] for name in ("", "gzip_", "xz_"))
     size = int(evaluation["evaluated_bytes"])
     return f"bits_per_byte model={model:.3f} gzip={gzip:.3f} xz={xz:.3f} heldout_bytes={size}", model < min(gzip, xz)
@@ -157,7 +157,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> Demo:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 when the model beats both compressors, else 1 or the status of the verb that failed."""
+    """Run the demo; return 0 when the model beats both compressors, else 1 or the status of the failed verb."""
     demo = parse_arguments(arguments)
     die_with_parent()
     try:

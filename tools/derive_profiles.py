@@ -1,10 +1,10 @@
-"""Language profiles for configs/data/languages, derived from sentences whose language is known.
+"""Derive language profiles for configs/data/languages from sentences whose language is known.
 
     python tools/derive_profiles.py SENTENCES.jsonl.gz
 
-SENTENCES has one {"lang": …, "text": …} a line. Writes a profile for every language without one, and writes again those
-that it wrote before (their first line says so). Stop words are the words that most sentences hold; the limits of the
-mean word length stand to the language's own mean as Gopher's 3 and 10 stand to English.
+SENTENCES has one {"lang": …, "text": …} a line. Writes a profile for every language without one, and rewrites those
+that it wrote before (their first line says so). Stop words are the words that occur in most sentences. The limits of
+the mean word length are scaled from Gopher's 3 and 10 by the language's own mean.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def format_profile(code: str, sentences: Sequence[str]) -> str:
-    """The YAML of one language."""
+    """Return the YAML of one language."""
     rules, chunks = build_splitter(code)
     words = [[word for found in chunks.split_words(text.split()) for word in found] for text in sentences]
     mean = compute_mean_length([word for sentence in words for word in sentence])
@@ -100,7 +100,7 @@ def format_profile(code: str, sentences: Sequence[str]) -> str:
 
 
 def build_splitter(code: str) -> tuple[str, SpacyTokenizer]:
-    """spaCy's rules for a language, or those for any when it has none that work without further packages."""
+    """Return spaCy's rules for a language, or the multilingual ones where these need further packages."""
     for rules in (code, "xx"):
         chunks = SpacyTokenizer(rules)
         try:
@@ -112,13 +112,13 @@ def build_splitter(code: str) -> tuple[str, SpacyTokenizer]:
 
 
 def compute_mean_length(words: Sequence[str]) -> float:
-    """Characters per word with a letter or digit."""
+    """Return characters per word with a letter or digit."""
     lengths = [len(word) for word in words if any(map(str.isalnum, word))]
     return sum(lengths) / len(lengths)
 
 
 def select_stop_words(sentences: Sequence[Sequence[str]]) -> list[str]:
-    """The words that most sentences hold, without those that begin with a capital."""
+    """Return the words that occur in most sentences, without those that begin with a capital."""
     counts = Counter(word for words in sentences for word in sorted(set(words)) if word.lower() == word)
     common = [(word, count) for word, count in counts.most_common(60) if all(map(_is_letter, word))]
     least = LEAST_SHARE * len(sentences)
@@ -130,7 +130,7 @@ def _is_letter(character: str) -> bool:
 
 
 def select_scripts(text: str) -> list[str]:
-    """The scripts that hold a part of the letters worth naming, the largest first."""
+    """Return the scripts with at least SCRIPT_SHARE of the letters, the largest first."""
     letters = regex.findall(r"\p{L}", text)
     joined = "".join(letters)
     counts = {script: len(regex.findall(rf"\p{{Script={script}}}", joined)) for script in get_args(Script)}
@@ -139,7 +139,7 @@ def select_scripts(text: str) -> list[str]:
 
 
 def format_list(values: Sequence[str]) -> str:
-    """A YAML list on one line, every value quoted."""
+    """Return a YAML list on one line, every value quoted."""
     return "[" + ", ".join(json.dumps(value, ensure_ascii=False) for value in values) + "]"
 
 

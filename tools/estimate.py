@@ -1,4 +1,6 @@
-"""`llmsys estimate` from a checkout without the command installed: `python tools/estimate.py CONFIG [key=value …]`."""
+"""Run `llmsys estimate` from a checkout without the command installed: `python tools/estimate.py CONFIG [key=value
+…]`.
+"""
 
 import sys
 from pathlib import Path

@@ -1,11 +1,12 @@
-"""Make `.venv` hold this checkout and every pinned dependency; do nothing when it does already.
+"""Install this checkout and every pinned dependency into `.venv`; do nothing when it is installed already.
 
-Reads pyproject.toml and constraints.txt, writes `.venv`. `make install` runs it with any Python 3.11 or newer, before
-anything is installed, so it uses the standard library alone. It promises:
+Reads pyproject.toml and constraints.txt, writes `.venv`. `make install` runs it with any Python 3.11 or newer before
+anything is installed, so it uses the standard library alone.
 
-- a finished install is recognised by a digest of all it was made from, and costs nothing;
-- an install that was killed is thrown away and made again, because a half-copied package looks whole to pip;
-- two installs at the same time wait for each other.
+Invariants:
+- A finished install is recognized by a hash of its inputs, and costs nothing.
+- An install that was killed is deleted and repeated, because a half-copied package looks complete to pip.
+- Two installs at the same time wait for each other.
 """
 
 import argparse
@@ -27,7 +28,7 @@ LOCK, LOG, STATE = "install.lock", "install.log", "install.state"  # the three f
 
 
 class InstallState(NamedTuple):
-    """What an environment was made from: where it stands, and the digest of the files that say what is in it."""
+    """Inputs of an environment: its path, and the hash of the files that list its content."""
 
     place: str
     content: str
@@ -38,18 +39,18 @@ UNKNOWN = InstallState("", "")  # an environment this script did not make, or no
 
 
 def compute_digest(*parts: bytes) -> str:
-    """One short name for a list of byte strings; their borders count."""
+    """Return a short hash of a list of byte strings, borders included."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
 def compute_wanted_state(root: Path) -> InstallState:
-    """What a finished install of the checkout at `root` leaves behind. (Scripts in .venv/bin hold absolute paths.)"""
+    """Return the state of a finished install of the checkout at `root`. Scripts in .venv/bin hold absolute paths."""
     files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     return InstallState(compute_digest(str(root).encode()), compute_digest(EXTRAS.encode(), *files))
 
 
 def read_state(venv: Path) -> InstallState:
-    """What the last install left behind."""
+    """Return the state that the last install wrote."""
     path = venv / STATE
     if not path.exists():
         return UNKNOWN
@@ -58,14 +59,14 @@ def read_state(venv: Path) -> InstallState:
 
 
 def write_state(venv: Path, state: InstallState) -> None:
-    """Publish `state` in one rename, so that a kill never leaves half of it."""
+    """Write `state` by one rename, so that a kill never leaves half of it."""
     aside = venv / f"{STATE}.tmp"
     aside.write_text(f"{state.place} {state.content}\n")
     aside.replace(venv / STATE)
 
 
 def can_start(venv: Path) -> bool:
-    """Whether the environment's Python and pip run at all (its base Python may be gone)."""
+    """Return whether the environment's Python and pip run; its base Python may be gone."""
     command = [str(venv / "bin" / "python"), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]
     try:
         return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
@@ -74,7 +75,7 @@ def can_start(venv: Path) -> bool:
 
 
 def clear_environment(venv: Path) -> None:
-    """Remove everything in the environment but the three files of ours."""
+    """Remove everything in the environment except our three files."""
     for entry in venv.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -84,7 +85,10 @@ def clear_environment(venv: Path) -> None:
 
 @contextmanager
 def hold_lock(venv: Path) -> Iterator[int]:
-    """Hold the lock, waiting while another install does. Children inherit it: it is free when the last has ended."""
+    """Hold the lock, waiting while another install holds it.
+
+    Children inherit it: it is free when the last has ended.
+    """
     with (venv / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,7 +104,7 @@ def hold_lock(venv: Path) -> Iterator[int]:
 
 
 def run_command(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
-    """Run one command with its output in the log; when it fails, print the end of the log and leave with status 1."""
+    """Run one command with its output in the log; on failure print the end of the log and exit with status 1."""
     # DS_BUILD_OPS=0: deepspeed compiles no kernel, so neither gcc nor a second torch is needed to build it.
     # The constraints also hold for what builds it: pip before 25.3 reads the first variable for that, later the second.
     environment = os.environ | {
@@ -125,7 +129,7 @@ def run_command(command: list[str], root: Path, lock: int, log: IO[str]) -> None
 
 
 def build_environment(root: Path, present: InstallState, wanted: InstallState, lock: int) -> None:
-    """Create the environment where needed, and install into it; anything unfinished is marked so before it starts."""
+    """Create the environment where needed, and install into it. It is marked unfinished before it starts."""
     venv, pip = root / ".venv", [".venv/bin/python", "-m", "pip", "install"]
     with (venv / LOG).open("w") as log:
         if present.place not in ("", wanted.place) or not can_start(venv):

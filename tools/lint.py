@@ -8,7 +8,7 @@ LS002  a function name is not a lone participle (`priced`)
 LS003  a function name does not end in `_of` or `_at`
 LS004  a docstring does not open with What, Whether, Which, How, Where, Who or Why
 LS005  a function that another package imports documents its `Args:` and `Returns:`
-LS006  a `match` over classes or literal kinds ends with `case unreachable: assert_never(unreachable)`
+LS006  a `match` over classes, or over a `kind`, ends with `case unreachable: assert_never(unreachable)`
 LS007  a file has at most 300 lines, a function at most 60
 """
 
@@ -28,33 +28,34 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
 # be None.
 VERBS = frozenset(
     """
-    abort accept accumulate acquire add adjust adopt advance align all allocate allow announce append apply
-    archive ask assemble assert assign attach average barrier begin bias bind bound branch broadcast build cache
+    abort accept accumulate acquire add adjust adopt advance align all allocate allow announce append apply archive
+    ask assemble assert assign attach average barrier begin bias bind bound branch break broadcast build cache
     calibrate call cancel cap capture cast catch change check choose claim classify clean clear clip close cluster
-    collate collect combine compare compile complete compute concat configure connect consume convert copy correct
-    count create cut damage deactivate decide decode decontaminate delay delete derive describe detach detect die
-    discard dispatch divide double download downsample draw drill drop dump embed emit encode end enter erase
-    escape estimate evaluate evict exchange execute exit expand explain export extend extract feed fetch fill
-    filter find finish fit flatten flip flush fold follow format forward gather generate get group grow guard
-    guess halt handle hash hide highlight hold identify ignore import index infer inherit init initialize inject
-    insert inspect install interpolate interrupt invert iter join judge keep kill label launch learn limit link
-    list load localize locate lock log look make map mark mask match materialize measure merge minimize mix move
-    name nest normalize notify number observe open optimize order orthogonalize overwrite pack pad parse partition
-    pause peek permute pick pin place plan plot poll pool pop predict prefetch prefill prepare prepend preserve
-    print process profile project propagate protect prune publish pull push put quantize quarantine query queue
-    quote raise rank read receive recompute reconcile record recover recreate redirect reduce refresh register
-    reject relax release reload remove render repair repeat replace replay report request require rerun reserve
-    reset reshape reshard resolve restart restore resume resynchronize retry return reverse revert rewind rotate
-    round route run sample saturate save say scale scan schedule score search seed seek select send serialize
-    serve set settle shard share shift shorten show shuffle shut signal simplify simulate skip sleep slice smooth
-    sort space spawn spell split stack start step stop store stream strip submit subtract suggest sum summarize
-    suppress suspend swap sweep switch sync synchronize take tell test tie tokenize touch trace track train
-    transform translate transpose trigger trim truncate try tune unescape unlock unpack unstack unwrap update
-    upload use validate verify view visit wait wake walk warm warn watch weigh widen withdraw wrap write zero
+    collate collect combine compare compile complete compose compute concat configure connect consume convert copy
+    correct count create cut damage deactivate decide decode decontaminate delay delete derive describe detach
+    detect die discard dispatch divide double download downsample draw drill drop dump embed emit encode end enter
+    erase escape estimate evaluate evict exchange execute exit expand explain export extend extract feed fetch fill
+    filter find finish fit flatten flip flush fold follow format forward gather generate get group grow guard guess
+    halt handle hash hide highlight hold identify ignore import index infer inflate inherit init initialize inject
+    insert inspect install interpolate interrupt invert iter join judge keep kill label launch learn leave limit
+    link list load localize locate lock log look make map mark mask match materialize measure merge minimize mix
+    move name nest normalize notify number observe open optimize order orthogonalize overwrite pack pad parse
+    partition pause peek permute pick pin place plan plot poll pool pop predict prefetch prefill prepare prepend
+    preserve print process profile project propagate protect prune publish pull push put quantize quarantine query
+    queue quote raise rank read receive recompute reconcile record recover recreate redact redirect reduce refresh
+    register reject relax relay release reload remove render repair repeat replace replay report request require
+    rerun reserve reset reshape reshard resolve restart restore resume resynchronize retry return reveal reverse
+    revert rewind rewrite rotate round route run sample saturate save say scale scan schedule score search seed
+    seek select send serialize serve set settle shard share shift shorten show shuffle shut signal simplify
+    simulate skip sleep slice smooth sort space spawn spell split stack start step stop store stream strip submit
+    subtract suggest sum summarize suppress suspend swap sweep switch sync synchronize take tell test tie tokenize
+    touch trace track train transform translate transpose trigger trim truncate trust try tune unescape unlock
+    unpack unpickle unstack unwrap update upload use validate verify view visit wait wake walk warm warn watch
+    weigh widen withdraw wrap write zero
     """.split()  # noqa: SIM905 -- a list of words reads as prose
 )
 # Predicates and conversions, and `iter`-like words that Python itself uses as verbs.
-PREFIXES = frozenset({"is", "has", "can", "must", "may", "uses", "needs", "contains", "from", "to", "as", "on"})
+PREFIXES = frozenset({"is", "are", "has", "can", "must", "may", "uses", "needs", "contains", "from", "to", "as", "on"})
 # Names that torch, the standard library or another library calls.
 FOREIGN = frozenset(
     """
@@ -148,15 +149,14 @@ def _list_arguments(node: Function) -> list[ast.arg]:
 
 
 def find_match_violations(path: Path, node: ast.Match) -> Iterator[Violation]:
-    """Yield LS006 for a `match` that dispatches on classes without `assert_never`."""
+    """Yield LS006 for a `match` over classes, or over a `kind`, without `assert_never`."""
     patterns = [pattern for case in node.cases for pattern in ast.walk(case.pattern)]
-    if not any(isinstance(pattern, ast.MatchClass) for pattern in patterns):
+    is_over_kinds = ast.unparse(node.subject).endswith("kind")
+    if not is_over_kinds and not any(isinstance(pattern, ast.MatchClass) for pattern in patterns):
         return
     last = ast.unparse(node.cases[-1])
     if "assert_never" not in last:
-        yield Violation(
-            path, node.lineno, "LS006", "this match over classes has no `case unreachable: assert_never(unreachable)`."
-        )
+        yield Violation(path, node.lineno, "LS006", "this match has no `case unreachable: assert_never(unreachable)`.")
 
 
 def find_size_violations(path: Path, tree: ast.Module, num_lines: int) -> Iterator[Violation]:

@@ -1,11 +1,11 @@
-"""Install the Debian packages that tests need and pip does not bring: a browser, network tools, OpenSSH and Slurm.
+"""Install the Debian packages that tests need and pip does not provide: a browser, network tools, OpenSSH and Slurm.
 
-`make test` runs it. It never fails: what is missing is named in one line, and its tests are skipped with the same
+`make test` runs it. It never fails: missing packages are named in one line, and their tests are skipped with the same
 reason.
 
 Invariants:
-- Chromium is installed where apt-get is there and the user is root.
-- Packages with a server in them (OpenSSH, Slurm) are installed only where CI is set, because apt starts their servers.
+- Chromium is installed where apt-get is available and the user is root.
+- Packages with a server (OpenSSH, Slurm) are installed only where CI is set, because apt starts their servers.
 """
 
 import os
@@ -17,9 +17,9 @@ INSTALL_SECONDS = 300
 
 
 def install_packages(*packages: str) -> None:
-    """Install packages; whether it worked shows in what is on the path afterwards.
+    """Install packages. Success is seen by what is on the path afterwards.
 
-    Raises OSError or subprocess.SubprocessError when apt is not there or takes too long.
+    Raises OSError or subprocess.SubprocessError when apt is missing or takes too long.
     """
     apt = ["apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -34,12 +34,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find_browser() -> str | None:
-    """The path of the first Chromium or Chrome on the path."""
+    """Return the path of the first Chromium or Chrome on the path."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 def install_browser() -> None:
-    """Find a browser, else install one, else say what will be skipped."""
+    """Find a browser, else install one, else print which tests will be skipped."""
     if find_browser() is None and os.geteuid() == 0 and shutil.which("apt-get"):
         print("test: installing Chromium, for the test that opens the report in a browser", flush=True)
         try:
@@ -56,12 +56,12 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def list_missing_packages(wanted: dict[str, str]) -> list[str]:
-    """Packages whose programs are not there."""
+    """Return the packages whose programs are not installed."""
     return [package for program, package in wanted.items() if shutil.which(program, path=SYSTEM_PATH) is None]
 
 
 def install_host_programs() -> None:
-    """Look, install where that is wanted, and say what will be skipped."""
+    """Install missing network tools and servers where allowed, and print which tests will be skipped."""
     may_install = os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get")
     for wanted in (HOSTS, SLURM):  # apart: where apt does not know one, it installs none
         if may_install and (missing := list_missing_packages(wanted)):

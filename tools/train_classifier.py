@@ -1,10 +1,11 @@
-"""A linear classifier from labelled texts, for the rule `linear_classifier`.
+"""Train a linear classifier on labelled texts, for the rule `linear_classifier`.
 
     python tools/train_classifier.py good.tsv bad.jsonl.gz --output quality.npz [--bits 18] [--word-ngrams 2]
         [--char-ngrams 3-5] [--held-back 0.1]
 
-A .tsv line is label, tab, text; a .jsonl line has `label` and `text`; both plain or .gz. Prints how often the model is
-right on texts that were held back, chosen by their hash; the file is written from the same training.
+A .tsv line is label, tab, text; a .jsonl line has `label` and `text`; both plain or .gz. Prints the accuracy on held-
+out
+texts, which are chosen by their hash; the file is written from the same training.
 """
 
 import argparse
@@ -25,7 +26,7 @@ Labelled = list[tuple[str, str]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, say how well it went, write the file."""
+    """Train, print the accuracy, and write the file."""
     options = _build_parser().parse_args(arguments)
     try:
         features = FeatureConfig(options.bits, options.word_ngrams, options.char_ngrams)
@@ -58,7 +59,7 @@ def train_classifier(
 
 
 def _split_rows(rows: Labelled, held_back: float) -> tuple[Labelled, Labelled]:
-    """Texts to train on and texts held back, by the hash of each."""
+    """Return training texts and held-out texts, split by the hash of each."""
     kept: Labelled = []
     aside: Labelled = []
     for row in rows:

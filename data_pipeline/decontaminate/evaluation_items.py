@@ -45,7 +45,7 @@ def read_items(one: EvaluationSetConfig) -> Iterator[EvaluationItem]:
                 continue
             where = f"evaluation set {one.name}, {path}, line {number}"
             row = _parse_row(line, where)
-            name = _get_texts(row, one.item, where)[0] if one.item else f"{path.name}:{number}"
+            name = _get_texts(row, one.id_field, where)[0] if one.id_field else f"{path.name}:{number}"
             queries, labels = (
                 [text for key in keys for text in _get_texts(row, key, where)] for keys in _get_field_names(one)
             )
@@ -53,7 +53,7 @@ def read_items(one: EvaluationSetConfig) -> Iterator[EvaluationItem]:
 
 
 def _get_field_names(one: EvaluationSetConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return one.query, one.label
+    return one.query_fields, one.label_fields
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -76,7 +76,7 @@ def load_earlier_dataset(
         keys = {kind: tuple(folder / INDEX / name for name in names) for kind, names in content["keys"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            f"{folder} has no index that data.deduplicate.against could read (format {_FORMAT}). "
+            f"{folder} has no index that data.deduplicate.earlier_datasets could read (format {_FORMAT}). "
             f"Prepare it with data.deduplicate.index.kind=kept, or take it out of the list."
         ) from None
     _require_relations(folder, content, config)

@@ -29,7 +29,7 @@ def list_dedup_rules(config: DeduplicationConfig) -> list[str]:
     kinds = {
         URL: config.url.kind,
         EXACT: config.exact.kind,
-        SPANS: config.spans.kind,
+        SPANS: config.repeated_segments.kind,
         NEAR: config.minhash.kind,
         SUBSTRING: config.substring.kind,
     }

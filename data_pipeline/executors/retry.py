@@ -31,8 +31,8 @@ def run_with_retries(
 ) -> Iterator[Event | EagerTaskEvent | TaskRetry]:
     """Yield what happens; `Failed` only for a task that is given up: tried often enough, or a person's to mend."""
     left = list(range(len(jobs)))
-    for number in range(1, config.tries + 1):
-        last = number == config.tries
+    for number in range(1, config.max_attempts + 1):
+        last = number == config.max_attempts
         again: list[int] = []
         for event in executor.run_jobs([jobs[index] for index in left], seconds):
             if isinstance(event, EagerTaskEvent):  # its own stage does again what failed

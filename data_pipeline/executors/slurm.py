@@ -86,7 +86,7 @@ class SlurmExecutor:
         logs = str(self.folder).replace("%", "%%")  # Slurm fills %a in
         words = [
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
-            f"--array=0-{tasks - 1}{at_a_time}", f"--output={logs}/%a.log", *limit, *self.config.options,
+            f"--array=0-{tasks - 1}{at_a_time}", f"--output={logs}/%a.log", *limit, *self.config.sbatch_options,
             str(self.folder / "script.sh"),
         ]  # fmt: skip
         array = _run_command(words).strip().split(";")[0]
@@ -157,7 +157,7 @@ def _run_command(words: Sequence[str]) -> str:
     asked = subprocess.run(words, capture_output=True, text=True)
     if asked.returncode:
         raise DataError(
-            f"{words[0]} refused: {(asked.stderr or asked.stdout).strip()}. Correct data.executor.options; "
+            f"{words[0]} refused: {(asked.stderr or asked.stdout).strip()}. Correct data.executor.sbatch_options; "
             f"what was made is kept."
         )
     return asked.stdout

@@ -50,7 +50,7 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
     match rule:
         case FastTextClassifierConfig():
             package, extra, instead = "fasttext-predict", "fasttext", ""
-        case PerplexityConfig(reader="kenlm"):
+        case PerplexityConfig(backend="kenlm"):
             package, extra, instead = "kenlm", "kenlm", " (cmake and a C++ compiler build it), or set reader: arpa"
         case _:
             return
@@ -79,7 +79,7 @@ def _require_package_version(package: str, what: str, extra: str, instead: str =
 def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
     """Raise ConfigError for a list of words in a language that no document is judged by, when all languages stay."""
     for number, rule in enumerate(data.rules):
-        for one in rule.words if isinstance(rule, BadWordsConfig) and not data.language.keep else ():
+        for one in rule.word_lists if isinstance(rule, BadWordsConfig) and not data.language.languages else ():
             if one.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
                     f"data.rules.{number}.words: no document is judged as {one.language!r}, so its list would never be "

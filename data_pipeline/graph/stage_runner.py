@@ -194,9 +194,9 @@ class StageRunner:
     def _quarantine_task(self, task: Task, failed: TaskFailed) -> TaskRecord:
         """Note a quarantined input, and return a record without key or files, which is never saved."""
         assert task.fallback_result is not None
-        reason = format_quarantine_reason(failed.message, self._config.tries)
+        reason = format_quarantine_reason(failed.message, self._config.max_attempts)
         result = task.fallback_result(reason)
-        self._quarantine.add_task(task.name, failed, self._config.tries, result)
+        self._quarantine.add_task(task.name, failed, self._config.max_attempts, result)
         _log.error("task %s is %s", task.name, reason)
         return TaskRecord(key="", outputs=[], result=result)
 

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.data import CrawlConfig
+from llmsys.config.migration import to_current_names
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest
 
@@ -14,7 +15,7 @@ MAX_SHOWN_DIFFERENCES = 8
 
 def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
     """Return the config of the dataset in the folder of `data`; DataError when this version cannot read it."""
-    stored = manifest.config.get("data", {})
+    stored = to_current_names(manifest.config.get("data", {}), "data")
     own = {"folder": data.folder, "executor": data.executor.model_dump()}
     try:
         return CrawlConfig.model_validate(stored | own)

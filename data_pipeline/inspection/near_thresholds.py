@@ -132,7 +132,10 @@ class LanguageThresholds:
 
     def list_tests(self) -> list[Key]:
         """Every test, in the order in which it is asked, whether or not a document came to it."""
-        return [key for key, _, _ in self.get_thresholds(self._language.keep[0] if self._language.keep else DEFAULT)]
+        return [
+            key
+            for key, _, _ in self.get_thresholds(self._language.languages[0] if self._language.languages else DEFAULT)
+        ]
 
     def get_thresholds(self, code: str) -> list[tuple[Key, str, float]]:
         """Test, column and threshold for documents in one language."""
@@ -141,7 +144,7 @@ class LanguageThresholds:
         return self._of[code]
 
     def _iter_thresholds(self, code: str) -> Iterator[tuple[Key, str, float]]:
-        yield ("language", "score", "below"), "language_score", self._language.minimum_score
+        yield ("language", "score", "below"), "language_score", self._language.min_score
         for rule in self._rules.get(code, self._rules[DEFAULT]).rules:
             for limit in list_thresholds(rule, code):
                 if _can_drop(limit):

@@ -17,13 +17,14 @@ from data_pipeline.rules.chain import list_thresholds
 from data_pipeline.rules.verdict import ThresholdTest
 from llmsys.arrow_file import read_columns, read_schema
 from llmsys.config.language import DEFAULT, LanguageConfig, load_language_profiles
+from llmsys.config.migration import to_current_names
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.config.yaml_parser import parse_yaml
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, load_manifest
 
 _RULE: TypeAdapter[Any] = TypeAdapter(RuleConfig)
-LANGUAGE_SCORE = "language.minimum_score"
+LANGUAGE_SCORE = "language.min_score"
 _DROPPED = ("rule", "test", "value", "threshold")
 
 
@@ -55,8 +56,8 @@ def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
     manifest = load_manifest(folder)
     kind, _, field = name.partition(".")
     if name == LANGUAGE_SCORE:
-        rules: list[Any] = [LanguageConfig.model_validate(manifest.config["data"]["language"])]
-        tried: list[ThresholdTest | None] = [ThresholdTest("score", "language_score", "below", rules[0].minimum_score)]
+        rules: list[Any] = [_read_language(manifest)]
+        tried: list[ThresholdTest | None] = [ThresholdTest("score", "language_score", "below", rules[0].min_score)]
     else:
         rules = _resolve_rules(manifest, folder, kind, field)
         tried = [_find_threshold_test(rule, field, value, name) for rule in rules for value in values]
@@ -98,7 +99,9 @@ def _parse_sweep(wanted: str) -> tuple[str, list[float]]:
 
 def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
     """The rule of a name as the languages of the dataset have it, each reading once."""
-    rules = [_RULE.validate_python(rule) for rule in manifest.config["data"].get("rules", ())]
+    rules = [
+        _RULE.validate_python(rule) for rule in to_current_names(manifest.config["data"].get("rules", []), "data.rules")
+    ]
     rule = next((one for one in rules if one.title == kind), None)
     if rule is None:
         there = ", ".join(one.title for one in rules) or "none"
@@ -106,10 +109,16 @@ def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> l
     if field not in type(rule).model_fields:
         fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
         raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
-    language = LanguageConfig.model_validate(manifest.config["data"]["language"])
+    language = _read_language(manifest)
     profiles = load_language_profiles(language, list_known_codes(language.kind))
-    own = [profiles.get(code, profiles[DEFAULT]) for code in manifest.languages if code in (language.keep or [code])]
+    own = [
+        profiles.get(code, profiles[DEFAULT]) for code in manifest.languages if code in (language.languages or [code])
+    ]
     return list(dict.fromkeys(profile.localize_rule(rule) for profile in own)) or [rule]
+
+
+def _read_language(manifest: Manifest) -> LanguageConfig:
+    return LanguageConfig.model_validate(to_current_names(manifest.config["data"]["language"], "data.language"))
 
 
 def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> ThresholdTest | None:

@@ -36,7 +36,7 @@ def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Arra
     Returns:
         Codes as in `code.py` (string) and probabilities (float32).
     """
-    beginnings = [text[: config.sample_characters] for text in texts.to_pylist()]
+    beginnings = [text[: config.max_characters] for text in texts.to_pylist()]
     match config.kind:
         case "py3langid":
             codes, scores = _identify_with_py3langid(beginnings)
@@ -49,8 +49,8 @@ def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Arra
 
 def compute_keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.Array:
     """Which texts stay: a wanted language with a probability above the minimum."""
-    sure = np.asarray(scores.to_numpy(zero_copy_only=False) > config.minimum_score)
-    wanted = np.array([not config.keep or code in config.keep for code in codes.to_pylist()], np.bool_)
+    sure = np.asarray(scores.to_numpy(zero_copy_only=False) > config.min_score)
+    wanted = np.array([not config.languages or code in config.languages for code in codes.to_pylist()], np.bool_)
     return pa.array(sure & wanted)
 
 

@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from typing import assert_never
 from unicodedata import category
 
 import numpy as np
@@ -191,14 +192,14 @@ _NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 def replace_pii(texts: pa.Array, ids: Sequence[str], config: PiiReplacementConfig) -> tuple[pa.Array, Counts]:
     """Return the texts with each match replaced, and per kind how many matches each text had."""
     counts: Counts = {}
-    for kind in config.find:
+    for kind in config.kinds:
         counts[kind] = np.zeros(len(texts), np.int64)
         suspects = np.flatnonzero(pc.match_substring_regex(texts, _NEEDS[kind]).to_numpy(zero_copy_only=False))
         if not len(suspects):
             continue
         changed = texts.to_pylist()
         for row in suspects.tolist():
-            name = ids[row] if config.same == "document" else ""
+            name = ids[row] if config.consistency == "document" else ""
             changed[row], counts[kind][row] = _replace_matches(changed[row], kind, name, config)
         texts = pa.array(changed, texts.type)
     return texts, counts
@@ -214,7 +215,7 @@ def _replace_matches(text: str, kind: PiiKind, name: str, config: PiiReplacement
 
 def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacementConfig) -> str:
     """Return what stands for a match; `name` is the document's id, or "" when equal matches are equal everywhere."""
-    if config.replace_with == "token":
+    if config.replacement == "token":
         return _TOKEN[kind]
     data = f"{kind}\0{name}\0{match}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(data, digest_size=8, key=str(config.seed).encode()).digest()
@@ -228,6 +229,8 @@ def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacem
             return f"{_NETWORKS[number % len(_NETWORKS)]}.{number // len(_NETWORKS) % 254 + 1}"
         case "phone":
             return f"+1 {200 + number % 800}-555-01{number // 800 % 100:02d}"
+        case unreachable:
+            assert_never(unreachable)
 
 
 def sum_counts(counts: Counts, kinds: Iterable[PiiKind]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.tokenizer_usage import collect_usage
 from llmsys.config.data import CrawlConfig
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
@@ -100,7 +101,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
-    config = redact_values(config)
+    config = redact_values(to_recorded_names(config))
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = _build_splits(outcome.tokens) if outcome.tokens is not None else {}
     documents = _build_document_files(outcome.collected, 0, "documents_rows")

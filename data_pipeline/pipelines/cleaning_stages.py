@@ -20,6 +20,7 @@ from data_pipeline.stages.clean import ContaminationInput, clean_file
 from data_pipeline.stages.find_contamination import filter_matches, write_matches
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig, NoDecontamination
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.pii import NoPiiReplacement
 from llmsys.manifest import DecontaminationSummary
 
@@ -52,7 +53,7 @@ def run_cleaning_stages(
     digests: list[str] = []
     if isinstance(data.decontaminate, NgramDecontaminationConfig):
         contamination, digests = _run_contamination_stages(data.decontaminate, workshop, stage, collected)
-    part = data.model_dump(mode="json", include={"decontaminate", "pii"})
+    part = to_recorded_names(data.model_dump(mode="json", include={"decontaminate", "pii"}), "data")
     tasks = []
     for record, found in zip(collected, contamination, strict=True):
         documents, dropped = (workshop.folder / output.name for output in record.outputs[:2])
@@ -103,6 +104,7 @@ def _run_contamination_stages(
 
 def _run_index_stage(config: NgramDecontaminationConfig, workshop: StageRunner, stage: Stage) -> TaskRecord:
     part = config.model_dump(mode="json", include={"sets", "ngram_words", "min_item_words", "parts"})
+    part = to_recorded_names(part, "data.decontaminate")
     decides = [part, compute_file_digests(workshop.journal, config.files)]
     job = partial(write_ngram_index, grams=workshop.folder / INDEX[0], items=workshop.folder / INDEX[1], config=config)
     return stage("index", [Task("index/all", decides, list(INDEX), job, len(config.sets))], "set")[0]

@@ -52,9 +52,9 @@ class DeduplicationStages:
         digest = workshop.journal.get_input_digest
         self.by_characters = get_character_dedup_flags(data) if self.config.minhash.kind != "none" else {}
         self.earlier = [
-            load_earlier_dataset(one, self.config, self.by_characters, digest) for one in self.config.against
+            load_earlier_dataset(one, self.config, self.by_characters, digest) for one in self.config.earlier_datasets
         ]
-        self.cuts = not isinstance(self.config.spans, NoDeduplication)
+        self.cuts = not isinstance(self.config.repeated_segments, NoDeduplication)
         self.near = ["near"] if self.config.minhash.kind != "none" else []
         parts = (("url", self.config.url), ("text", self.config.exact))
         self.exact = [relation for relation, part in parts if part.kind != "none"]
@@ -144,7 +144,7 @@ class DeduplicationStages:
         self, stage: str, keys: int, inputs: Sequence[Any], job_of: Callable[[int, int, Path], Callable[..., Any]]
     ) -> list[TaskRecord]:
         """Compare keys, one range of them per task; `build_job` gets number, ranges and output."""
-        ranges = max(1, math.ceil(keys / self.config.keys.keys_per_task))
+        ranges = max(1, math.ceil(keys / self.config.key_filter.keys_per_task))
         tasks = []
         for number in range(ranges):
             output = f"work/{stage}/{number:05d}-of-{ranges:05d}.arrow"
@@ -157,7 +157,7 @@ class DeduplicationStages:
     ) -> Callable[..., KeyRange]:
         """Return what makes the ranges of the keys in an output of records."""
         sources, gone = self.get_output_paths(records, output), self.get_output_paths(dropped)
-        return partial(KeyRange, sources, schema, gone, config=self.config.keys)
+        return partial(KeyRange, sources, schema, gone, config=self.config.key_filter)
 
     def _build_relation_range_factory(
         self, relation: str, left: DatasetState, signed: SignedFiles

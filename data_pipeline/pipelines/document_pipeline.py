@@ -38,6 +38,7 @@ from data_pipeline.stages.extract_text import extract_file
 from data_pipeline.stages.split_inputs import InputBlock, list_input_blocks, split_input_file
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 
 Until = Literal["documents", "tokenizer", "tokens"]
@@ -109,7 +110,8 @@ class DocumentPipeline:
 
     def _run_extract_stage(self, blocks: list[InputBlock], deduplication: DeduplicationStages) -> list[TaskRecord]:
         config, read = self.data.extract, self.data.read
-        part: list[Any] = [part.model_dump(mode="json") for part in (config, read, self.data.url)]
+        data = to_recorded_names(self.data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
+        part: list[Any] = [data["extract"], data["read"], data["url"]]
         lists = compute_file_digests(self.workshop.journal, list_url_files(self.data))
         part += list_extractor_versions(config)
         tasks = []
@@ -155,8 +157,9 @@ class DocumentPipeline:
     def _judge_task_factory(self) -> Callable[[TaskRecord, str], Task]:
         """What gives, from the record of an extracted block and its name, the task that judges it."""
         require_languages(self.data, parse_language_rules(self.rules))
-        part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"}) | {"rules": self.rules}
-        part["documents"].pop("copies")
+        part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"})
+        part["documents"].pop("export_formats")
+        part = to_recorded_names(part, "data") | {"rules": self.rules}
         files = (
             *compute_file_digests(self.workshop.journal, list_rule_files(self.data)),
             *list_rule_libraries(self.data),
@@ -187,7 +190,7 @@ class DocumentPipeline:
         decisions = [self.folder / record.outputs[0].name for record in left.decisions]
         decides = [left.digests, self.data.documents.batch_bytes]
         tasks = []
-        for shard in range(self.data.documents.shards):
+        for shard in range(self.data.documents.num_shards):
             outputs = get_collected_names(self.data, shard)
             job = partial(
                 collect_shard,

@@ -1,4 +1,4 @@
-"""The stage behind final documents that writes them in other formats too, when `data.documents.copies` asks for it.
+"""The stage after the final documents that also writes the formats of `data.documents.export_formats`.
 
 Reads the records of final documents, gives one record per copied file; adds no stage when no copy is asked for.
 
@@ -22,13 +22,14 @@ from data_pipeline.inspection.near_thresholds import (
 )
 from data_pipeline.stages.export_documents import export_documents
 from llmsys.config.data import CrawlConfig
+from llmsys.config.migration import to_recorded_names
 from llmsys.threshold_report import ThresholdReport
 
 
 def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:
     """Return the records of the copies, format by format."""
     tasks = []
-    for format in data.documents.copies:
+    for format in data.documents.export_formats:
         for record in documents:
             source = find_output(data.folder, record.outputs[0].name)
             output = f"documents/{Path(source).stem}.{format}"
@@ -46,7 +47,8 @@ def run_threshold_stage(
     """Return the documents nearest to each threshold of `serialize_rules_by_language`; `stages` are those of the
     funnel.
     """
-    decides = [data.language.model_dump(mode="json", include={"keep", "minimum_score"}), rules]
+    language = data.language.model_dump(mode="json", include={"languages", "min_score"})
+    decides = [to_recorded_names(language, "data.language"), rules]
     tasks = []
     for record in final:
         documents, dropped = (find_output(data.folder, output.name) for output in record.outputs[:2])

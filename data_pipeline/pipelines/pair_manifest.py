@@ -11,6 +11,7 @@ from data_pipeline.core.journal import TaskOutput, TaskRecord, compute_json_dige
 from data_pipeline.pairs import encode, read
 from data_pipeline.pipelines.pair_pipeline import SPLITS, PairStageRecords
 from data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
@@ -33,10 +34,12 @@ def build_pairs_manifest(
     data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, outcome: PairStageRecords
 ) -> Manifest:
     """Say what was made; DataError when every training pair was too long."""
-    config = {
-        "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
-        "tokenizer": tokenizer.model_dump(mode="json"),
-    }
+    config = to_recorded_names(
+        {
+            "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
+            "tokenizer": tokenizer.model_dump(mode="json"),
+        }
+    )
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = dict(_iter_splits(outcome.encoded))
     if splits and not splits["train"].documents:

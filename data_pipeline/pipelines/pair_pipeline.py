@@ -22,6 +22,7 @@ from data_pipeline.pairs.read import read_pairs
 from data_pipeline.pairs.train_tokenizer import train_pair_tokenizer
 from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
@@ -124,7 +125,7 @@ class PairPipeline:
             ]
         outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
         folder, config = get_place_to_write(self.folder, "tokenizer"), self.tokenizer
-        part = config.model_dump(mode="json")
+        part = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
         sides = ("source",) if isinstance(self.data, LabelledTextConfig) else ("source", "target")
         sources = [find_output(self.folder, record.outputs[0].name) for record in read]
         job = partial(train_pair_tokenizer, sources=sources, folder=folder, config=config, sides=sides)

@@ -54,7 +54,7 @@ class ComparisonStages(Protocol):
 
 def remove_repeated_segments(plan: ComparisonStages, left: DatasetState) -> DatasetState:
     """Take out paragraphs, lines or sentences that occur earlier."""
-    config = plan.config.spans
+    config = plan.config.repeated_segments
     assert not isinstance(config, NoDeduplication)
     units = _run_map_stage(
         plan, "units", left, partial(write_segment_keys, config=config), config.model_dump(mode="json")
@@ -117,7 +117,7 @@ def _run_cut_stage(
     plan: ComparisonStages, stage: str, left: DatasetState, places: Sequence[TaskRecord], edit: TextCutter
 ) -> DatasetState:
     """Apply every decision and every cut, and return the files as they are then."""
-    config = plan.config.spans if isinstance(edit, SegmentCutter) else plan.config.substring
+    config = plan.config.repeated_segments if isinstance(edit, SegmentCutter) else plan.config.substring
     part = [config.model_dump(mode="json"), list(left.rules), edit.rule]
     decided = [[record.digests for record in records] for records in (left.decisions, places)]
     tasks = []

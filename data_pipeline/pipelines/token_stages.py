@@ -15,6 +15,7 @@ from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_token_file
 from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
 from llmsys.config.data import CrawlConfig
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 
 
@@ -26,7 +27,7 @@ def run_tokenizer_stage(
         return stage("tokenizer", [build_copy_task(workshop, data.folder, config)], "file")[0]
     outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
     folder = get_place_to_write(data.folder, "tokenizer")
-    part = config.model_dump(mode="json")
+    part = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
     split = data.split
     sources = [find_output(data.folder, record.outputs[0].name) for record in collected]
     job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)

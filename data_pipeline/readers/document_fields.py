@@ -40,7 +40,9 @@ def describe_missing_text(text_field: str, names: Collection[str] | None = None)
         return f"no text in field '{text_field}'"
     shown = [f"'{remove_invalid_characters(name)[:_NAME_CHARACTERS]}'" for name in sorted(names)[:_SHOWN_FIELDS]]
     more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
-    found = f"text is in {', '.join(shown)}{more} (data.read.text names the field)" if shown else "no field has text"
+    found = (
+        f"text is in {', '.join(shown)}{more} (data.read.text_field names the field)" if shown else "no field has text"
+    )
     return f"no text in field '{text_field}': {found}"
 
 

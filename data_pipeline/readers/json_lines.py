@@ -108,7 +108,7 @@ def _iter_line_documents(
         return
     values = {name: get_field(row, getattr(config, name)) for name in ("text", "url", "id", "date")}
     names = None if isinstance(values["text"], str) else find_text_fields(row)
-    made = build_document_page(offset, values, limit, config.text, names)
+    made = build_document_page(offset, values, limit, config.text_field, names)
     yield SkippedRecord(path, offset, made) if isinstance(made, str) else made
 
 

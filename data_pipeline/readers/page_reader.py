@@ -61,7 +61,7 @@ def read_pages(
     name = redact_url(path) if is_remote(path) else format_file_name(path)
     pages, seen = PageCollector(name, batch_pages), False
     try:
-        with open_input_stream(path, config.tries, start, stop) as source:
+        with open_input_stream(path, config.max_attempts, start, stop) as source:
             for found in _iter_file_records(source, max_page_bytes, config):
                 seen = True
                 if pages.add_record(found):

@@ -32,7 +32,7 @@ def list_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
 
 def has_text_column(columns: list[str], config: ReadConfig) -> bool:
     """Whether the text is one of the columns or a field in one."""
-    return config.text in columns or config.text.split(".")[0] in columns
+    return config.text_field in columns or config.text_field.split(".")[0] in columns
 
 
 def list_text_columns(schema: pa.Schema) -> list[str]:
@@ -61,7 +61,7 @@ class RowReader:
 
     def build_missing_text_skip(self, rows: int, schema: pa.Schema) -> SkippedRecord:
         """Say that no row has what is wanted, and which columns of the file hold text."""
-        reason = describe_missing_text(self.config.text, list_text_columns(schema))
+        reason = describe_missing_text(self.config.text_field, list_text_columns(schema))
         return SkippedRecord(self.source.path, 0, reason, self.bound_row_count(rows))
 
     def bound_row_count(self, rows: int) -> int:
@@ -100,7 +100,7 @@ class RowReader:
         made: list[Page | SkippedRecord] = []
         for index in range(batch.num_rows):
             values = {name: column[index] for name, column in columns.items()}
-            page = build_document_page(self.row + index, values, self.limit, self.config.text)
+            page = build_document_page(self.row + index, values, self.limit, self.config.text_field)
             made.append(SkippedRecord(self.source.path, self.row + index, page) if isinstance(page, str) else page)
         return made
 

@@ -184,7 +184,7 @@ class PageExtractor:
         """Return why the config drops a page, "" if it does not, and what is noted of a page that is kept."""
         said = (record.headers.get("warc-truncated") or "").strip()
         cuts = tuple(filter(None, (f"WARC-Truncated: {said[:40]}" if said else "", cut)))
-        found = [(self.config.digests, (digest,) if digest else ()), (self.config.truncated, cuts)]
+        found = [(self.config.on_digest_mismatch, (digest,) if digest else ()), (self.config.on_truncation, cuts)]
         for policy, problems in found:
             if policy == "drop" and problems:
                 return problems[0], ()
@@ -199,7 +199,7 @@ class PageExtractor:
         self, record: ParsedRecord, block: bytes, forms: Callable[[], Iterable[bytes | memoryview]]
     ) -> str:
         """What differs from the digests in the header of a record, "" when nothing does."""
-        if self.config.digests == "ignore":
+        if self.config.on_digest_mismatch == "ignore":
             return ""
         get = record.headers.get
         said = get("warc-payload-digest")

@@ -39,7 +39,7 @@ class BadWordsRule:
         self.limits = [ThresholdTest(_TEST, "share", "above", config.max_share)] if shares else []
         words = [
             (entry.lower(), one.language if one.language != ANY_LANGUAGE else language)
-            for one in config.words
+            for one in config.word_lists
             if one.language in (ANY_LANGUAGE, language)
             for entry in read_entries(one)
         ]

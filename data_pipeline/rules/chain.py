@@ -113,7 +113,7 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
         case PerplexityConfig():
             return list_perplexity_thresholds(config)
         case BadWordsConfig():
-            return build_rule(config.model_copy(update={"words": ()}), language).limits
+            return build_rule(config.model_copy(update={"word_lists": ()}), language).limits
         case _:
             return build_rule(config, language).limits
 

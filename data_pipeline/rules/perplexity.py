@@ -117,13 +117,13 @@ class PerplexityRule:
     def __init__(self, config: PerplexityConfig) -> None:
         self._config = config
         self._score = _load_scorer(config)
-        self._pieces = _load_piece_splitter(config.pieces) if config.pieces else None
+        self._pieces = _load_piece_splitter(config.sentencepiece_model) if config.sentencepiece_model else None
         self.limits = list_perplexity_thresholds(config)
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
         """Verdicts by the bucket; statistics: the perplexity, and the bucket as 0, 1 or 2."""
         values = np.fromiter(map(self.compute_perplexity, batch.texts), np.float64, len(batch))
-        head, tail = self._config.head_below, self._config.tail_above
+        head, tail = self._config.head_max_perplexity, self._config.tail_min_perplexity
         bucket = np.searchsorted([head, np.nextafter(tail, np.inf)], values, side="right").astype(np.float64)
         return apply_thresholds(self.limits, {"perplexity": values, "bucket": bucket}, len(batch))
 
@@ -155,16 +155,16 @@ def list_perplexity_thresholds(config: PerplexityConfig) -> list[ThresholdTest]:
     """What lies outside the buckets that stay; a value equal to a limit stays."""
     limits = []
     if "head" not in config.keep:
-        lowest = config.head_below if "middle" in config.keep else config.tail_above
+        lowest = config.head_max_perplexity if "middle" in config.keep else config.tail_min_perplexity
         limits.append(ThresholdTest("perplexity", "perplexity", "below", lowest))
     if "tail" not in config.keep:
-        highest = config.tail_above if "middle" in config.keep else config.head_below
+        highest = config.tail_min_perplexity if "middle" in config.keep else config.head_max_perplexity
         limits.append(ThresholdTest("perplexity", "perplexity", "above", highest))
     return limits
 
 
 def _load_scorer(config: PerplexityConfig) -> Callable[[str], float]:
-    if config.reader == "arpa":
+    if config.backend == "arpa":
         return ArpaModel(config.model).score_line
     import kenlm  # an extra; side_files says so when it is missing
 

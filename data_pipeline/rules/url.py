@@ -41,8 +41,8 @@ class UrlFilter:
     def __init__(self, config: UrlFilterConfig) -> None:
         self._hosts = EntrySet(config.hosts, lower=True)
         self._urls = EntrySet(config.urls)
-        self._allowed_hosts = EntrySet(config.allow, lower=True)
-        self._allowed_urls = EntrySet(config.allow)
+        self._allowed_hosts = EntrySet(config.allow_list, lower=True)
+        self._allowed_urls = EntrySet(config.allow_list)
         self._hard, self._soft = _read_words(config.hard_words), _read_words(config.soft_words)
         self._max_soft_words = config.max_soft_words
         substrings = _read_words(config.substrings)

@@ -89,8 +89,8 @@ def apply_rules_to_file(
     names = judge.chains.list_statistics()
     limit = config.documents.batch_bytes
     with (
-        PartitionWriter(kept, build_document_schema(names), config.documents.shards, limit) as kept_writer,
-        PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.shards, limit) as dropped_writer,
+        PartitionWriter(kept, build_document_schema(names), config.documents.num_shards, limit) as kept_writer,
+        PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.num_shards, limit) as dropped_writer,
     ):
         for texts in read_batches(source):
             kept_batch, drops = judge.filter_batch(texts)
@@ -189,14 +189,14 @@ class _DocumentFilter:
         return self._add_output_counts("language", batch.filter(keep))
 
     def _build_language_verdict(self, row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
-        code, score, wanted = row["language"], row["language_score"], self.language.keep
+        code, score, wanted = row["language"], row["language_score"], self.language.languages
         if wanted and code not in wanted:
             return "language", None, None, f"language: {code} (score {score:.2f}) is not among {', '.join(wanted)}"
         return (
             "score",
             score,
-            self.language.minimum_score,
-            format_reason("language", "score", score, self.language.minimum_score),
+            self.language.min_score,
+            format_reason("language", "score", score, self.language.min_score),
         )
 
     def _apply_outcome(

@@ -100,7 +100,7 @@ class _Cleaner:
 
     def build_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the documents: those they had, and how much of each kind was replaced."""
-        fields = [pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.find if self.pii else ())]
+        fields = [pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.kinds if self.pii else ())]
         return pa.schema([*schema, *fields])
 
     def clean_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -141,9 +141,9 @@ class _Cleaner:
     def _replace_batch_pii(self, batch: pa.RecordBatch, config: PiiReplacementConfig) -> pa.RecordBatch:
         self._add_batch_counts(PII, batch, "in")
         texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)
-        self.tally.add_changes(PII, sum_counts(counts, config.find))
+        self.tally.add_changes(PII, sum_counts(counts, config.kinds))
         batch = batch.set_column(batch.schema.get_field_index("text"), "text", texts)
-        for kind in config.find:
+        for kind in config.kinds:
             batch = batch.append_column(f"{PII}.{kind}", pa.array(counts[kind], pa.float32()))
         self._add_batch_counts(PII, batch, "out")
         return batch

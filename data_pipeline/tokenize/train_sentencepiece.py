@@ -23,6 +23,7 @@ from data_pipeline.core.document_schema import count_text_bytes, hash_positions,
 from data_pipeline.executors.base import Report
 from data_pipeline.tokenize.publish_tokenizer import publish_sentencepiece
 from llmsys.config.data import HeldoutSplitConfig
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
 from llmsys.token_shards import read_batches
@@ -128,13 +129,13 @@ def fit_sentencepiece(
         )
     except RuntimeError as error:
         raise DataError(_describe_training_error(error, config, sample)) from error
-    made = {"config": config.model_dump(mode="json"), "sample": sample}
+    made = {"config": to_recorded_names(config.model_dump(mode="json"), "tokenizer"), "sample": sample}
     return publish_sentencepiece(folder, model.getvalue(), made)
 
 
 def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
     """Return SentencePiece's options; by default text is taken as it is, so that decoding gives it back."""
-    own = WHITESPACE if config.newlines_and_tabs == "pieces" else ()
+    own = WHITESPACE if config.whitespace_symbols == "pieces" else ()
     symbols = [*config.user_defined_symbols, *(one for one in own if one not in config.user_defined_symbols)]
     return {
         "model_type": config.model_type,

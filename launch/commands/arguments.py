@@ -1,4 +1,4 @@
-"""The words of a verb of its own (nodes=, step=), which stand among the overrides of the config."""
+"""Split a verb's own arguments (nodes=, step=) from the overrides of the config."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,7 +6,7 @@ from llmsys.errors import ConfigError
 
 
 def split_arguments(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Part `words` into the values of the verb's own names and the config's overrides; ConfigError for a name twice."""
+    """Split `words` into the verb's own values and the config's overrides; raise ConfigError for a name given twice."""
     mine: dict[str, str] = {}
     rest = []
     for word in words:

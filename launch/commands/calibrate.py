@@ -1,4 +1,4 @@
-"""`llmsys calibrate`: measure this machine into a device profile, on one process or, with its links, on several."""
+"""Run `llmsys calibrate`: measure this machine into a device profile, on one process or, with its links, on several."""
 
 import argparse
 import json
@@ -11,17 +11,26 @@ from llmsys.local_path import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--output is the profile's file; --base takes the board's own figures of a known device."""
+    """Add the profile's file, the number of processes and the figures that are not measured."""
     parser.add_argument(
         "--output", type=parse_local_path, default=Path("device.yaml"), help="file to write (default: %(default)s)"
     )
-    parser.add_argument("--processes", type=int, default=1, help="processes to start; their links are measured too")
-    parser.add_argument("--base", metavar="NAME", help="profile of this very device, for its peak, memory and wires")
-    parser.add_argument("--watts", type=float, help="power limit of one device (default: what its driver says)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="processes to start (default: 1); with 2 or more, measure their links too",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="NAME",
+        help="existing profile of this device: peak FLOP/s, memory and interconnect are copied from it",
+    )
+    parser.add_argument("--watts", type=float, help="power limit of one device, in watts (default: from its driver)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write, and say what a person would ask first; with --json, the whole profile."""
+    """Measure, write the profile, and print a summary; with --json, the whole profile."""
     if arguments.processes < 1:
         raise ConfigError(f"--processes {arguments.processes} cannot measure anything. Use 1 or more.")
     if not arguments.output.absolute().parent.is_dir():
@@ -37,14 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
     if device is None:  # another rank writes
         return 0
     arguments.output.write_text(dump_yaml(device.model_dump(mode="json")), encoding="utf-8")
-    said = ", ".join(f"{number} {flops / 1e12:.3g} TFLOP/s" for number, flops in device.peak_flops.items())
-    text = f"{device.name}: {said}, {device.memory_bandwidth / 1e9:.3g} GB/s. Use it: --device {arguments.output}"
+    message = ", ".join(f"{number} {flops / 1e12:.3g} TFLOP/s" for number, flops in device.peak_flops.items())
+    text = f"{device.name}: {message}, {device.memory_bandwidth / 1e9:.3g} GB/s. Use it: --device {arguments.output}"
     print(json.dumps(device.model_dump(mode="json")) if arguments.json else text)
     return 0
 
 
 def _start_ranks(processes: int) -> int:
-    """The same command on several processes that meet on this machine."""
+    """Run the same command on several processes of this machine and return its status."""
     from launch.launchers.torchrun import main
     from llmsys.port import find_free_port
 

@@ -1,4 +1,4 @@
-"""`llmsys prepare CONFIG --compare-dialects A,B`: where two readings of the same published rules differ."""
+"""Run `llmsys prepare CONFIG --compare-dialects A,B`: compare two readings of the same published rules."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ MOST_REASONS = 8
 
 
 def run_compare_dialects(config: RunConfig, dialects: str, as_json: bool) -> int:
-    """Judge the documents of the config in each dialect and print the differences."""
+    """Apply the rules to the config's documents in each dialect and print the differences."""
     from data_pipeline.inspection.dialect_differences import compare_dialects
 
     if not isinstance(config.data, CrawlConfig):
@@ -25,7 +25,7 @@ def run_compare_dialects(config: RunConfig, dialects: str, as_json: bool) -> int
 
 
 def _format_difference(difference: Any) -> str:
-    """One rule: a matrix of verdicts, why they differ, and examples with value and threshold on each side."""
+    """Return one rule: a matrix of verdicts, why they differ, and examples with value and threshold of each dialect."""
     first, second = difference.dialects
     share = difference.num_differing / difference.num_documents if difference.num_documents else 0.0
     width = max(len(f"{name} drops") for name in difference.dialects) + 2
@@ -43,19 +43,20 @@ def _format_difference(difference: Any) -> str:
         for example in difference.examples[tests][:1]:
             rows.append(f"      {example.url or example.id}")
             rows += [
-                f"        {name}: {said}" for name, said in zip(difference.dialects, example.sentences, strict=True)
+                f"        {name}: {sentence}"
+                for name, sentence in zip(difference.dialects, example.sentences, strict=True)
             ]
     return "\n".join(rows)
 
 
 def _select_largest(difference: Any) -> list[tuple[tuple[str, str], int]]:
-    """The pairs of tests on which most documents differ."""
+    """Return the pairs of tests on which most documents differ."""
     found: list[tuple[tuple[str, str], int]] = sorted(difference.tests.items(), key=lambda one: (-one[1], one[0]))
     return found[:MOST_REASONS]
 
 
 def _to_dict(difference: Any) -> dict[str, Any]:
-    """A difference as JSON."""
+    """Return a difference as a JSON object."""
     first, second = difference.dialects
     words = {True: "keeps", False: "drops"}
     return {

@@ -1,4 +1,4 @@
-"""`llmsys convert`: weights from a Hugging Face folder into a run folder of ours, or back."""
+"""Run `llmsys convert`: import weights from a Hugging Face folder into a run folder, or export them."""
 
 import argparse
 import json
@@ -10,22 +10,22 @@ from llmsys.local_path import parse_local_path
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 TRUST_HELP = (
-    "rewrite checkpoints of an older llmsys in place, without DESTINATION: SOURCE is one of them, or a run folder with "
-    "several; their metadata are pickles, so only of a run that you trust"
+    "rewrite checkpoints of an older llmsys in place, without DESTINATION: SOURCE is a checkpoint or a run folder; "
+    "their metadata are pickles, so only use it on a run that you trust"
 )
-SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as the folder came, or 5GB)"
+SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as in the original folder, or 5GB)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """SOURCE decides the direction: a Hugging Face folder is read into ours, a run folder is written as theirs."""
+    """Add SOURCE, which decides the direction (Hugging Face folder: import, run folder: export), and DESTINATION."""
     parser.add_argument(
-        "source", metavar="SOURCE", type=parse_local_path, help="a Hugging Face folder, a run folder, a checkpoint"
+        "source", metavar="SOURCE", type=parse_local_path, help="a Hugging Face folder, a run folder or a checkpoint"
     )
     parser.add_argument(
-        "destination", metavar="DESTINATION", type=parse_local_path, nargs="?", help="folder to make; must not exist"
+        "destination", metavar="DESTINATION", type=parse_local_path, nargs="?", help="folder to create; must not exist"
     )
     parser.add_argument("--max-shard-size", metavar="SIZE", help=SIZE_HELP)
-    parser.add_argument("--dry-run", action="store_true", help="list which tensor becomes which, and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="list the tensor mapping, and write nothing")
     parser.add_argument("--trust-pickle", action="store_true", help=TRUST_HELP)
 
 
@@ -35,35 +35,35 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.source.is_dir():
         raise ConfigError(f"{arguments.source} is not a folder. Name a Hugging Face folder or a run folder.")
     if arguments.trust_pickle:
-        return _rewrite(arguments)
+        return _rewrite_checkpoints(arguments)
     if arguments.destination is None:
         raise ConfigError(f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist yet.")
     from llmsys.convert.folders import is_hugging_face_folder, require_absent
 
     require_absent(arguments.destination)
-    inwards = is_hugging_face_folder(arguments.source)
-    if inwards and shard_bytes is not None:
+    is_import = is_hugging_face_folder(arguments.source)
+    if is_import and shard_bytes is not None:
         raise ConfigError("--max-shard-size belongs to the way back: a checkpoint of ours is one file. Leave it out.")
     if arguments.dry_run:
-        return _print_mappings(arguments, inwards, shard_bytes)
-    if inwards:
+        return _print_mappings(arguments, is_import, shard_bytes)
+    if is_import:
         from llmsys.convert.from_hugging_face import convert_from_hugging_face
 
         result = convert_from_hugging_face(arguments.source, arguments.destination)
-        said = f"wrote {result}. Use it with: llmsys generate {result}/config.yaml"
+        message = f"wrote {result}. Use it with: llmsys generate {result}/config.yaml"
     else:
         from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
         result = convert_to_hugging_face(arguments.source, arguments.destination, shard_bytes)
-        said = f"wrote {result}"
-    print(json.dumps({"source": str(arguments.source), "destination": str(result)}) if arguments.json else said)
+        message = f"wrote {result}"
+    print(json.dumps({"source": str(arguments.source), "destination": str(result)}) if arguments.json else message)
     return 0
 
 
-def _print_mappings(arguments: argparse.Namespace, inwards: bool, shard_bytes: int | None) -> int:
+def _print_mappings(arguments: argparse.Namespace, is_import: bool, shard_bytes: int | None) -> int:
     from llmsys.convert.dry_run import list_conversions
 
-    lines: list[dict[str, Any]] = list_conversions(arguments.source, inwards, shard_bytes)
+    lines: list[dict[str, Any]] = list_conversions(arguments.source, is_import, shard_bytes)
     if arguments.json:
         print(json.dumps(lines))
         return 0
@@ -73,14 +73,14 @@ def _print_mappings(arguments: argparse.Namespace, inwards: bool, shard_bytes: i
     return 0
 
 
-def _rewrite(arguments: argparse.Namespace) -> int:
+def _rewrite_checkpoints(arguments: argparse.Namespace) -> int:
     """Rewrite pickled metadata in place and print which; with --json, as {source, rewritten}."""
     if arguments.destination is not None or arguments.dry_run or arguments.max_shard_size is not None:
         raise ConfigError(
             "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION and no other option. "
             "Run it alone, then the conversion."
         )
-    from llmsys.train.pickled_metadata import list_checkpoints, convert_pickled_metadata
+    from llmsys.train.pickled_metadata import convert_pickled_metadata, list_checkpoints
 
     rewritten = [str(found) for found in list_checkpoints(arguments.source) if convert_pickled_metadata(found)]
     if arguments.json:
@@ -93,7 +93,7 @@ def _rewrite(arguments: argparse.Namespace) -> int:
 
 
 def _parse_bytes(text: str) -> int:
-    """A size with a unit, in bytes."""
+    """Return a size with a unit, such as 2GB, in bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B|)", text.strip().upper())
     size = int(float(found[1]) * UNITS[found[2]]) if found else 0
     if size < 1:

@@ -1,4 +1,4 @@
-"""`llmsys doctor parity` and `llmsys doctor crash`: the promises of a run, checked on this machine."""
+"""Run `llmsys doctor parity` and `llmsys doctor crash`: check the guarantees of a run on this machine."""
 
 import argparse
 import json
@@ -15,10 +15,12 @@ MOST_RANKS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to check, on how many processes, and in which number types."""
-    parser.add_argument("check", choices=("parity", "crash"), help="parity of engines and layouts, or crash drills")
+    """Add the check, its number of processes, and its selections."""
     parser.add_argument(
-        "config", metavar="CONFIG", nargs="?", help="parity: the model to check (default: tiny ones of every kind)"
+        "check", choices=("parity", "crash"), help="parity: compare engines and layouts; crash: inject faults"
+    )
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="parity: model to check (default: tiny models of every kind)"
     )
     parser.add_argument(
         "overrides", metavar="section.key=value", nargs="*", default=[], help="such as model.num_hidden_layers=2"
@@ -27,12 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=_parse_process_counts,
         metavar="N,N,…",
-        help="parity: ranks to try (default: 1,2,4, or the accelerators)",
+        help="parity: numbers of ranks (default: 1,2,4, or up to the number of accelerators)",
     )
-    parser.add_argument("--precision", metavar="P,P,…", help="parity: fp32,bf16 (default), and fp16 on accelerators")
-    parser.add_argument("--engine", metavar="E,E,…", help="parity: only these rows, such as fsdp,zero-3,bitwise")
-    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: random kills in a row (default: 8)")
-    parser.add_argument("--drills", metavar="D,D,…", help="crash: only these drills; --drills list names them")
+    parser.add_argument(
+        "--precision", metavar="P,P,…", help="parity: dtypes (default: fp32,bf16); fp16 needs accelerators"
+    )
+    parser.add_argument(
+        "--engine", metavar="E,E,…", help="parity: run only these engines, such as fsdp,zero-3,bitwise (default: all)"
+    )
+    parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: number of random kills (default: 8)")
+    parser.add_argument(
+        "--drills", metavar="D,D,…", help="crash: run only these tests (default: all); --drills list prints their names"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

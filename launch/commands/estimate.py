@@ -1,4 +1,4 @@
-"""`llmsys estimate`: parameters, operations, memory and, on a device, time and money, before anything starts."""
+"""Run `llmsys estimate`: parameters, FLOPs, memory and, on a device, time and cost, before a run starts."""
 
 import argparse
 import json
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--explain lists every tensor; --documents says what is packed into a window; --device prices the run."""
-    parser.add_argument("--explain", action="store_true", help="list every tensor; the counts sum to the total")
+    """Add --explain, the packing of documents, and the device and cluster to price the run on."""
+    parser.add_argument("--explain", action="store_true", help="list every tensor with its parameter count")
     parser.add_argument(
         "--documents",
         type=_parse_lengths,
         default=(),
         metavar="N,N,…",
-        help="tokens of the documents in one window, repeated until it is full; left out: one document",
+        help="document lengths in tokens, repeated to fill a packed sequence (default: one document)",
     )
-    parser.add_argument("--device", help="profile of the accelerator: a name such as h100-sxm, or a YAML file")
-    parser.add_argument("--gpus", type=int, help="devices to price it on (default: the processes of the config)")
-    parser.add_argument("--cluster", type=parse_local_path, metavar="FILE", help="YAML with prices, power and failures")
+    parser.add_argument("--device", help="price the run on this device: a profile such as h100-sxm, or a YAML file")
+    parser.add_argument("--gpus", type=int, help="number of devices to price the run on (default: launch.processes)")
     parser.add_argument(
-        "--price-per-hour", type=float, metavar="P", help="of one accelerator, in the cluster's currency"
+        "--cluster", type=parse_local_path, metavar="FILE", help="YAML file with prices, power and failure rates"
+    )
+    parser.add_argument(
+        "--price-per-hour", type=float, metavar="P", help="price of one accelerator hour, in the cluster's currency"
     )
 
 
@@ -38,21 +40,21 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
 
-    question = _question(arguments)
-    device = None if question is None else question.device
-    result = estimate_run(resolved.run, model_only=resolved.model_only, documents=arguments.documents, device=device)
-    if question is not None:
-        result = add_costs(result, resolved.run, question, model_only=resolved.model_only)
-    ledger = list_tensor_counts(resolved.run) if arguments.explain else None
+    request = _build_pricing_request(arguments)
+    device = None if request is None else request.device
+    result = estimate_run(resolved.run, model_only=resolved.is_model_only, documents=arguments.documents, device=device)
+    if request is not None:
+        result = add_costs(result, resolved.run, request, model_only=resolved.is_model_only)
+    tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
-        print(json.dumps(result if ledger is None else result | {"tensors": ledger}, ensure_ascii=False))
+        print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
     else:
-        print(format_estimate(result, ledger))
+        print(format_estimate(result, tensors))
     return 0
 
 
-def _question(arguments: argparse.Namespace) -> "PricingRequest | None":
-    """Return what to price the run on; None where neither a device nor a cluster is named."""
+def _build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | None":
+    """Return the device and cluster to price the run on; None where neither is named."""
     if arguments.device is None and arguments.cluster is None:
         if arguments.gpus is not None or arguments.price_per_hour is not None:
             raise ConfigError(

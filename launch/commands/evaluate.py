@@ -1,4 +1,4 @@
-"""`llmsys evaluate`: a trained model on held-back data: its loss, beside gzip and xz for text, with BLEU for pairs."""
+"""Run `llmsys evaluate`: measure a trained model on held-out data, with gzip and xz for text and BLEU for pairs."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from llmsys.config.load import load_run_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`llmsys evaluate` has no options of its own."""
+    """Add nothing: `llmsys evaluate` has no options of its own."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     if score:
         print(
             f"BLEU {score['bleu']:.2f} on {score['sentences']:,} sentences, brevity penalty "
-            f"{score['brevity_penalty']:.3f}, {config.generation.beams} beams ({score['signature']})"
+            f"{score['brevity_penalty']:.3f}, {config.generation.num_beams} beams ({score['signature']})"
         )
     return 0

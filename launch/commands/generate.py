@@ -1,4 +1,4 @@
-"""`llmsys generate`: continue prompts with the newest checkpoint of a run."""
+"""Run `llmsys generate`: continue prompts with the newest checkpoint of a run."""
 
 import argparse
 import json
@@ -10,17 +10,19 @@ from llmsys.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--prompt may be given several times; without it the config's generation.prompts are continued."""
-    parser.add_argument("--prompt", action="append", default=[], help="text to continue; may be given several times")
+    """Add --prompt, which may be repeated. Without it the config's generation.prompts are continued."""
     parser.add_argument(
-        "--no-stream", action="store_true", help="print texts when they are whole, not token by token as on a terminal"
+        "--prompt", action="append", default=[], help="text to continue; may be repeated (default: generation.prompts)"
+    )
+    parser.add_argument(
+        "--no-stream", action="store_true", help="print texts when they are complete, not token by token"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print each prompt with its continuation; with --json, a list of {prompt, text}.
 
-    A single prompt on a terminal is printed as it grows; several grow together and are printed at the end.
+    A single prompt on a terminal is streamed. Several are generated together and printed at the end.
     """
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.prompt:
@@ -35,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     set_num_threads(config)
     model, _ = load_trained_model(config)
-    stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.beams == 1
+    stream = sys.stdout.isatty() and len(config.generation.prompts) == 1 and config.generation.num_beams == 1
     if stream and not (arguments.json or arguments.no_stream):
         _print_piece(_highlight_prompt(config.generation.prompts[0]))
         complete_prompts(model, load_run_tokenizer(config), config, lambda _, piece: _print_piece(piece))

@@ -1,4 +1,4 @@
-"""`llmsys inspect`: a prepared dataset held against its manifest, or what became of one token."""
+"""Run `llmsys inspect`: verify a prepared dataset against its manifest, locate a token, or show dropped documents."""
 
 import argparse
 import json
@@ -12,20 +12,20 @@ WRONG = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A dataset folder or a config; what to look at in place of everything."""
-    parser.add_argument("dataset", metavar="DATASET", help="dataset folder, or a config whose data.folder is meant")
-    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values of that config")
+    """Add a dataset folder or config, and the options that replace the whole verification."""
+    parser.add_argument("dataset", metavar="DATASET", help="dataset folder, or a config with data.folder")
+    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="override values of that config")
     parser.add_argument(
         "--samples",
         type=int,
         default=64,
         metavar="N",
-        help="documents to encode and decode again (default: %(default)s)",
+        help="number of documents to decode and compare (default: %(default)s)",
     )
     parser.add_argument(
         "--token",
         metavar="SPLIT:N",
-        help="say where one token came from, such as train:12345, and nothing else",
+        help="print the source page of one token, such as train:12345, instead",
     )
     parser.add_argument(
         "--dropped",
@@ -33,12 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show dropped documents with value, threshold and text: rule=, stage= or test=, joined by commas",
     )
     parser.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="with --dropped: how many (default: %(default)s)"
+        "--limit",
+        type=int,
+        default=20,
+        metavar="N",
+        help="with --dropped: maximum number of documents (default: %(default)s)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was asked for; the status is 1 when something is wrong with a dataset."""
+    """Print the answer; return 1 when a dataset has a violation."""
     folders = resolve_dataset_folders(arguments.dataset, arguments.overrides)
     if arguments.token is not None:
         return _print_token_origin(folders[0], arguments.token, arguments.json)
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
-    """The folder itself, or the folders that a config names."""
+    """Return the folder itself, or the dataset folders of a config."""
     if require_local_path(name, "DATASET").is_dir():
         if overrides:
             raise DataError(f"{name} is a folder, and {overrides[0]} is for configs. Leave it out, or name the config.")

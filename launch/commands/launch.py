@@ -1,4 +1,4 @@
-"""`llmsys launch`: start a run on its hosts by torchrun, DeepSpeed, accelerate or Slurm, or print how to."""
+"""Run `llmsys launch`: start a run on its hosts by torchrun, DeepSpeed, accelerate or Slurm, or print the commands."""
 
 import argparse
 import json
@@ -22,73 +22,84 @@ from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
 
-MINE = ("nodes",)
+OWN_NAMES = ("nodes",)
 SLURMS_CHOICE = "of-slurms-choice"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """nodes= stands among the overrides; the rest are options."""
+    """Add the launcher's options. nodes= is given among the overrides."""
     parser.epilog = (
-        "nodes=HOST:SLOTS,… or nodes=HOSTFILE says where; nodes=COUNT asks Slurm for so many with launch.processes "
-        f"ranks each.\nThe page launch/README.md goes through it.\n\n{parser.epilog}"
+        "nodes=HOST:SLOTS,… or nodes=HOSTFILE names the hosts; nodes=COUNT asks Slurm for that many, with "
+        f"launch.processes ranks each.\nlaunch/README.md has a walk-through.\n\n{parser.epilog}"
     )
-    parser.add_argument("--by", choices=("torchrun", "deepspeed", "accelerate", "slurm"), help="default: the engine's")
     parser.add_argument(
-        "--print", action="store_true", help="write the launch folder, print the commands, start nothing"
+        "--launcher",
+        choices=("torchrun", "deepspeed", "accelerate", "slurm"),
+        help="program that starts the ranks (default: the engine's)",
     )
-    parser.add_argument("--no-ssh", action="store_true", help="deepspeed: one command for each host, without pdsh")
     parser.add_argument(
-        "--least", type=int, default=0, help="torchrun, slurm: hosts enough to go on with (default: all)"
+        "--print", action="store_true", help="write the run bundle and print the commands, but start nothing"
     )
-    parser.add_argument("--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks (default: 3)")
+    parser.add_argument("--no-ssh", action="store_true", help="deepspeed: use one command per host instead of pdsh")
+    parser.add_argument(
+        "--min-hosts",
+        metavar="COUNT",
+        type=int,
+        default=0,
+        help="torchrun, slurm: minimum hosts to continue with (default: all)",
+    )
+    parser.add_argument(
+        "--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks per host (default: 3)"
+    )
     parser.add_argument(
         "--patience",
         type=int,
         default=PATIENCE_SECONDS,
         metavar="SECONDS",
-        help="torchrun, slurm: how long hosts that lost each other wait to meet again (default: %(default)s)",
+        help="torchrun, slurm: seconds to wait for lost hosts (default: %(default)s)",
     )
+    parser.add_argument("--gpus", type=int, help="slurm: accelerators per node (default: its ranks; 0: none)")
     parser.add_argument(
-        "--gpus", type=int, help="slurm: accelerators to ask for on a node (default: its ranks; 0: none)"
-    )
-    parser.add_argument(
-        "--sbatch", action="append", default=[], help="slurm: one more option, --sbatch=--time=24:00:00"
+        "--sbatch",
+        action="append",
+        default=[],
+        help="slurm: option to pass to sbatch, such as --sbatch=--time=24:00:00; may be repeated",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write what travels and start the run, or print how to. The statuses are those of launch/train.py."""
-    mine, words = split_arguments(arguments.overrides, MINE)
-    if not mine:
+    """Write the run bundle and start the run, or print the commands. The statuses are those of launch/train.py."""
+    own, words = split_arguments(arguments.overrides, OWN_NAMES)
+    if not own:
         raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
-    config, nodes = load_run_config(arguments.config, words), mine["nodes"]
+    config, nodes = load_run_config(arguments.config, words), own["nodes"]
     count = int(nodes) if nodes.isdigit() else None
-    launcher: Launcher = arguments.by or ("slurm" if count is not None else NATURAL[config.engine.kind])
+    launcher: Launcher = arguments.launcher or ("slurm" if count is not None else NATURAL[config.engine.kind])
     hosts = parse_nodes(nodes) if count is None else _build_anonymous_hosts(config, count, launcher)
-    start = build_launch_plan(config, hosts, launcher, arguments.least, arguments.restarts, arguments.patience)
+    plan = build_launch_plan(config, hosts, launcher, arguments.min_hosts, arguments.restarts, arguments.patience)
     write_run_bundle(config, hosts)
     for name in list_withheld_secrets():
         print(f"llmsys: {name} looks like a secret and stays here: set it on every host.", file=sys.stderr)
     if launcher == "slurm":
-        return _submit_slurm_job(arguments, config, start, count)
-    chosen = build_commands(launcher, start, over_ssh=not arguments.no_ssh and len(hosts) > 1)
-    lines = [(command.host, command.format_shell_line(start)) for command in chosen]
+        return _submit_slurm_job(arguments, config, plan, count)
+    chosen = build_commands(launcher, plan, over_ssh=not arguments.no_ssh and len(hosts) > 1)
+    lines = [(command.host, command.format_shell_line(plan)) for command in chosen]
     text = "".join(f"# on {host or 'this host, which reaches the others by pdsh'}:\n{line}\n" for host, line in lines)
-    write_bytes_atomically(start.folder / "run.sh", text.encode(), PRIVATE)
+    write_bytes_atomically(plan.folder / "run.sh", text.encode(), PRIVATE)
     if arguments.print:
-        data = {"folder": str(start.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
+        data = {"folder": str(plan.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
         print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
         return 0
     everywhere = chosen[0].host is None  # pdsh goes to this host by ssh as well
-    require_hosts(start, [host.name for host in hosts if everywhere or not is_this_host(strip_user(host.name))])
-    status = run_commands(start, chosen)
+    require_hosts(plan, [host.name for host in hosts if everywhere or not is_this_host(strip_user(host.name))])
+    status = run_commands(plan, chosen)
     if status == 0:
         require_finish(config)
     return status
 
 
 def _build_anonymous_hosts(config: RunConfig, count: int, launcher: str) -> list[Host]:
-    """Hosts that Slurm will choose, all alike."""
+    """Return hosts that Slurm will choose, all with launch.processes slots."""
     if launcher != "slurm":
         raise LaunchError(f"nodes={count} is a number of hosts, and {launcher} needs names. Name them: nodes=first:8,…")
     if count < 1 or config.launch.processes < 1:
@@ -99,17 +110,17 @@ def _build_anonymous_hosts(config: RunConfig, count: int, launcher: str) -> list
     return [Host(f"{SLURMS_CHOICE}-{number}", config.launch.processes) for number in range(count)]
 
 
-def _submit_slurm_job(arguments: argparse.Namespace, config: RunConfig, start: LaunchPlan, count: int | None) -> int:
-    gpus = start.hosts[0].slots if arguments.gpus is None else arguments.gpus
+def _submit_slurm_job(arguments: argparse.Namespace, config: RunConfig, plan: LaunchPlan, count: int | None) -> int:
+    gpus = plan.hosts[0].slots if arguments.gpus is None else arguments.gpus
     text = format_sbatch_script(
-        start, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch
+        plan, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch
     )
-    path: Path = start.folder / "job.sbatch"
+    path: Path = plan.folder / "job.sbatch"
     command = shlex.join(["sbatch", str(path)])
     write_bytes_atomically(path, text.encode(), PRIVATE)
     if arguments.print:
         data: dict[str, Any] = {
-            "folder": str(start.folder),
+            "folder": str(plan.folder),
             "job": str(path),
             "command": command,
         }

@@ -1,4 +1,4 @@
-"""`llmsys plan`: layouts that fit a cluster, fastest first, and what binds the others; or a verdict on a given one."""
+"""Run `llmsys plan`: list the layouts that fit a cluster, fastest first, or check a given one."""
 
 import argparse
 import json
@@ -13,30 +13,32 @@ from llmsys.config.yaml_parser import dump_yaml
 from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path, require_local_path
 
-MINE = ("gpus", "device", "cluster")
+OWN_NAMES = ("gpus", "device", "cluster")
 ILLEGAL, TOO_LARGE = 2, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """gpus=, device= and cluster= stand among the overrides; --check judges one layout."""
-    parser.epilog = f"gpus=N device=NAME say where, or cluster=FILE with prices and failures too.\n{parser.epilog}"
-    parser.add_argument("--check", metavar="LAYOUT", help="judge one layout, ours or published: tp=8,cp=1,pp=16,dp=64")
-    parser.add_argument("--top", type=int, default=5, help="how many of the fastest to print (default: 5)")
-    parser.add_argument("--output", type=parse_local_path, help="write the fastest as a config to train with")
+    """Add --check and the output. gpus=, device= and cluster= are given among the overrides."""
+    parser.epilog = (
+        f"gpus=N device=NAME describe the cluster, or cluster=FILE with prices and failure rates.\n{parser.epilog}"
+    )
+    parser.add_argument("--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64")
+    parser.add_argument("--top", type=int, default=5, help="number of layouts to print (default: 5)")
+    parser.add_argument("--output", type=parse_local_path, help="write a config with the fastest layout")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan; status 0. A layout that is checked: 0 legal and fits, 1 does not fit, 2 illegal."""
-    mine, words = split_arguments(arguments.overrides, MINE)
+    """Print the plan and return 0. With --check: 0 when the layout fits, 1 when it does not, 2 when it is illegal."""
+    own, words = split_arguments(arguments.overrides, OWN_NAMES)
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:
-        return _print_layout_check(arguments, resolved, mine)
+        return _print_layout_check(arguments, resolved, own)
     from llmsys.estimate.device_profile import load_device_profile
     from llmsys.estimate.plan.layout_candidate import PlanTarget
     from llmsys.estimate.plan.layout_search import search_layouts
     from llmsys.estimate.plan.layout_table import format_plan, plan_to_dict
 
-    cluster = _resolve_cluster(mine)
+    cluster = _resolve_cluster(own)
     device = load_device_profile(cluster.device)
     found = search_layouts(resolved.run, PlanTarget(cluster, device))
     data = plan_to_dict(found, device, max(1, arguments.top))
@@ -50,22 +52,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _resolve_cluster(mine: dict[str, str]) -> Any:
+def _resolve_cluster(own: dict[str, str]) -> Any:
     from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
 
-    cluster = (
-        load_cluster_costs(require_local_path(mine["cluster"], "cluster")) if "cluster" in mine else ClusterCosts()
-    )
-    if "cluster" not in mine and "gpus" not in mine:
+    cluster = load_cluster_costs(require_local_path(own["cluster"], "cluster")) if "cluster" in own else ClusterCosts()
+    if "cluster" not in own and "gpus" not in own:
         raise ConfigError("A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE.")
-    gpus = mine.get("gpus", str(cluster.devices))
+    gpus = own.get("gpus", str(cluster.devices))
     if not gpus.isdigit() or int(gpus) < 1:
         raise ConfigError(f"gpus={gpus} is not a number of devices. Use 1 or more.")
-    return cluster.model_copy(update={"devices": int(gpus), "device": mine.get("device", cluster.device)})
+    return cluster.model_copy(update={"devices": int(gpus), "device": own.get("device", cluster.device)})
 
 
 def _format_launch_command(best: dict[str, Any], devices: int, node_devices: int, output: Path | None) -> str:
-    """The command that starts the best layout; HOST and HOSTFILE are the user's to fill in."""
+    """Return the command that starts the best layout; the user replaces HOST and HOSTFILE."""
     config = output or "CONFIG"
     if devices <= node_devices:
         return f"llmsys train {config} launch.processes={devices}"
@@ -79,10 +79,10 @@ def _format_launch_command(best: dict[str, Any], devices: int, node_devices: int
 
 
 def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], data: dict[str, Any]) -> str:
-    """A sparse config over the one that was asked about."""
+    """Return a sparse config based on the one that was given."""
     best = data["best"][0]
     base = str(resolved.source) if Path(asked).exists() else asked
-    values: dict[str, Any] = {"model": {"base": base}} if resolved.model_only else {"base": base}
+    values: dict[str, Any] = {"model": {"base": base}} if resolved.is_model_only else {"base": base}
     _merge_values(values, _collect_overrides(resolved, words))
     _merge_values(
         values,
@@ -90,7 +90,7 @@ def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], 
             "engine": best["engine"],
             "layout": best["layout"],
             "batch": {"micro_sequences": best["micro_sequences"]},
-            "train": {"recompute": best["recompute"]},
+            "train": {"activation_checkpoint": best["recompute"]},
         },
     )
     seconds = best["step_seconds"]
@@ -103,9 +103,9 @@ def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], 
 
 
 def _collect_overrides(resolved: LoadedConfig, words: list[str]) -> dict[str, Any]:
-    """The overrides of the command line; those of a bare model may have left out `model.`."""
+    """Return the overrides of the command line. Those of a bare model may have left out `model.`."""
     values: dict[str, Any] = read_overrides(words).values
-    if not resolved.model_only:
+    if not resolved.is_model_only:
         return values
     sections = type(resolved.run).model_fields
     model = {key: value for key, value in values.items() if key not in sections}
@@ -121,7 +121,7 @@ def _merge_values(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[key] = value
 
 
-def _print_layout_check(arguments: argparse.Namespace, resolved: LoadedConfig, mine: dict[str, str]) -> int:
+def _print_layout_check(arguments: argparse.Namespace, resolved: LoadedConfig, own: dict[str, str]) -> int:
     from llmsys.estimate.plan.layout_check import (
         estimate_layout_fit,
         find_layout_violations,
@@ -130,13 +130,13 @@ def _print_layout_check(arguments: argparse.Namespace, resolved: LoadedConfig, m
     )
 
     named = parse_layout(arguments.check)
-    devices = _resolve_cluster(mine).devices if mine.keys() & {"gpus", "cluster"} else None
+    devices = _resolve_cluster(own).devices if own.keys() & {"gpus", "cluster"} else None
     with_batch = "batch" in resolved.run.model_fields_set
     problems = list(find_layout_violations(resolved.run, named, devices, with_batch=with_batch))
     data: dict[str, Any] = {"legal": not problems, "devices": named.num_devices, "problems": problems}
     data["remarks"] = list(iter_remarks(resolved.run, named))
-    if not problems and mine:
-        data |= estimate_layout_fit(resolved.run, named, _resolve_cluster(mine | {"gpus": str(named.num_devices)}))
+    if not problems and own:
+        data |= estimate_layout_fit(resolved.run, named, _resolve_cluster(own | {"gpus": str(named.num_devices)}))
     if arguments.json:
         print(json.dumps(data))
     else:

@@ -1,4 +1,4 @@
-"""`llmsys preflight`: what would fail on these hosts, as a table, before a rank starts."""
+"""Run `llmsys preflight`: check hosts before a launch, and print the findings as a table."""
 
 import argparse
 import json
@@ -10,9 +10,8 @@ from launch.hosts.hostfile import parse_nodes
 from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
-MINE = ("nodes",)
-PATIENCE_SECONDS = 25
-"""How long llmsys may take on a host to tell its facts, and as long again to exchange numbers."""
+OWN_NAMES = ("nodes",)
+PATIENCE_SECONDS = 25  # limit of a host's facts, and again of the collectives
 WOULD_FAIL = 1
 NODES_HELP = (
     "nodes=first:8,second:8 names hosts and slots; nodes=FILE reads a hostfile; nodes=localhost:2 needs no ssh."
@@ -20,23 +19,23 @@ NODES_HELP = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """nodes= stands among the overrides."""
+    """Add the time limit. nodes= is given among the overrides."""
     parser.add_argument(
         "--patience",
         type=int,
         default=PATIENCE_SECONDS,
         metavar="SECONDS",
-        help="how long a host may take to answer, where a slow disk or other work holds it up (default: %(default)s)",
+        help="seconds to wait for a host's answer (default: %(default)s)",
     )
     parser.epilog = f"{NODES_HELP}\n{parser.epilog}"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; status 1 when something would fail."""
-    mine, words = split_arguments(arguments.overrides, MINE)
-    if not mine:
+    """Print the findings; return 1 when a check failed."""
+    own, words = split_arguments(arguments.overrides, OWN_NAMES)
+    if not own:
         raise ConfigError("A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE.")
-    hosts, config = parse_nodes(mine["nodes"]), load_run_config(arguments.config, words)
+    hosts, config = parse_nodes(own["nodes"]), load_run_config(arguments.config, words)
     from launch.preflight.run_preflight import PreflightRequest, run_preflight
 
     began = time.monotonic()
@@ -46,13 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [one._asdict() | {"fails": bool(one.remedy)} for one in found]
         print(json.dumps({"hosts": [host._asdict() for host in hosts], "findings": rows, "seconds": seconds}))
     else:
-        told = f"{wrong} would fail" if wrong else "nothing would fail"
-        print(f"{format_host_findings(found)}\n\n{told}: {len(hosts)} hosts, {len(found)} findings in {seconds:.0f} s")
+        summary = f"{wrong} would fail" if wrong else "nothing would fail"
+        print(
+            f"{format_host_findings(found)}\n\n{summary}: {len(hosts)} hosts, {len(found)} findings in {seconds:.0f} s"
+        )
     return WOULD_FAIL if wrong else 0
 
 
 def format_host_findings(found: list[HostFinding]) -> str:
-    """A row for each finding; hosts with the same one share a row; a remedy stands below what it is for."""
+    """Return a row for each finding. Hosts with the same finding share a row; a remedy follows on its own line."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for one in found:
         rows.setdefault((one.check, one.finding, one.remedy), []).append(one.host)

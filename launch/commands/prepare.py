@@ -1,4 +1,4 @@
-"""`llmsys prepare`: crawl shards, pairs or labelled texts to a tokenizer and token shards."""
+"""Run `llmsys prepare`: turn crawl shards, pairs or labelled texts into a tokenizer and token shards."""
 
 import argparse
 import json
@@ -13,23 +13,23 @@ from llmsys.log import get_logger
 from llmsys.manifest import Manifest, SkippedInput, load_manifest
 from llmsys.record_location import format_record_place
 
-QUARANTINED = 3  # the exit status when the dataset is whole but for inputs that failed every try
+QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
 NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--until stops after an earlier part."""
+    """Add --until, and the options that analyse a dataset without preparing one."""
     parser.add_argument(
         "--until",
         choices=("documents", "tokenizer", "tokens"),
         default="tokens",
-        help="the last part to make (default: %(default)s)",
+        help="last part to prepare (default: %(default)s)",
     )
     parser.add_argument(
         "--compare-dialects",
         action="store_true",
-        help="prepare nothing; print where readings of the Gopher rules and C4 differ on the config's documents",
+        help="prepare nothing; compare implementations of the Gopher and C4 rules on the config's documents",
     )
     parser.add_argument(
         "--dialects",
@@ -40,15 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep",
         metavar="RULE.FIELD=A,B,C",
-        help="prepare nothing; count from the prepared dataset what would stay with other thresholds",
+        help="prepare nothing; count the documents kept with other thresholds, from the prepared dataset",
     )
     parser.add_argument(
-        "--explain", metavar="URL", help="prepare nothing; show one page of the prepared dataset through every stage"
+        "--explain",
+        metavar="URL",
+        help="prepare nothing; show what each stage did with one page of the prepared dataset",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare what is not yet there, and say what the dataset holds; status 3 when inputs are in quarantine."""
+    """Prepare the parts that are missing and print a summary; return 3 when inputs are in quarantine."""
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.compare_dialects:
         return compare_dialects.run_compare_dialects(config, arguments.dialects, arguments.json)
@@ -119,14 +121,14 @@ def _print_explanation(config: RunConfig, arguments: argparse.Namespace) -> int:
 
 
 def require_crawl(data: DataConfig) -> CrawlConfig:
-    """The data section when it is a crawl; DataError for any other kind, whose texts go through no stages."""
+    """Return the data section when it is a crawl; raise DataError otherwise, since other kinds have no stages."""
     if not isinstance(data, CrawlConfig):
         raise DataError(f"data.kind={data.kind} has no stages to show. Use a config with data.kind=crawl.")
     return data
 
 
 def format_skipped(manifest: Manifest) -> list[str]:
-    """What could not be read, a line for each reason, with the first place."""
+    """Return a line for each reason why records were skipped, with the first location."""
     by_reason: dict[str, list[SkippedInput]] = {}
     for skip in manifest.read.skipped:
         by_reason.setdefault(skip.reason, []).append(skip)
@@ -138,7 +140,7 @@ def format_skipped(manifest: Manifest) -> list[str]:
 
 
 def list_spared_items(manifest: Manifest) -> list[str]:
-    """Return a line for each evaluation set with items that stay because too many documents have them."""
+    """Return a line for each evaluation set with items that are ignored because too many documents contain them."""
     sets = manifest.decontamination.sets if manifest.decontamination else {}
     return [
         f"decontamination: {one.items_spared:,} items of {name} are spared because too many documents have them: "
@@ -150,7 +152,7 @@ def list_spared_items(manifest: Manifest) -> list[str]:
 
 
 def format_tokenizer_fit(manifest: Manifest) -> list[str]:
-    """How well the tokenizer fits, in one line; none before there are tokens."""
+    """Return one line with bytes and words per token and unused pieces; none before there are tokens."""
     usage = manifest.usage
     if usage is None or not (tokens := sum(one.tokens for one in usage.languages.values())):
         return []
@@ -167,7 +169,7 @@ def format_tokenizer_fit(manifest: Manifest) -> list[str]:
 
 
 def format_dataset(result: dict[str, object], noun: str = "pages") -> str:
-    """A dataset in one line."""
+    """Return a summary of a dataset in one line."""
     tokens = result["tokens"]
     counts = [f"{count:,} {name} tokens" for name, count in tokens.items()] if isinstance(tokens, dict) else []
     kept = f"{result['documents']:,} of {result['pages']:,} {noun} kept, {result['bytes']:,} bytes of text"

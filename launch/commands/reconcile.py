@@ -1,4 +1,4 @@
-"""`llmsys reconcile`: what runs were predicted to take against what they took, and a profile that learns from it."""
+"""Run `llmsys reconcile`: compare predicted with measured step time and memory, and fit a device profile."""
 
 import argparse
 import json
@@ -8,18 +8,18 @@ from llmsys.local_path import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Run folders; --update is the device profile to write."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_local_path, help="run folders")
+    """Add the run folders, and --update for the device profile to write."""
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_local_path, help="run folder")
     parser.add_argument(
         "--update",
         metavar="FILE",
         type=parse_local_path,
-        help="device profile that gets the residual of the runs; made if missing",
+        help="device profile to write the fitted residual to; created if missing",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a table for each run, then what keeps others from having one; with --json, as one object."""
+    """Print a table for each run, then the runs that could not be compared; with --json, as one object."""
     from llmsys.atomic_write import write_bytes_atomically
     from llmsys.config.yaml_parser import dump_yaml
     from llmsys.estimate.prediction_error import (
@@ -46,6 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n\n".join([*map(format_run_comparison, result), *problems]))
     if profile is not None:
         for kind, one in profile.residual.items():
-            said = f"a factor of {one.factor:.3f} and a spread of {one.spread:.3f} from {len(one.runs)} runs"
-            print(f"\n{arguments.update}: {said}, for {kind} models on {profile.name}")
+            message = f"a factor of {one.factor:.3f} and a spread of {one.spread:.3f} from {len(one.runs)} runs"
+            print(f"\n{arguments.update}: {message}, for {kind} models on {profile.name}")
     return 0

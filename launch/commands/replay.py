@@ -1,4 +1,4 @@
-"""`llmsys replay`: make one step of a run again and hold it to what was recorded."""
+"""Run `llmsys replay`: rerun one step of a run and compare it with the recorded values."""
 
 import argparse
 import json
@@ -9,18 +9,18 @@ from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 DIFFERS = 1
-MINE = ("step",)
+OWN_NAMES = ("step",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """step= stands among the overrides."""
-    parser.epilog = f"step=N says which step, counted from 1.\n{parser.epilog}"
+    """Add nothing but help: step= is given among the overrides."""
+    parser.epilog = f"step=N chooses the step, counted from 1.\n{parser.epilog}"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print each check; status 0 when all agree, 1 when one does not."""
-    mine, words = split_arguments(arguments.overrides, MINE)
-    step = mine.get("step", "")
+    """Print each check; return 0 when all agree, 1 otherwise."""
+    own, words = split_arguments(arguments.overrides, OWN_NAMES)
+    step = own.get("step", "")
     if not step.isdigit():
         raise ConfigError("Say which step to replay: step=N, counted from 1.")
     config = load_run_config(arguments.config, words)

@@ -1,4 +1,4 @@
-"""`llmsys report`: one HTML page about the run folder and the dataset folder of a config, whichever exist."""
+"""Run `llmsys report`: write one HTML page about the run folder and the dataset folder of a config."""
 
 import argparse
 import json
@@ -9,9 +9,9 @@ from llmsys.local_path import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--output chooses the file."""
+    """Add --output."""
     parser.add_argument(
-        "--output", type=parse_local_path, help="the HTML file (default: report.html in the run or data folder)"
+        "--output", type=parse_local_path, help="HTML file to write (default: report.html in the run or data folder)"
     )
 
 

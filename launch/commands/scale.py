@@ -1,4 +1,4 @@
-"""`llmsys scale`: what a budget is best spent on by a family of laws; `llmsys scale fit` for a law of one's own."""
+"""Run `llmsys scale`: recommend model size and tokens for a compute budget, or fit a scaling law to runs."""
 
 import argparse
 import json
@@ -15,19 +15,29 @@ from llmsys.local_path import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`fit` as the first word takes runs; otherwise the words are key=value."""
+    """Add the words: key=value, or `fit` and then runs."""
     known = "\n".join(f"  {name:<16} {field.description}" for name, field in ScalingLawConfig.model_fields.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"keys:\n{known}\n\n{parser.epilog}"
     parser.add_argument(
-        "words", metavar="WORD", nargs="+", help="budget=… and its limits; or fit, then run folders and CSV files"
+        "words", metavar="WORD", nargs="+", help="budget=… and limits; or `fit`, then run folders and CSV files"
     )
-    parser.add_argument("--output", type=parse_local_path, default=Path("scaling.html"), help="fit: where the plots go")
-    parser.add_argument("--resamples", type=int, default=200, help="fit: resamplings behind the intervals")
+    parser.add_argument(
+        "--output",
+        type=parse_local_path,
+        default=Path("scaling.html"),
+        help="fit: HTML file for the plots (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--resamples",
+        type=int,
+        default=200,
+        help="fit: number of bootstrap resamples for the intervals (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the family's table, or the fitted law; with --json, as one object."""
+    """Print the table of all laws, or the fitted law; with --json, as one object."""
     if arguments.words[0] == "fit":
         return _fit_law(arguments)
     config = _parse_config(arguments.words)

@@ -1,4 +1,4 @@
-"""`llmsys show`: the resolved config, what differs from the defaults, and the schema for editors."""
+"""Run `llmsys show`: print the resolved config, what differs from the defaults, or the schema for editors."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from llmsys.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--schema prints the JSON schema of a run's YAML file instead of a config."""
+    """Add --schema, which prints the JSON schema of a run's YAML file instead of a config."""
     parser.add_argument("--schema", action="store_true", help="print the JSON schema for editors; needs no CONFIG")
 
 
@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.load import read_config
 
     resolved = read_config(arguments.config, arguments.overrides)
-    config = resolved.run.model if resolved.model_only else resolved.run
+    config = resolved.run.model if resolved.is_model_only else resolved.run
     origins = resolved.origins
-    if resolved.model_only:
+    if resolved.is_model_only:
         origins = {keys[1:]: where for keys, where in origins.items() if keys[:1] == ("model",)}
     if arguments.json:
         changed = {

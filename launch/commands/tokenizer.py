@@ -1,4 +1,4 @@
-"""`llmsys tokenizer`: train the tokenizer on the documents that preparation kept."""
+"""Run `llmsys tokenizer`: train the tokenizer on the documents that preparation kept."""
 
 import argparse
 import json
@@ -7,11 +7,11 @@ from llmsys.config.load import load_run_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`llmsys tokenizer` has no options of its own."""
+    """Add nothing: `llmsys tokenizer` has no options of its own."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train it unless it is there, and print where it is."""
+    """Train the tokenizer unless its file exists, and print its path."""
     config = load_run_config(arguments.config, arguments.overrides)
     from data_pipeline.pipelines.prepare_dataset import train_tokenizer
     from llmsys.tokenizer import load_tokenizer

@@ -1,4 +1,4 @@
-"""`llmsys trace`: the documents of a step, or the steps and checkpoints that saw a document."""
+"""Run `llmsys trace`: list the documents of a step, or the steps and checkpoints that saw a document."""
 
 import argparse
 import json
@@ -9,17 +9,17 @@ from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.record_location import format_record_place
 
-MINE = ("step", "url", "document")
+OWN_NAMES = ("step", "url", "document")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """step=, url= or document= stands among the overrides."""
+    """Add nothing but help: step=, url= or document= is given among the overrides."""
     parser.epilog = f"step=N lists documents; url=URL or document=ID lists steps and checkpoints.\n{parser.epilog}"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; with --json, as one object."""
-    asked, words = split_arguments(arguments.overrides, MINE)
+    asked, words = split_arguments(arguments.overrides, OWN_NAMES)
     if len(asked) != 1:
         raise ConfigError("Ask for one thing: step=N, url=URL or document=ID.")
     config = load_run_config(arguments.config, words)

@@ -1,4 +1,4 @@
-"""`llmsys train`: train on this machine, from the start or from where the run folder stands."""
+"""Run `llmsys train`: train on this machine, from the start or from the newest checkpoint."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from llmsys.manifest import combine_fingerprints, load_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`llmsys train` has no options of its own."""
+    """Add nothing: `llmsys train` has no options of its own."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_run_config(arguments.config, arguments.overrides)
     if is_finished(config):
         result = read_final_evaluation(config.run.folder)
-        said = (
+        message = (
             f"{config.run.folder} is finished: {config.num_steps} steps. To train longer, raise train.tokens in a new "
             f"run.folder."
         )
@@ -32,13 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
         run_local_ranks(config, [arguments.config, *arguments.overrides])
         require_finish(config)
         result = read_final_evaluation(config.run.folder)
-        said = f"trained {config.num_steps} steps into {config.run.folder}"
-    print(json.dumps(result) if arguments.json else f"{said}\n{format_evaluation(result)}")
+        message = f"trained {config.num_steps} steps into {config.run.folder}"
+    print(json.dumps(result) if arguments.json else f"{message}\n{format_evaluation(result)}")
     return 0
 
 
 def is_finished(config: RunConfig) -> bool:
-    """Whether the run folder holds the last step of this very config and data, undamaged, evaluated and sampled."""
+    """Return whether the run folder holds the intact last checkpoint of this config and data, evaluated and sampled."""
     events = config.run.folder / "events.jsonl"
     checkpoint = config.run.folder / "checkpoints" / f"step-{config.num_steps:08d}"
     if not events.exists() or not checkpoint.exists():
@@ -63,7 +63,7 @@ def is_finished(config: RunConfig) -> bool:
 
 
 def require_finish(config: RunConfig) -> None:
-    """Raise LostRankError unless the run folder tells of the last step: a launcher that is killed may end with 0."""
+    """Raise LostRankError unless the events record the last step. A launcher that is killed may exit with 0."""
     events = config.run.folder / "events.jsonl"
     seen = read_latest_events(events) if events.exists() else []
     if not any(event["event"] == "finish" and event["step"] == config.num_steps for event in seen):
@@ -76,7 +76,7 @@ def require_finish(config: RunConfig) -> None:
 
 
 def read_final_evaluation(folder: Path) -> dict[str, Any]:
-    """The newest evaluation in the run's events."""
+    """Return the newest evaluation in the run's events; raise DataError without one."""
     evaluations = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
     if not evaluations:
         raise DataError(
@@ -87,7 +87,7 @@ def read_final_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def format_evaluation(result: dict[str, Any]) -> str:
-    """An evaluation as a person reads it: held-back data, of a mixture each source too, and each set of questions."""
+    """Return an evaluation as text: held-out data, each source of a mixture, and each set of questions."""
     sources = (f"{name}: {_format_heldout(one)}" for name, one in result.get("sources", {}).items())
     answers = (_format_answers(name, one) for name, one in result.get("sets", {}).items())
     return "\n".join([_format_heldout(result), *sources, *answers])

@@ -1,4 +1,4 @@
-"""`llmsys translate`: lines of text through a trained encoder-decoder, one translation per line."""
+"""Run `llmsys translate`: translate lines of text with a trained encoder-decoder, one translation per line."""
 
 import argparse
 import json
@@ -10,13 +10,17 @@ from llmsys.local_path import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--input and --output choose files; without them it reads and writes as a filter."""
-    parser.add_argument("--input", default="-", help="file with a sentence on each line; - reads standard input")
-    parser.add_argument("--output", type=parse_local_path, help="file for the translations (default: standard output)")
+    """Add --input and --output; without them the verb is a filter."""
+    parser.add_argument(
+        "--input", default="-", help="file with one sentence per line; - reads standard input (default)"
+    )
+    parser.add_argument(
+        "--output", type=parse_local_path, help="file to write the translations to (default: standard output)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Translate every line; with --json, a list of {source, translation}."""
+    """Translate every line; with --json, print a list of {source, translation}."""
     config = load_run_config(arguments.config, arguments.overrides)
     lines = [line.strip() for line in _read_input(arguments.input).split("\n")]
     if lines and not lines[-1]:

@@ -1,7 +1,6 @@
-"""From what hosts said to what is well and what would fail: pure functions over facts, for `llmsys preflight`.
+"""Turn host probe results into preflight findings: host, observation, and a fix where the run would fail.
 
-Reads answers and facts by host; gives `HostFinding`s, each with the host, what was found and, where a run would fail,
-the remedy. Asks nobody anything.
+Pure functions.
 """
 
 from collections import Counter
@@ -12,11 +11,11 @@ from launch.hosts.hostfile import Host
 from launch.hosts.ssh import TIMED_OUT, SshResult, describe_ssh_remedy
 
 MOST_SKEW_SECONDS = 2.0
-"""Clocks that are further apart confuse time limits, heartbeats and file times; any time service keeps them closer."""
+"""Larger differences break time limits, heartbeats and file times; any time service keeps clocks closer."""
 BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: master weight and two moments in fp32."""
+"""Size of a checkpoint: master weight and two Adam moments in fp32."""
 BUSY_SHARE = 0.1
-"""An accelerator with more of its memory taken belongs to somebody."""
+"""An accelerator with a larger share of its memory in use counts as busy."""
 NO_ACCELERATOR = "no accelerator, ranks run on the CPU"
 GIB = 1 << 30
 
@@ -24,7 +23,7 @@ Facts = Mapping[str, dict[str, Any]]
 
 
 class HostFinding(NamedTuple):
-    """One row of the table. An empty remedy means that all is well."""
+    """One row of the preflight table. An empty remedy means that the check passed."""
 
     host: str
     check: str
@@ -33,13 +32,30 @@ class HostFinding(NamedTuple):
 
 
 def build_problem(host: str, check: str, message: str) -> HostFinding:
-    """A message of ours, "value and rule. next step", as a row."""
+    """Return a failed check from one of our error messages.
+
+    Args:
+        host: Name of the host.
+        check: Name of the check.
+        message: "value and rule. next step": the first sentence becomes the finding, the rest the remedy.
+
+    Returns:
+        A finding with a remedy.
+    """
     finding, _, remedy = " ".join(message.split()).partition(". ")
     return HostFinding(host, check, finding, remedy or "Look into it there.")
 
 
 def check_ssh(host: str, answer: SshResult) -> HostFinding:
-    """Whether ssh came through."""
+    """Check that a host ran a command by ssh.
+
+    Args:
+        host: Name of the host.
+        answer: Result of any command.
+
+    Returns:
+        One finding, check `reach`.
+    """
     if answer.status == 0:
         return HostFinding(host, "reach", "answers")
     if answer.is_unreachable:
@@ -47,22 +63,32 @@ def check_ssh(host: str, answer: SshResult) -> HostFinding:
             host, "reach", f"cannot be reached: {answer.last_error_line}", describe_ssh_remedy(host, answer)
         )
     if answer.status == TIMED_OUT:
-        said = f"did not answer within {answer.seconds:.0f} s"
-        return HostFinding(host, "reach", said, f"See what keeps it busy: ssh {host} uptime.")
+        observation = f"did not answer within {answer.seconds:.0f} s"
+        return HostFinding(host, "reach", observation, f"See what keeps it busy: ssh {host} uptime.")
     return HostFinding(
         host, "reach", f"answers, but runs no command: {answer.last_error_line}", f"Try it by hand: ssh {host} date."
     )
 
 
 def check_clock(host: str, answer: SshResult) -> HostFinding:
-    """How far a clock is from this host's; the time that the answer took is the doubt about it."""
+    """Check that a host's clock agrees with this host's.
+
+    Half of the time that the answer took is the uncertainty of the difference.
+
+    Args:
+        host: Name of the host.
+        answer: Result of a command whose last word is `date +%s.%N`.
+
+    Returns:
+        One finding, check `clock`; it fails beyond MOST_SKEW_SECONDS.
+    """
     try:
-        said = float(answer.output.split()[-1])
+        clock = float(answer.output.split()[-1])
     except (ValueError, IndexError):
         return HostFinding(host, "clock", f"`date +%s.%N` says {answer.output.strip()!r}", "Give it GNU date.")
-    doubt = answer.seconds / 2
-    skew = said - (answer.asked_at + doubt)
-    if abs(skew) - doubt > MOST_SKEW_SECONDS:
+    uncertainty = answer.seconds / 2
+    skew = clock - (answer.asked_at + uncertainty)
+    if abs(skew) - uncertainty > MOST_SKEW_SECONDS:
         way = "ahead of" if skew > 0 else "behind"
         return HostFinding(
             host,
@@ -70,37 +96,39 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
             f"is {abs(skew):.1f} s {way} this host; {MOST_SKEW_SECONDS:g} s is the most that is allowed",
             "Set it by a time service: systemctl restart chrony, or systemd-timesyncd.",
         )
-    return HostFinding(host, "clock", f"within {abs(skew) + doubt:.1f} s of this host")
+    return HostFinding(host, "clock", f"within {abs(skew) + uncertainty:.1f} s of this host")
 
 
 def check_versions(facts: Facts) -> Iterator[HostFinding]:
-    """Versions and code: what most hosts have is the measure, and the first host's where they are divided."""
+    """Yield the checks of versions and code. Every host is compared with the most common value; on a tie the first."""
     names = list(next(iter(facts.values()))["versions"])
-    wanted = {name: _select_most_common([told["versions"][name] for told in facts.values()]) for name in names}
-    code = _select_most_common([told["code"] for told in facts.values()])
-    for host, told in facts.items():
-        mine = told["versions"]
-        other = [name for name in names if mine[name] != wanted[name]]
+    usual = {name: _select_most_common([probe["versions"][name] for probe in facts.values()]) for name in names}
+    code = _select_most_common([probe["code"] for probe in facts.values()])
+    for host, probe in facts.items():
+        mine = probe["versions"]
+        other = [name for name in names if mine[name] != usual[name]]
         for name in other:
-            said = f"{name} is {mine[name]}, elsewhere {wanted[name]}"
-            yield HostFinding(host, "versions", said, f"Install {name} {wanted[name]} there, or share one environment.")
+            observation = f"{name} is {mine[name]}, elsewhere {usual[name]}"
+            yield HostFinding(
+                host, "versions", observation, f"Install {name} {usual[name]} there, or share one environment."
+            )
         if not other:
             yield HostFinding(
                 host, "versions", ", ".join(f"{name} {mine[name]}" for name in ("python", "llmsys", "torch"))
             )
-        digest = f"digest {told['code']} {told['commit']}".strip()
-        if told["code"] != code:
-            said = f"files of code differ: {digest}, elsewhere {code}"
-            yield HostFinding(host, "code", said, "Bring it to the same commit there, or share one checkout.")
+        digest = f"digest {probe['code']} {probe['commit']}".strip()
+        if probe["code"] != code:
+            observation = f"files of code differ: {digest}, elsewhere {code}"
+            yield HostFinding(host, "code", observation, "Bring it to the same commit there, or share one checkout.")
         else:
             yield HostFinding(host, "code", digest)
 
 
-def check_rendezvous_address(host: str, told: Mapping[str, Any], first: str, several: bool) -> HostFinding:
-    """Whether the first host, where ranks meet, has an address that others can use."""
-    if "address_problem" in told:
-        return build_problem(host, "address", told["address_problem"])
-    address = str(told["address"])
+def check_rendezvous_address(host: str, probe: Mapping[str, Any], first: str, several: bool) -> HostFinding:
+    """Check that the name of the first host resolves to an address that other hosts can use."""
+    if "address_problem" in probe:
+        return build_problem(host, "address", probe["address_problem"])
+    address = str(probe["address"])
     if several and (address.startswith("127.") or address == "::1"):
         return HostFinding(
             host,
@@ -112,45 +140,49 @@ def check_rendezvous_address(host: str, told: Mapping[str, Any], first: str, sev
 
 
 def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
-    """Accelerators: as many as slots, of one kind, and not somebody else's."""
-    kinds = {host: _get_device_kind(told["devices"]) for host, told in facts.items() if "devices" in told}
+    """Yield a check of each host's accelerators: at least one per slot, all of one kind, and not in use."""
+    kinds = {host: _get_device_kind(probe["devices"]) for host, probe in facts.items() if "devices" in probe}
     usual = _select_most_common(list(kinds.values())) if kinds else ""
     slots = {host.name: host.slots for host in hosts}
-    for host, told in facts.items():
-        if "devices_problem" in told:
-            yield build_problem(host, "devices", told["devices_problem"])
+    for host, probe in facts.items():
+        if "devices_problem" in probe:
+            yield build_problem(host, "devices", probe["devices_problem"])
             continue
-        found = told["devices"]["accelerators"]
+        found = probe["devices"]["accelerators"]
         if kinds[host] != usual:
             yield HostFinding(
                 host, "devices", f"has {kinds[host]}, elsewhere {usual}", "Use hosts of one kind in a run."
             )
         elif found and len(found) < slots[host]:
-            said = f"has {len(found)} accelerators for {slots[host]} slots"
-            yield HostFinding(host, "devices", said, f"Use {host}:{len(found)}, or look at nvidia-smi there.")
+            observation = f"has {len(found)} accelerators for {slots[host]} slots"
+            yield HostFinding(host, "devices", observation, f"Use {host}:{len(found)}, or look at nvidia-smi there.")
         elif busy := [one for one in found if one["free_bytes"] < (1 - BUSY_SHARE) * one["total_bytes"]]:
             free, total = busy[0]["free_bytes"] / GIB, busy[0]["total_bytes"] / GIB
-            said = f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are free"
-            yield HostFinding(host, "devices", said, "End what runs there: nvidia-smi names it.")
+            observation = f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are free"
+            yield HostFinding(host, "devices", observation, "End what runs there: nvidia-smi names it.")
         else:
-            memory = told["devices"]["memory_bytes"] / GIB
-            said = f"{len(found)} × {kinds[host]}" if found else kinds[host]
-            yield HostFinding(host, "devices", f"{said}; {memory:.0f} GiB of host memory free")
+            memory = probe["devices"]["memory_bytes"] / GIB
+            observation = f"{len(found)} × {kinds[host]}" if found else kinds[host]
+            yield HostFinding(host, "devices", f"{observation}; {memory:.0f} GiB of host memory free")
 
 
-def check_disk(host: str, told: Mapping[str, Any], folder: str, parameters: int, checkpoints: int) -> HostFinding:
-    """Whether the run folder can be written and has room for the checkpoints that are kept, and one in the making."""
-    if "folder_problem" in told:
-        return build_problem(host, "disk", told["folder_problem"])
-    free, wanted = told["folder"]["free_bytes"], parameters * BYTES_PER_PARAMETER * (checkpoints + 1)
+def check_disk(host: str, probe: Mapping[str, Any], folder: str, parameters: int, checkpoints: int) -> HostFinding:
+    """Check that the run folder can be written and has space for the kept checkpoints and one more."""
+    if "folder_problem" in probe:
+        return build_problem(host, "disk", probe["folder_problem"])
+    free, wanted = probe["folder"]["free_bytes"], parameters * BYTES_PER_PARAMETER * (checkpoints + 1)
     if free < wanted:
-        said = f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take {wanted / GIB:.1f}"
-        return HostFinding(host, "disk", said, "Free space, lower checkpoint.keep_last, or set run.folder elsewhere.")
+        observation = (
+            f"{free / GIB:.1f} GiB are free at {folder}, and {checkpoints + 1} checkpoints take {wanted / GIB:.1f}"
+        )
+        return HostFinding(
+            host, "disk", observation, "Free space, lower checkpoint.keep_last, or set run.folder elsewhere."
+        )
     return HostFinding(host, "disk", f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} wanted")
 
 
 def check_shared_folder(host: str, seen: set[str], hosts: Sequence[str], folder: str) -> HostFinding:
-    """Whether this host sees the files that the others left."""
+    """Check that this host sees the files that the others wrote."""
     unseen = [other for other in hosts if other not in seen]
     if unseen:
         return HostFinding(
@@ -162,11 +194,11 @@ def check_shared_folder(host: str, seen: set[str], hosts: Sequence[str], folder:
     return HostFinding(host, "shared", f"sees what {len(hosts)} hosts wrote")
 
 
-def _get_device_kind(told: Mapping[str, Any]) -> str:
-    names = [str(one["name"]) for one in told["accelerators"]]
+def _get_device_kind(probe: Mapping[str, Any]) -> str:
+    names = [str(one["name"]) for one in probe["accelerators"]]
     return _select_most_common(names) if names else NO_ACCELERATOR
 
 
 def _select_most_common(values: Sequence[str]) -> str:
-    """The most frequent; of equally frequent ones the first."""
+    """Return the most frequent value; on a tie the first."""
     return Counter(values).most_common(1)[0][0]

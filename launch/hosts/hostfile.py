@@ -1,7 +1,6 @@
-"""The hosts of a run and how many ranks each takes: `nodes=a:8,b:8`, or a hostfile as DeepSpeed reads it.
+"""Parse the hosts of a run and their slots: `nodes=a:8,b:8`, or a hostfile in DeepSpeed's format.
 
-Reads the words of a command line or a file; gives `Host`s in the order in which ranks are dealt. What cannot be meant
-is refused by its place and name, with what would do.
+Reads a command-line value or a file. The order of hosts is the order of ranks. An error names the line and the host.
 """
 
 import re
@@ -18,21 +17,30 @@ NAME = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 
 class Host(NamedTuple):
-    """A machine by the name that ssh knows it by, and the ranks it takes: one for each accelerator as a rule."""
+    """A machine, by the name that ssh knows it by, and its number of ranks (slots), usually one per accelerator."""
 
     name: str
     slots: int
 
 
 def parse_nodes(text: str) -> list[Host]:
-    """The hosts of `a:2,b:2`, or of the hostfile (`host slots=N` on each line, `#` for remarks) at that path.
+    """Return the hosts of `a:2,b:2`, or of a hostfile (`host slots=N` on each line, `#` for comments).
 
-    Raises LaunchError for a path that is no file, no host at all, a line that cannot be read, a host without a slot,
-    and a host named twice.
+    Args:
+        text: Value of `nodes=`: a list, or the path of a hostfile.
+
+    Returns:
+        The hosts, in rank order.
+
+    Raises:
+        LaunchError: The path is no file, there is no host, a line cannot be parsed, a host has no slot or is named
+            twice.
     """
     path = require_local_path(text, "nodes")
     if path.is_file():
-        hosts = [_parse_host(place, line, HOSTFILE_LINE, "host slots=8") for place, line in _iter_hostfile_lines(path)]
+        hosts = [
+            _parse_host(location, line, HOSTFILE_LINE, "host slots=8") for location, line in _iter_hostfile_lines(path)
+        ]
     elif "/" in text or ":" not in text:
         raise LaunchError(
             f"nodes={text} is neither a hostfile that exists nor host:slots. Write nodes=first:8,second:8."
@@ -46,19 +54,19 @@ def parse_nodes(text: str) -> list[Host]:
 
 
 def _iter_hostfile_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """(place, line) for each line that says something."""
+    """Yield (location, text) of each line that is not empty or a comment."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if said := line.partition("#")[0].strip():
-            yield f"{path}, line {number}", said
+        if entry := line.partition("#")[0].strip():
+            yield f"{path}, line {number}", entry
 
 
-def _parse_host(place: str, said: str, form: re.Pattern[str], example: str) -> Host:
-    found = form.fullmatch(said)
+def _parse_host(location: str, entry: str, form: re.Pattern[str], example: str) -> Host:
+    found = form.fullmatch(entry)
     if found is None or NAME.fullmatch(found["name"]) is None:
-        raise LaunchError(f"{place}: {said!r} cannot be read as a host and its slots. Write it as `{example}`.")
+        raise LaunchError(f"{location}: {entry!r} cannot be read as a host and its slots. Write it as `{example}`.")
     if int(found["slots"]) == 0:
         raise LaunchError(
-            f"{place}: {found['name']} has 0 slots, and a host that is named takes part. "
+            f"{location}: {found['name']} has 0 slots, and a host that is named takes part. "
             f"Give it a slot for each of its accelerators, or leave it out."
         )
     return Host(found["name"], int(found["slots"]))

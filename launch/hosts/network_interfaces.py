@@ -1,7 +1,7 @@
-"""Which network interface leads to another host, and which addresses are this host's own.
+"""Find the network interface that leads to another host, and list this host's own addresses.
 
-Asks the system's routing by opening a datagram socket, which sends nothing; falls back to the default route of
-/proc/net/route where a host's own name leads to loopback.
+Asks the kernel's routing by connecting a datagram socket, which sends nothing. Falls back to the default route of
+/proc/net/route where a host's own name resolves to loopback.
 """
 
 import ipaddress
@@ -17,7 +17,17 @@ DISCARD_PORT = 9
 
 
 def resolve_addresses(host: str) -> list[str]:
-    """What a name resolves to on this host, in order. Raises LaunchError where it does not."""
+    """Resolve a host name on this host.
+
+    Args:
+        host: Name or address.
+
+    Returns:
+        Its addresses, without repeats, in the resolver's order.
+
+    Raises:
+        LaunchError: The name cannot be resolved.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -29,12 +39,19 @@ def resolve_addresses(host: str) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means the host that says it."""
+    """Return whether an address is a loopback address.
+
+    Args:
+        address: IPv4 or IPv6 address, with or without a `%scope`.
+
+    Returns:
+        True for 127.0.0.0/8 and ::1.
+    """
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def list_local_addresses() -> dict[str, str]:
-    """Address → interface of every interface of this host."""
+    """Return address → interface for every interface of this host."""
     return {
         entry.address.partition("%")[0]: name
         for name, entries in psutil.net_if_addrs().items()
@@ -44,20 +61,41 @@ def list_local_addresses() -> dict[str, str]:
 
 
 def is_this_host(host: str) -> bool:
-    """Whether a name or address is this machine's."""
+    """Return whether a name or address belongs to this machine.
+
+    Args:
+        host: Name or address.
+
+    Returns:
+        True where any address of it is loopback or local.
+
+    Raises:
+        LaunchError: The name cannot be resolved.
+    """
     mine = list_local_addresses()
     return any(is_loopback(address) or address in mine for address in resolve_addresses(host))
 
 
 def get_loopback_interface() -> str | None:
-    """The interface of 127.0.0.1: lo on Linux."""
+    """Return the loopback interface.
+
+    Returns:
+        The interface of 127.0.0.1 (lo on Linux); None without one.
+    """
     return list_local_addresses().get("127.0.0.1")
 
 
 def find_interface_to(host: str) -> str:
-    """The interface over which this host reaches another, or is reached itself when `host` is its own name.
+    """Find the interface over which this host reaches another.
 
-    Raises LaunchError where there is none but loopback.
+    Args:
+        host: Name or address. This host's own name gives the interface that others reach it by.
+
+    Returns:
+        Name of the interface.
+
+    Raises:
+        LaunchError: Only loopback leads there.
     """
     for address in resolve_addresses(host):
         source = _find_source_address(address)
@@ -72,7 +110,7 @@ def find_interface_to(host: str) -> str:
 
 
 def _find_source_address(address: str) -> str | None:
-    """This host's address on the way to another."""
+    """Return this host's source address for packets to another; None without a route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -83,7 +121,7 @@ def _find_source_address(address: str) -> str | None:
 
 
 def find_default_interface(routes: Path = ROUTES) -> str | None:
-    """The interface of the default route of least metric; without one, the only interface that any route leads over."""
+    """Return the interface of the default route with the lowest metric, else the only interface with a route."""
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:

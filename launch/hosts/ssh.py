@@ -1,7 +1,10 @@
-"""One command on every host at once, by ssh: what it said, how it ended, how long it took.
+"""Run one command on every host at once by ssh, and return its output, status and duration.
 
-`localhost` is this machine and is asked without ssh. Names, ports, users and keys are those of the user's ssh config;
-no password is ever asked for. Promises an answer for each host within the stated time, and leaves nothing running.
+`localhost` is this machine and needs no ssh. Names, ports, users and keys come from the user's ssh config.
+
+Invariants:
+- No password is asked for.
+- Every host has a result within the timeout, and no process is left behind.
 """
 
 import json
@@ -16,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CONNECT_SECONDS = 8
-"""How long a host may take to answer the door."""
-SPARE_SECONDS = 2
+SPARE_SECONDS = 2  # over the remote timeout, so that its status arrives
 SSH_FAILED, TIMED_OUT = 255, 124
 CHECKOUT = Path(__file__).resolve().parents[2]
 FORWARDED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -36,7 +38,7 @@ REMEDIES = {
 
 
 class SshResult(NamedTuple):
-    """What a command on a host came to. `seconds` is the wall time from asking; `asked_at` is time.time() then."""
+    """Result of a command on a host. `seconds` is the wall time from `asked_at`, which is a time.time()."""
 
     status: int
     output: str
@@ -46,25 +48,34 @@ class SshResult(NamedTuple):
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether ssh itself failed, so that the command never ran."""
+        """True where ssh itself failed, so that the command never ran."""
         return self.status == SSH_FAILED
 
     @property
     def last_error_line(self) -> str:
-        """The last thing that it complained about, on one line."""
+        """The last non-empty line of stderr, else of stdout."""
         lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
         return lines[-1] if lines else f"it ended with status {self.status} and said nothing"
 
 
 def run_on_all_hosts(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int) -> dict[str, SshResult]:
-    """The answer of each host to `command(host)`, a line for its shell, all at once."""
+    """Run a shell command on every host, all at once.
+
+    Args:
+        hosts: Names, as ssh knows them.
+        command: Returns the shell line of a host.
+        timeout_seconds: Limit of each command, connecting included.
+
+    Returns:
+        Host → result, in the order of `hosts`.
+    """
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
         answers = pool.map(lambda host: run_on_host(host, command(host), timeout_seconds), hosts)
         return dict(zip(hosts, answers, strict=True))
 
 
 def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
-    """What `host` says to one line for its shell; status 124 when that took longer than the timeout, door and all."""
+    """Run one shell line on a host; the status is 124 when it took longer than the timeout, connecting included."""
     bounded = f"timeout {timeout_seconds} sh -c {shlex.quote(command)}"
     words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_list_ssh_options(), host, bounded]
     asked_at, began = time.time(), time.monotonic()
@@ -73,7 +84,7 @@ def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
         return SshResult(status, output, errors, asked_at, time.monotonic() - began)
 
     try:
-        limit = timeout_seconds + SPARE_SECONDS  # so that the end that `timeout` makes there is heard here
+        limit = timeout_seconds + SPARE_SECONDS
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return build_result(TIMED_OUT, "", f"timed out after {limit} s")
@@ -83,7 +94,7 @@ def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
 
 
 def describe_ssh_remedy(host: str, answer: SshResult) -> str:
-    """What to do about a host that ssh could not reach."""
+    """Return the next step for a host that ssh could not reach."""
     for words, remedy in REMEDIES.items():
         if words in answer.errors:
             return f"{remedy.format(host=host)}."
@@ -91,7 +102,16 @@ def describe_ssh_remedy(host: str, answer: SshResult) -> str:
 
 
 def format_python_command(module: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """A line that runs a module with this interpreter, this code and this working directory, as ranks will be run."""
+    """Return a shell line that runs a module with the interpreter, code and working directory that ranks use.
+
+    Args:
+        module: Name of the module, for `python -m`.
+        words: Its arguments.
+        environment: Variables to set in addition.
+
+    Returns:
+        One shell line.
+    """
     forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
     settings = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
     command = ["env", *(f"{key}={value}" for key, value in settings.items()), sys.executable, "-m", module, *words]
@@ -99,11 +119,18 @@ def format_python_command(module: str, words: Sequence[str], environment: Mappin
 
 
 def parse_last_json(answer: SshResult) -> dict[str, Any] | None:
-    """The last line of what was said, where it is JSON: a shell may have said something before."""
+    """Parse the last line of output that is a JSON object. A shell's profile may have printed something before it.
+
+    Args:
+        answer: Result of a command.
+
+    Returns:
+        The object; None where there is none.
+    """
     for line in reversed(answer.output.splitlines()):
         if line.startswith("{"):
-            told: dict[str, Any] = json.loads(line)
-            return told
+            parsed: dict[str, Any] = json.loads(line)
+            return parsed
     return None
 
 

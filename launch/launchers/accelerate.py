@@ -1,8 +1,8 @@
-"""`accelerate launch` with the user's accelerate config, and one message instead of tracebacks when a rank ends badly.
+"""Run `accelerate launch` with the user's accelerate config, and report a failed rank in one message.
 
-`python -m launch.launchers.accelerate [accelerate's options] SCRIPT …`, for several processes. Where no config says how
-they are joined, and on machines without accelerators, they are joined as torchrun joins them: left alone, `accelerate
-launch` would start one process there, whatever it was asked for.
+`python -m launch.launchers.accelerate [accelerate's options] SCRIPT …`, for several processes. Without a config, and on
+machines without accelerators, processes are joined as by torchrun, because `accelerate launch` would start one process
+there whatever --num_processes says.
 """
 
 import os
@@ -17,7 +17,7 @@ from launch.launchers.torchrun import run_elastic_agent
 from launch.train import MENDABLE
 
 SILENT = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
-"""What `accelerate launch` would take without a config, after a warning for each."""
+"""Defaults of `accelerate launch` without a config; set here, because it warns about each."""
 ALONE = (
     "llmsys: error: the accelerate config says distributed_type: NO, which trains in one process, and "
     "launch.processes={}. Run `accelerate config` for several processes, or set launch.processes=1."
@@ -25,7 +25,7 @@ ALONE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
+    """Run the ranks; return 0, or the exit status of the rank that failed first."""
     options = launch_command_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
     kind = read_distributed_type(options.config_file)
     if kind is None:
@@ -39,13 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_distributed_type(config_file: str | None) -> str | None:
-    """How the user's accelerate config joins processes; None without a config."""
+    """Return `distributed_type` of the user's accelerate config; None without a config."""
     path = config_file or default_config_file
     if not os.path.isfile(path):
         return None
     with open(path) as opened:
-        said: str = (yaml.safe_load(opened) or {}).get("distributed_type", "NO")
-    return said
+        kind: str = (yaml.safe_load(opened) or {}).get("distributed_type", "NO")
+    return kind
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The commands that start a run on its hosts, one for each host, or one that starts them all.
+"""Build the commands that start a run: one for each host, or one that starts them all.
 
-From hosts and the files of the run folder (`launch/launchers/run_bundle.py`) to words of a shell: torchrun with a
-rendezvous that nodes may leave, DeepSpeed's launcher with a hostfile, `accelerate launch`. Pure: nothing is started and
-nothing read.
+Turns hosts and the files of launch/launchers/run_bundle.py into shell commands: torchrun with an elastic rendezvous,
+DeepSpeed's launcher with a hostfile, or `accelerate launch`. Pure functions: they start and read nothing.
 """
 
 import shlex
@@ -17,14 +16,23 @@ from llmsys.errors import LaunchError
 
 Launcher = Literal["torchrun", "deepspeed", "accelerate", "slurm"]
 NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
-"""What starts an engine's ranks where nothing else is asked for."""
+"""Default launcher of each engine."""
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What every command needs to know. Paths are absolute; `min_hosts` hosts are enough for torchrun to go on.
+    """Settings that every command of a launch shares. Paths are absolute.
 
-    Hosts that were lost are waited for so long as the patience; ranks sit out an outage of `outage_seconds`.
+    Attributes:
+        hosts: The hosts, in rank order. The first one holds the rendezvous.
+        folder: `launch/` of the run folder.
+        working_directory: Folder that commands run in, on every host.
+        port: Rendezvous port; 0 under Slurm means one derived from the job id.
+        name: Run name, in letters that Slurm and torchrun accept.
+        min_hosts: Fewest hosts that torchrun continues with.
+        max_restarts: Restarts of lost ranks, per host.
+        patience_seconds: Longest wait for lost hosts.
+        outage_seconds: Longest network outage that ranks survive.
     """
 
     hosts: tuple[Host, ...]
@@ -39,96 +47,126 @@ class LaunchPlan:
 
     @property
     def rendezvous_host(self) -> str:
-        """The host where ranks meet, by the name others know it by."""
+        """The host of the rendezvous, by the name that others know it by."""
         return strip_user(self.hosts[0].name)
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of all hosts."""
+        """Number of ranks on all hosts."""
         return sum(host.slots for host in self.hosts)
 
     @property
     def script_arguments(self) -> list[str]:
-        """What each rank runs: the script and the config that travels."""
+        """The script of a rank and its config."""
         return [str(SCRIPT), str(self.folder / "config.yaml")]
 
 
 @dataclass(frozen=True)
 class HostCommand:
-    """Words to run on a host; None: here, and it reaches the others itself. `lasting`: to be run there again when the
-    connection was lost and is back."""
+    """Arguments to run on a host.
+
+    Attributes:
+        host: Name for ssh. None: run here, the command reaches the other hosts itself.
+        arguments: The command and its arguments.
+        lasting: Run it again when a lost connection to the host is back.
+    """
 
     host: str | None
     arguments: tuple[str, ...]
     lasting: bool = False
 
-    def format_shell_line(self, start: LaunchPlan, *, in_place: bool = False) -> str:
-        """As a person types it into a shell: in the run's working directory, with the environment that travels.
+    def format_shell_line(self, plan: LaunchPlan, *, in_place: bool = False) -> str:
+        """Return the command as a shell line, in the run's working directory and environment.
 
-        `in_place`: the shell becomes the command, so that signals to it reach the command.
+        Args:
+            plan: The launch.
+            in_place: Replace the shell by the command (`exec`), so that signals reach the command.
+
+        Returns:
+            One line for a POSIX shell.
         """
-        setting = shlex.quote(str(start.folder / "environment.sh"))
+        setting = shlex.quote(str(plan.folder / "environment.sh"))
         run = "exec " * in_place + shlex.join(self.arguments)
-        return f"cd {shlex.quote(str(start.working_directory))} && . {setting} && {run}"
+        return f"cd {shlex.quote(str(plan.working_directory))} && . {setting} && {run}"
 
 
 def strip_user(name: str) -> str:
-    """A host's name without the user that ssh needs."""
+    """Return a host's name without the user that ssh needs.
+
+    Args:
+        name: `host` or `user@host`.
+
+    Returns:
+        `host`.
+    """
     return name.rpartition("@")[2]
 
 
-def build_commands(launcher: Launcher, start: LaunchPlan, *, over_ssh: bool) -> list[HostCommand]:
-    """The commands of a launcher. `over_ssh`: DeepSpeed's launcher reaches the other hosts itself, by pdsh."""
+def build_commands(launcher: Launcher, plan: LaunchPlan, *, over_ssh: bool) -> list[HostCommand]:
+    """Return the commands of a launcher.
+
+    Args:
+        launcher: torchrun, deepspeed or accelerate. Slurm has a script instead, see slurm.py.
+        plan: The launch.
+        over_ssh: DeepSpeed's launcher reaches the other hosts itself, by pdsh.
+
+    Returns:
+        One command per host, or one for all.
+
+    Raises:
+        LaunchError: The launcher needs equal slots on every host, and they differ.
+    """
     if launcher == "torchrun":
-        return build_torchrun_commands(start)
+        return build_torchrun_commands(plan)
     if launcher == "accelerate":
-        return build_accelerate_commands(start)
-    return build_deepspeed_commands(start, over_ssh=over_ssh)
+        return build_accelerate_commands(plan)
+    return build_deepspeed_commands(plan, over_ssh=over_ssh)
 
 
-def build_torchrun_arguments(start: LaunchPlan, slots: int, endpoint: str, identity: str, address: str) -> list[str]:
-    """torchrun by way of launch/launchers/torchrun.py, which hands signals to the ranks, kept going by
-    launch/launchers/restart_agent.py.
+def build_torchrun_arguments(plan: LaunchPlan, slots: int, endpoint: str, identity: str, address: str) -> list[str]:
+    """Return the arguments that run torchrun under the restart agent.
+
+    launch/launchers/torchrun.py forwards signals to the ranks; launch/launchers/restart_agent.py restarts lost ones.
     """
     return [
         sys.executable,
         "-m",
         "launch.launchers.restart_agent",
         f"--meet={endpoint}",
-        f"--restarts={start.max_restarts}",
-        f"--patience={start.patience_seconds}",
+        f"--restarts={plan.max_restarts}",
+        f"--patience={plan.patience_seconds}",
         sys.executable,
         "-m",
         "launch.launchers.torchrun",
-        f"--nnodes={start.min_hosts}:{len(start.hosts)}",
+        f"--nnodes={plan.min_hosts}:{len(plan.hosts)}",
         f"--nproc-per-node={slots}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={identity}",
         f"--local-addr={address}",
-        f"--rdzv-conf=join_timeout={start.patience_seconds}",
-        *start.script_arguments,
+        f"--rdzv-conf=join_timeout={plan.patience_seconds}",
+        *plan.script_arguments,
     ]
 
 
-def build_torchrun_commands(start: LaunchPlan) -> list[HostCommand]:
-    """One command for each host; hosts may differ in slots."""
-    endpoint = f"{start.rendezvous_host}:{start.port}"
+def build_torchrun_commands(plan: LaunchPlan) -> list[HostCommand]:
+    """Return one command for each host; hosts may differ in slots."""
+    endpoint = f"{plan.rendezvous_host}:{plan.port}"
     return [
         HostCommand(
             host.name,
-            tuple(build_torchrun_arguments(start, host.slots, endpoint, start.name, strip_user(host.name))),
+            tuple(build_torchrun_arguments(plan, host.slots, endpoint, plan.name, strip_user(host.name))),
             lasting=True,
         )
-        for host in start.hosts
+        for host in plan.hosts
     ]
 
 
-def build_accelerate_commands(start: LaunchPlan) -> list[HostCommand]:
-    """One command for each host. accelerate shares ranks out evenly: hosts of different sizes are refused."""
-    slots = require_even_slots(start.hosts, "accelerate launch")
-    shared = ["--num_machines", str(len(start.hosts)), "--num_processes", str(slots * len(start.hosts))]
-    shared += ["--main_process_ip", start.rendezvous_host, "--main_process_port", str(start.port)]
+def build_accelerate_commands(plan: LaunchPlan) -> list[HostCommand]:
+    """Return one command for each host. accelerate needs the same number of ranks on every host."""
+    slots = require_even_slots(plan.hosts, "accelerate launch")
+    shared = ["--num_machines", str(len(plan.hosts)), "--num_processes", str(slots * len(plan.hosts))]
+    shared += ["--main_process_ip", plan.rendezvous_host, "--main_process_port", str(plan.port)]
     return [
         HostCommand(
             host.name,
@@ -139,32 +177,32 @@ def build_accelerate_commands(start: LaunchPlan) -> list[HostCommand]:
                 *shared,
                 "--machine_rank",
                 str(number),
-                *start.script_arguments,
+                *plan.script_arguments,
             ),
         )
-        for number, host in enumerate(start.hosts)
+        for number, host in enumerate(plan.hosts)
     ]
 
 
-def build_deepspeed_commands(start: LaunchPlan, *, over_ssh: bool) -> list[HostCommand]:
-    """One command here that reaches the hosts by pdsh, or one for each host that needs no ssh."""
-    shared = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(start.folder / "hostfile")]
-    shared += ["--master_addr", start.rendezvous_host, "--master_port", str(start.port)]
+def build_deepspeed_commands(plan: LaunchPlan, *, over_ssh: bool) -> list[HostCommand]:
+    """Return one command that reaches the hosts by pdsh, or one for each host without ssh."""
+    shared = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(plan.folder / "hostfile")]
+    shared += ["--master_addr", plan.rendezvous_host, "--master_port", str(plan.port)]
     if over_ssh:
-        return [HostCommand(None, (*shared, "--launcher", "pdsh", "--force_multi", *start.script_arguments))]
+        return [HostCommand(None, (*shared, "--launcher", "pdsh", "--force_multi", *plan.script_arguments))]
     return [
-        HostCommand(host.name, (*shared, "--no_ssh", "--node_rank", str(number), *start.script_arguments))
-        for number, host in enumerate(start.hosts)
+        HostCommand(host.name, (*shared, "--no_ssh", "--node_rank", str(number), *plan.script_arguments))
+        for number, host in enumerate(plan.hosts)
     ]
 
 
 def require_even_slots(hosts: tuple[Host, ...], launcher: str) -> int:
-    """The slots of every host. LaunchError where they differ."""
+    """Return the slots of every host; raise LaunchError where they differ."""
     slots = {host.slots for host in hosts}
     if len(slots) > 1:
         sizes = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise LaunchError(
             f"nodes={sizes}: {launcher} starts equally many ranks on every host. "
-            f"Use {min(slots)} slots on each, or --by torchrun."
+            f"Use {min(slots)} slots on each, or --launcher torchrun."
         )
     return slots.pop()

@@ -1,7 +1,7 @@
-"""From a config and the hosts it is to run on to a `LaunchPlan`, with everything refused that can be known before.
+"""Build a `LaunchPlan` from a config and hosts, and reject everything that can be known to fail before the launch.
 
-Checks that the layout fits every number of hosts the run may go on with, that batches can be dealt, that names do not
-lead to loopback, and that the port is free where that can be asked; at last asks the hosts themselves.
+Checks that the layout and the batch fit every number of hosts that the run may continue with, that no host name leads
+to loopback, and that the rendezvous port is free. `require_hosts` then asks the hosts themselves by ssh.
 """
 
 import shlex
@@ -20,33 +20,48 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
 
-PORT = 29_500
-"""Where ranks of several hosts meet when launch.port is 0: other hosts cannot be asked for a free one."""
-PATIENCE_SECONDS = 3600
-"""How long hosts that lost each other wait to meet again."""
+PORT = 29_500  # torchrun's default, for several hosts and launch.port=0: other hosts cannot be asked for a free one
+PATIENCE_SECONDS = 3600  # longest wait for lost hosts
 ASK_SECONDS = CONNECT_SECONDS + 2
-UNWATCHED_SECONDS = 300
-"""What ranks sit out where no hang is watched for: the time-out of an exchange."""
+UNWATCHED_SECONDS = 300  # longest outage without a hang watchdog: the timeout of a collective
 
 
 def build_launch_plan(
     config: RunConfig,
     hosts: Sequence[Host],
     launcher: Launcher,
-    least: int,
+    min_hosts: int,
     restarts: int,
     patience_seconds: int = PATIENCE_SECONDS,
 ) -> LaunchPlan:
-    """What every command needs. Raises LaunchError, LayoutError or ConfigError with what to change."""
-    least = least or len(hosts)
-    if not 1 <= least <= len(hosts):
-        raise LaunchError(f"--least {least} of {len(hosts)} hosts cannot be. Use 1 to {len(hosts)}.")
-    if least < len(hosts) and launcher not in ("torchrun", "slurm"):
+    """Check a launch and return its plan.
+
+    Args:
+        config: The run.
+        hosts: Hosts with their slots, in rank order.
+        launcher: Program that starts the ranks.
+        min_hosts: Fewest hosts to continue with; 0 means all.
+        restarts: Restarts of lost ranks, per host.
+        patience_seconds: How long hosts that lost each other wait to meet again.
+
+    Returns:
+        The settings that every command shares.
+
+    Raises:
+        LaunchError: A host, the port or `min_hosts` cannot be used.
+        LayoutError: The layout does not fit the ranks.
+        ConfigError: The batch does not fit the ranks.
+    """
+    min_hosts = min_hosts or len(hosts)
+    if not 1 <= min_hosts <= len(hosts):
+        raise LaunchError(f"--min-hosts {min_hosts} of {len(hosts)} hosts cannot be. Use 1 to {len(hosts)}.")
+    if min_hosts < len(hosts) and launcher not in ("torchrun", "slurm"):
         raise LaunchError(
-            f"--least {least}: {launcher} cannot go on with fewer hosts than it started with. Use --by torchrun or "
-            f"--by slurm, or leave --least out: the same command resumes on hosts of your choice."
+            f"--min-hosts {min_hosts}: {launcher} cannot go on with fewer hosts than it started with. Use "
+            f"--launcher torchrun or --launcher slurm, or leave --min-hosts out: "
+            "the same command resumes on hosts of your choice."
         )
-    check_layout(config, hosts, least)
+    check_layout(config, hosts, min_hosts)
     if launcher != "slurm":
         check_addresses(hosts)
     return LaunchPlan(
@@ -55,29 +70,29 @@ def build_launch_plan(
         working_directory=Path.cwd(),
         port=config.launch.port if launcher == "slurm" else choose_rendezvous_port(hosts, config.launch.port),
         name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
-        min_hosts=least,
+        min_hosts=min_hosts,
         max_restarts=restarts,
         patience_seconds=patience_seconds,
         outage_seconds=round(config.train.hang_timeout_seconds) or UNWATCHED_SECONDS,
     )
 
 
-def check_layout(config: RunConfig, hosts: Sequence[Host], least: int) -> None:
-    """Whether the layout and the batch fit the ranks of all hosts, and of as few as the run may go on with."""
+def check_layout(config: RunConfig, hosts: Sequence[Host], min_hosts: int) -> None:
+    """Check that layout and batch fit the ranks of all hosts, and of every smaller number down to `min_hosts`."""
     from llmsys.train.build_objective import build_run_plan
 
-    for count in range(len(hosts), least - 1, -1):
+    for count in range(len(hosts), min_hosts - 1, -1):
         ranks = sum(host.slots for host in hosts[:count])
         try:
             layout = config.resolve_layout(ranks)
             build_run_plan(config, layout.data_parallel_size, 0)
         except (LayoutError, ConfigError) as error:
-            remedy = "" if count == len(hosts) else f" Or use --least {count + 1}, so that the run ends on fewer."
+            remedy = "" if count == len(hosts) else f" Or use --min-hosts {count + 1}, so that the run ends on fewer."
             raise type(error)(f"on {count} of {len(hosts)} hosts, {ranks} ranks: {error}{remedy}") from None
 
 
 def check_addresses(hosts: Sequence[Host]) -> None:
-    """Refuse a name that means the host that says it: others would look for the ranks on themselves."""
+    """Reject a name that resolves to loopback: other hosts would look for the ranks on themselves."""
     if len(hosts) == 1:
         return
     for host in hosts:
@@ -90,7 +105,7 @@ def check_addresses(hosts: Sequence[Host]) -> None:
 
 
 def choose_rendezvous_port(hosts: Sequence[Host], port: int) -> int:
-    """The port where ranks meet. Raises LaunchError when it is in use; only this host can be asked."""
+    """Return the port where ranks meet; raise LaunchError when it is in use. Only this host can be asked."""
     head = strip_user(hosts[0].name)
     if not is_this_host(head):
         return port or PORT
@@ -105,10 +120,17 @@ def choose_rendezvous_port(hosts: Sequence[Host], port: int) -> int:
     return chosen
 
 
-def require_hosts(start: LaunchPlan, names: Sequence[str]) -> None:
-    """Ask hosts by ssh, all at once. LaunchError for one that cannot be reached, whose clock is wrong, or that does not
-    see what this host writes into the launch folder."""
-    marker = start.folder / f".seen-{uuid.uuid4().hex[:12]}"
+def require_hosts(plan: LaunchPlan, names: Sequence[str]) -> None:
+    """Ask hosts by ssh, all at once, whether they can take part.
+
+    Args:
+        plan: The launch, whose folder exists.
+        names: Hosts to ask, as ssh names them.
+
+    Raises:
+        LaunchError: A host cannot be reached, its clock is wrong, or it does not see the launch folder.
+    """
+    marker = plan.folder / f".seen-{uuid.uuid4().hex[:12]}"
     marker.touch()
     try:
         look = f"test -e {shlex.quote(str(marker))} && echo seen; date +%s.%N"
@@ -116,13 +138,15 @@ def require_hosts(start: LaunchPlan, names: Sequence[str]) -> None:
     finally:
         marker.unlink()
     if wrong := [
-        said for name, answer in answers.items() if (said := _describe_host_problem(name, answer, start.folder.parent))
+        problem
+        for name, answer in answers.items()
+        if (problem := _describe_host_problem(name, answer, plan.folder.parent))
     ]:
         raise LaunchError("\n".join([*wrong, "Nothing was started. `llmsys preflight` looks at everything."]))
 
 
 def _describe_host_problem(name: str, answer: SshResult, run: Path) -> str:
-    """What keeps a host from taking part, and what to do about it; "" where nothing does."""
+    """Return the reason why a host cannot take part and the fix; "" where it can."""
     for found in (check_ssh(name, answer), check_clock(name, answer)):
         if found.remedy:
             return f"{name} {found.finding}. {found.remedy}"

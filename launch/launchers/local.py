@@ -1,7 +1,7 @@
-"""Starting the ranks of one machine: `llmsys train` builds the launcher's command, runs it, and says what became of it.
+"""Start the ranks of one machine for `llmsys train`, and report how they ended.
 
-torch runs under torchrun, DeepSpeed and accelerate under their own launchers; all start launch/train.py. One process
-needs none, but for DeepSpeed's.
+torch runs under torchrun, DeepSpeed and accelerate under their own launchers. All start launch/train.py. A single
+process needs no launcher, except DeepSpeed's.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launch.process.parent_watch import build_child_environment
 from launch.process.run_requirements import require_datasets, require_layout
-from launch.process.signal_forwarding import forward_signals, ignoring_own_signals
+from launch.process.signal_forwarding import forward_signals, ignore_own_signals
 from launch.train import LOST_PEER, UNMET
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError, LostRankError
@@ -27,8 +27,14 @@ HOST = "127.0.0.1"
 def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
     """Run `launch/train.py WORDS` on launch.processes processes of this machine and wait for the end.
 
-    Raises LayoutError, ConfigError or DataError before a rank starts, and LostRankError when a signal killed a process.
-    The rank or launcher that ends otherwise has printed its own message, and SystemExit carries its status.
+    Args:
+        config: The run.
+        words: CONFIG and overrides, as the ranks get them.
+
+    Raises:
+        LayoutError, ConfigError, DataError: The run cannot start; no rank was started.
+        LostRankError: A signal killed a process.
+        SystemExit: A rank or launcher failed otherwise; it has printed its own message, and this carries its status.
     """
     processes = config.launch.processes or _count_accelerators()
     require_layout(config, processes)
@@ -50,15 +56,15 @@ def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
 
 
 def _run_launcher(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run to the end; a wish to stop goes to the ranks."""
-    with ignoring_own_signals() as more:
+    """Run a launcher to its end, and forward requests to stop to the ranks."""
+    with ignore_own_signals() as more:
         process = subprocess.Popen(command, env=environment | more)
     with forward_signals(process.pid):
         return process.wait()
 
 
 def build_local_command(engine: str, processes: int, port: int, words: Sequence[str]) -> list[str]:
-    """The command line that starts `processes` ranks of launch/train.py on this machine."""
+    """Return the command that starts `processes` ranks of launch/train.py on this machine."""
     script = [str(SCRIPT), *words]
     if engine == "deepspeed":
         places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -78,7 +84,7 @@ def build_local_command(engine: str, processes: int, port: int, words: Sequence[
 
 
 def _check_port(port: int) -> int:
-    """The port, after asking whether it can be had."""
+    """Return the port; raise LaunchError where it is in use."""
     if port and (reason := describe_port_conflict(port, HOST)):
         raise LaunchError(
             f"launch.port={port} is in use on {HOST} ({reason}). The ranks need a free port to meet at. "
@@ -101,14 +107,14 @@ def _build_environment(config: RunConfig, processes: int) -> dict[str, str]:
 
 
 def _count_accelerators(or_one: bool = True) -> int:
-    """Accelerators of this machine; with `or_one`, one process even where there is none."""
+    """Return the number of accelerators of this machine; with `or_one`, at least 1."""
     import torch
 
     return torch.cuda.device_count() or int(or_one)
 
 
 def find_signal(status: int) -> int:
-    """Return the signal that ended a process by its exit status, or 0 when it left by itself."""
+    """Return the signal that ended a process, from its exit status; 0 when it exited by itself."""
     if status < 0:
         return -status
     if status > 128:  # shells return 128 + signal, DeepSpeed's launcher 256 - signal

@@ -1,10 +1,9 @@
-"""Keeps the ranks of one host going through losses: `python -m launch.launchers.restart_agent --meet HOST:PORT
---restarts N --patience SECONDS COMMAND …`, where the command is torchrun's (launch/launchers/torchrun.py) and never
-restarts ranks itself.
+"""Restart the ranks of one host after a loss: `python -m launch.launchers.restart_agent --meet HOST:PORT … COMMAND`.
 
-A process of its own for each attempt, because an agent that has lost its meeting place waits in a call that knows no
-time-out; and a meeting place of its own, because agents that have counted different attempts do not understand each
-other in an old one. What the ranks ended for on purpose (0, 2 and 75) is the end here too.
+COMMAND is torchrun (launch/launchers/torchrun.py) without its own restarts. Each attempt gets a new agent process,
+because an agent that lost its rendezvous blocks in a call without a timeout. It also gets a new rendezvous, because
+agents that count different attempts cannot join each other. Exit codes 0 (done), 2 (user error) and 75 (stopped and
+saved) are final.
 """
 
 import argparse
@@ -25,12 +24,11 @@ from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.errors import LaunchError
 from llmsys.log import configure_logging, get_logger
 
-FINAL = (0, MENDABLE, STOPPED)
-"""Statuses that a restart does not mend: finished; what a person must mend; stopped after saving."""
+FINAL = (0, MENDABLE, STOPPED)  # a restart does not help: finished, user error, stopped after a save
 LOOK_SECONDS = 2.0
 KNOCK_SECONDS = 5.0
 SHUT_SECONDS = 20.0
-"""An agent without ranks whose meeting place has been out of reach for so long will not find it by itself."""
+"""An agent without ranks does not recover once its rendezvous has been unreachable for this long."""
 LONGEST_PAUSE_SECONDS = 30.0
 SAY_SECONDS = 10.0
 
@@ -39,20 +37,20 @@ log = get_logger("launch.launchers.restart_agent")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the agents of all hosts meet: at a port of the first host, whose agent opens it."""
+    """The port of the first host where the agents of all hosts meet. The first host's agent opens it."""
 
     host: str
     port: int
 
     @property
     def is_local(self) -> bool:
-        """Whether this is the host where the others knock."""
+        """True where this host holds the rendezvous."""
         with suppress(LaunchError):
             return is_this_host(self.host)
         return False
 
     def is_open(self) -> bool:
-        """Whether somebody answers there."""
+        """Return whether the port accepts a connection."""
         with suppress(OSError), socket.create_connection((self.host, self.port), KNOCK_SECONDS):
             return True
         return False
@@ -61,27 +59,27 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
 
-def run_with_restarts(command: Sequence[str], meeting: Rendezvous, restarts: int, patience_seconds: float) -> int:
-    """Run the command until it has ended for good; its last status, or 3 when the hosts did not meet in time.
+def run_with_restarts(command: Sequence[str], rendezvous: Rendezvous, restarts: int, patience_seconds: float) -> int:
+    """Run the command until it has ended for good; return its last status, or 3 when the hosts did not meet in time.
 
-    `restarts` counts ranks that ran and were lost; hosts that wait for each other are limited by the patience alone.
+    `restarts` counts ranks that ran and were lost. Hosts that wait for each other are limited by the patience alone.
     """
     with forward_signals() as asked:
-        return _run_attempts(command, meeting, restarts, patience_seconds, asked)
+        return _run_attempts(command, rendezvous, restarts, patience_seconds, asked)
 
 
 def _run_attempts(
-    command: Sequence[str], meeting: Rendezvous, restarts: int, patience_seconds: float, asked: list[int]
+    command: Sequence[str], rendezvous: Rendezvous, restarts: int, patience_seconds: float, asked: list[int]
 ) -> int:
-    """See `run_with_restarts`; ranks that were `asked` to stop are not started again, however they ended."""
+    """Run `run_with_restarts`. Ranks that were `asked` to stop are not restarted, whatever their exit status."""
     left, lost_at, pause = restarts, time.monotonic(), 1.0
-    while _wait_for_rendezvous(meeting, lost_at + patience_seconds):
-        status, lived_until = _run_attempt(command, meeting, lost_at, patience_seconds, asked)
+    while _wait_for_rendezvous(rendezvous, lost_at + patience_seconds):
+        status, lived_until = _run_attempt(command, rendezvous, lost_at, patience_seconds, asked)
         if status in FINAL or asked:
             return status
         if lived_until is not None:
             if left == 0:
-                if restarts:  # else the ranks have said all
+                if restarts:  # else the ranks have has_warned all
                     log.error(
                         "the ranks of this host ended (status %d), and none of %d restarts is left", status, restarts
                     )
@@ -89,37 +87,37 @@ def _run_attempts(
             left, lost_at, pause = left - 1, lived_until, 1.0
             log.warning(
                 "the ranks of this host ended (status %d); restart %d of %d, as soon as the hosts meet again at %s, in "
-                "%.0f s at most (--patience)", status, restarts - left, restarts, meeting, patience_seconds,
+                "%.0f s at most (--patience)", status, restarts - left, restarts, rendezvous, patience_seconds,
             )  # fmt: skip
         time.sleep(min(pause, max(0.0, lost_at + patience_seconds - time.monotonic())))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     log.error(
         "the hosts did not meet at %s within %.0f s (--patience). Nothing that was saved is lost: the same command "
-        "goes on from the newest checkpoint.", meeting, patience_seconds,
+        "goes on from the newest checkpoint.", rendezvous, patience_seconds,
     )  # fmt: skip
     return LOST_PEER
 
 
-def _wait_for_rendezvous(meeting: Rendezvous, deadline: float) -> bool:
-    """Whether there is time left, and somebody to meet."""
-    began, said = time.monotonic(), False
+def _wait_for_rendezvous(rendezvous: Rendezvous, deadline: float) -> bool:
+    """Wait until the rendezvous can be tried; return False when the deadline has passed."""
+    began, has_warned = time.monotonic(), False
     while (now := time.monotonic()) < deadline:
-        if meeting.is_local or meeting.is_open():
+        if rendezvous.is_local or rendezvous.is_open():
             return True
-        if now - began > SAY_SECONDS and not said:
-            log.warning("nobody answers at %s; asking for another %.0f s (--patience)", meeting, deadline - now)
-            said = True
+        if now - began > SAY_SECONDS and not has_warned:
+            log.warning("nobody answers at %s; asking for another %.0f s (--patience)", rendezvous, deadline - now)
+            has_warned = True
         time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
     return False
 
 
 def _run_attempt(
-    command: Sequence[str], meeting: Rendezvous, lost_at: float, patience_seconds: float, asked: list[int]
+    command: Sequence[str], rendezvous: Rendezvous, lost_at: float, patience_seconds: float, asked: list[int]
 ) -> tuple[int, float | None]:
-    """One agent from start to end: its status, and when its ranks were seen last (None: the hosts did not meet).
+    """Run one agent; return its status, and when its ranks were last seen (None: the hosts did not meet).
 
-    An agent without ranks is ended when the patience is over, and where its meeting place is out of reach. Agent and
-    ranks are gone afterwards.
+    An agent without ranks is killed when the patience is over, or when its rendezvous has been unreachable for
+    SHUT_SECONDS. Agent and ranks are gone afterwards.
     """
     agent = subprocess.Popen(command, env=build_child_environment())
     ranks: list[psutil.Process] = []
@@ -129,7 +127,7 @@ def _run_attempt(
         if seen := list_descendant_ranks(agent.pid):
             ranks, lived_until, open_at = seen, now, now
             continue
-        open_at = now if meeting.is_local or meeting.is_open() else open_at
+        open_at = now if rendezvous.is_local or rendezvous.is_open() else open_at
         waited = now - (lost_at if lived_until is None else lived_until)
         if waited > patience_seconds or now - open_at > SHUT_SECONDS:
             agent.kill()
@@ -142,7 +140,7 @@ def _run_attempt(
 
 
 def _kill_rank(rank: psutil.Process) -> bool:
-    """End a rank; whether there was something to end."""
+    """Kill a rank; return whether it was still running."""
     with suppress(psutil.Error):
         was_running = rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE
         rank.kill()
@@ -157,12 +155,12 @@ def _wait_for_exit(agent: subprocess.Popen[bytes], seconds: float) -> int | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Keep the command that follows the options going; its status."""
+    """Parse the options, keep the command that follows them running, and return its status."""
     parser = argparse.ArgumentParser(prog="python -m launch.launchers.restart_agent", description=__doc__)
     parser.add_argument("--meet", required=True, help="HOST:PORT of the first host")
-    parser.add_argument("--restarts", type=int, required=True, help="how often lost ranks are started again")
-    parser.add_argument("--patience", type=float, required=True, help="how many seconds hosts wait for each other")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what starts the ranks of this host")
+    parser.add_argument("--restarts", type=int, required=True, help="number of restarts of lost ranks")
+    parser.add_argument("--patience", type=float, required=True, help="seconds to wait for lost hosts")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command that starts the ranks of this host")
     options = parser.parse_args(arguments)
     die_with_parent()
     configure_logging()

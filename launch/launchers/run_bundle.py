@@ -1,7 +1,11 @@
-"""What travels with a run to its hosts, in `launch/` of the run folder, so that the folder alone can start it again.
+"""Write the files that start a run on its hosts into `launch/` of the run folder; the folder alone can restart it.
 
-config.yaml (resolved), environment.sh and .deepspeed_env (what the user set for the libraries), hostfile, code.json and
-code.diff (the commit, and what was changed since), and run.sh (the commands). Secrets stay where they are.
+Writes config.yaml (resolved), environment.sh and .deepspeed_env (the user's library settings), hostfile, code.json and
+code.diff (the commit, and changes since).
+
+Invariants:
+- No secret is written; see `list_withheld_secrets`.
+- Files with variables or commands have mode 0600.
 """
 
 import json
@@ -31,21 +35,30 @@ ON_THIS_HOST_ONLY = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 DEEPSPEED_NAME = ".deepspeed_env"
 PDSH = "PDSH_SSH_ARGS_APPEND"
 PDSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=8 -o ServerAliveInterval=15"
-"""Left alone, pdsh waits for hours for a host that is gone."""
+"""Without these options pdsh waits for hours for a host that is gone."""
 SHELL_MEANS_SOMETHING = re.compile(r'(["$`\\])')
 OURS = ("llmsys", "data_pipeline", "launch", "configs", "pyproject.toml")
-"""What a run depends on in a checkout."""
+"""Paths of a checkout that a run depends on."""
 
 
 def get_bundle_folder(config: RunConfig) -> Path:
-    """Where it lies, as an absolute path: the same on every host."""
+    """Return the bundle's absolute path, which is the same on every host."""
     return (config.run.folder / "launch").absolute()
 
 
 def write_run_bundle(config: RunConfig, hosts: Sequence[Host], environment: Mapping[str, str] = os.environ) -> Path:
-    """Fill `launch/` of the run folder, all but run.sh. Returns the folder.
+    """Write every file of the bundle except run.sh.
 
-    Raises LaunchError for a variable that cannot travel.
+    Args:
+        config: The resolved run; secrets in URLs are redacted.
+        hosts: The hosts and their slots.
+        environment: Variables to take the libraries' settings from; by default this process's.
+
+    Returns:
+        `launch/` of the run folder.
+
+    Raises:
+        LaunchError: A variable has several lines.
     """
     folder = get_bundle_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +78,7 @@ def write_run_bundle(config: RunConfig, hosts: Sequence[Host], environment: Mapp
 
 
 def build_rank_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The variables that the ranks of every host get: the libraries' own, without secrets, and where our code is."""
+    """Return the variables for the ranks of every host: library settings without secrets, and our PYTHONPATH."""
     chosen = {
         name: value
         for name, value in sorted(environment.items())
@@ -83,7 +96,14 @@ def build_rank_environment(environment: Mapping[str, str], folder: Path) -> dict
 
 
 def list_withheld_secrets(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables that would travel if they did not look like secrets, those of the user's own files too."""
+    """Return the variables that are left out of the bundle because they look like secrets.
+
+    Args:
+        environment: Variables of the launch; those of the user's own `.deepspeed_env` are looked at too.
+
+    Returns:
+        Their names, sorted.
+    """
     theirs = [
         (name.strip(), value)
         for name, _, value in (line.partition("=") for line in _read_variable_lines(_list_user_files()))
@@ -93,17 +113,15 @@ def list_withheld_secrets(environment: Mapping[str, str] = os.environ) -> list[s
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a variable stays on this host: by its name, or by what it holds, such as a URL with a password."""
+    """Return whether a variable looks like a secret, by its name or by its value, such as a URL with a password."""
     return is_secret_name(name) or has_secret(value)
 
 
 def format_deepspeed_environment(travelling: Mapping[str, str], before: Sequence[Path]) -> str:
-    """`.deepspeed_env` as DeepSpeed reads it: NAME=value lines and nothing else, the user's own files first.
+    """Return the text of `.deepspeed_env`: NAME=value lines, the user's files first.
 
-    Secrets in those stay there: the run folder is shared, and copied with its run.
-
-    Its launcher puts a value between double quotes for the remote shell where need be; what means something there even
-    so is escaped.
+    Secrets in the user's files are left out, because the run folder is shared. Characters that the remote shell expands
+    inside double quotes are escaped, because DeepSpeed's launcher quotes values that way.
     """
     theirs = [line for line in _read_variable_lines(before) if not _is_secret(*line.split("=", 1))]
     escaped = {name: SHELL_MEANS_SOMETHING.sub(r"\\\1", value) for name, value in travelling.items()}
@@ -116,14 +134,14 @@ def _read_variable_lines(files: Sequence[Path]) -> list[str]:
 
 
 def _list_user_files() -> list[Path]:
-    """Where DeepSpeed would look, since it now looks into the run folder alone."""
+    """Return the files that DeepSpeed would read, since DS_ENV_FILE leads it to the run folder alone."""
     return [path for path in (Path.home() / DEEPSPEED_NAME, Path.cwd() / DEEPSPEED_NAME) if path.is_file()]
 
 
 def read_code_state(root: Path) -> tuple[dict[str, Any], bytes]:
-    """What code this is, and the difference of our files to the commit, new files too, as `git apply` takes it.
+    """Return the commit and versions of this code, and the diff to the commit (new files too) as `git apply` takes it.
 
-    Outside a checkout (an installed package) the version says it all, and there is no difference.
+    Outside a checkout, as in an installed package, the version identifies the code and the diff is empty.
     """
     state: dict[str, Any] = {
         "llmsys": __version__,
@@ -152,7 +170,7 @@ def _read_code_difference(root: Path) -> bytes:
 
 
 def _run_git(root: Path, *arguments: str) -> bytes | None:
-    """What git prints; None without git. `diff --no-index` leaves with 1 where there is a difference."""
+    """Return the output of git; None without git. `diff --no-index` exits with 1 where there is a difference."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
     except OSError:

@@ -1,9 +1,9 @@
-"""A Slurm job that starts a run, stops it in time, and puts it back into the queue until it is finished.
+"""Format a Slurm job that starts a run, stops it before the time limit, and requeues it until it is finished.
 
-One task on each node runs torchrun, whose ranks meet at the first node. Before the time limit, Slurm sends SIGUSR1 to
-the batch script, which hands it to the ranks: they save and leave with 75, and the job is queued again. Slurm
-queues it again by itself after a node has failed, unless fewer nodes are enough, which then go on alone. Of those Slurm
-takes no account of the first, where the script runs: when that one is lost, the others queue the job again.
+One task per node runs torchrun; the rendezvous is on the first node. NOTICE_SECONDS before the time limit Slurm sends
+SIGUSR1 to the batch script, which forwards it to the ranks: they save and exit with 75, and the job is requeued. After
+a node failure Slurm requeues the job itself, unless `min_hosts` nodes are left and continue. Slurm does not notice the
+loss of the first node of such a job, where the script runs: the other nodes then requeue it.
 """
 
 import re
@@ -17,11 +17,9 @@ from llmsys.errors import LaunchError
 from llmsys.folder_lock import LOCK_NAME
 from llmsys.redact import has_secret, redact_secrets
 
-NOTICE_SECONDS = 300
-"""How long before the time limit the run is asked to stop: a step, a save, and some air."""
-AIR_SECONDS = 60
-LOOK_SECONDS = 30
-"""How often the other nodes ask whether the first is still part of the job."""
+NOTICE_SECONDS = 300  # before the time limit: enough for a step, a save, and a margin
+AIR_SECONDS = 60  # margin over the longest outage that ranks of a lost node survive
+LOOK_SECONDS = 30  # interval at which the other nodes check that the first is still in the job
 FIRST_PORT = 20_000
 NEEDS_QUOTES = re.compile(r"[\s\"'\\#]")
 
@@ -61,39 +59,49 @@ WATCH = """\
     scontrol show hostnames "$nodes" | grep -qx "$MASTER_HOST" || scontrol requeue "$SLURM_JOB_ID"
 done </dev/null >/dev/null 2>&1 &
 """
-"""Slurm leaves a job of --no-kill to itself without the node of its script: it would last to its time limit."""
+"""A job with --no-kill that loses the node of its script would otherwise idle until its time limit."""
 
 
-def format_sbatch_script(start: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
-    """The text for `sbatch`.
+def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:
+    """Return the text of a batch script.
 
-    `chosen`: as many nodes as `start` has, of Slurm's choice; else those very nodes.
-    `gpus` on each node. `port` 0 takes one that follows from the number of the job. `more` are options of sbatch.
+    Args:
+        plan: The launch. Hosts must have equal slots.
+        chosen: Slurm chooses as many nodes as the plan has hosts; otherwise the job asks for those very nodes.
+        gpus: Accelerators per node; 0 asks for none.
+        port: Rendezvous port; 0 derives one from the job id.
+        more: Further options of sbatch.
+
+    Returns:
+        The script for `sbatch`.
+
+    Raises:
+        LaunchError: Slots differ, or an option holds a secret or several lines.
     """
-    slots = require_even_slots(start.hosts, "a Slurm job")
-    nodes = len(start.hosts)
-    options = [f"--job-name={start.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
+    slots = require_even_slots(plan.hosts, "a Slurm job")
+    nodes = len(plan.hosts)
+    options = [f"--job-name={plan.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
     options += [
         "--open-mode=append",
         f"--signal=B:USR1@{NOTICE_SECONDS}",
-        f"--output={_escape_percent(start.folder)}/slurm-%j.out",
+        f"--output={_escape_percent(plan.folder)}/slurm-%j.out",
     ]
     if not chosen:
-        options.append(f"--nodelist={','.join(strip_user(host.name) for host in start.hosts)}")
-    options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (start.min_hosts < nodes) + list(more)
+        options.append(f"--nodelist={','.join(strip_user(host.name) for host in plan.hosts)}")
+    options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (plan.min_hosts < nodes) + list(more)
     head = "".join(f"#SBATCH {_quote_option(option)}\n" for option in options)
-    return "#!/bin/bash\n" + head + "\n" + _format_job_body(start, slots, port)
+    return "#!/bin/bash\n" + head + "\n" + _format_job_body(plan, slots, port)
 
 
 def _escape_percent(folder: Path) -> str:
-    """A path as Slurm takes it for output files, where %j is the number of the job."""
+    """Return a path for Slurm's output files, where %j is the job id."""
     return str(folder).replace("%", "%%")
 
 
 def _quote_option(option: str) -> str:
-    """An option as a line of `#SBATCH` takes it: sbatch parts words at blanks, and knows quotes and backslashes.
+    """Return an option as a `#SBATCH` line takes it: sbatch splits at blanks, and reads quotes and backslashes.
 
-    Raises LaunchError for an option that holds a secret, or several lines.
+    Raises LaunchError for an option that holds a secret or several lines.
     """
     if has_secret(option) or "\n" in option:
         reason = "several lines" if "\n" in option else "a secret, and job.sbatch lies in the shared run folder"
@@ -106,26 +114,26 @@ def _quote_option(option: str) -> str:
     return '"' + option.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _format_job_body(start: LaunchPlan, slots: int, port: int) -> str:
-    checkpoints: Path = start.folder.parent / "checkpoints"
+def _format_job_body(plan: LaunchPlan, slots: int, port: int) -> str:
+    checkpoints: Path = plan.folder.parent / "checkpoints"
     return BODY.format(
-        enter=f"cd {shlex.quote(str(start.working_directory))} && . "
-        f"{shlex.quote(str(start.folder / 'environment.sh'))} || exit",
+        enter=f"cd {shlex.quote(str(plan.working_directory))} && . "
+        f"{shlex.quote(str(plan.folder / 'environment.sh'))} || exit",
         port=port or f"$(({FIRST_PORT} + SLURM_JOB_ID % 20000))",
         checkpoints=shlex.quote(str(checkpoints)),
-        held=start.outage_seconds + AIR_SECONDS,
-        lock=shlex.quote(str(start.folder.parent / LOCK_NAME)),
-        stay=" --no-kill" if start.min_hosts < len(start.hosts) else "",
-        task=shlex.quote(_format_node_task(start, slots)),
+        held=plan.outage_seconds + AIR_SECONDS,
+        lock=shlex.quote(str(plan.folder.parent / LOCK_NAME)),
+        stay=" --no-kill" if plan.min_hosts < len(plan.hosts) else "",
+        task=shlex.quote(_format_node_task(plan, slots)),
         stopped=STOPPED,
     )
 
 
-def _format_node_task(start: LaunchPlan, slots: int) -> str:
-    """What each node runs: torchrun, with the names that only the node knows left to its shell."""
+def _format_node_task(plan: LaunchPlan, slots: int) -> str:
+    """Return the shell command of each node: torchrun, with $SLURM and $MASTER names left for the node's shell."""
     identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
-    words = build_torchrun_arguments(start, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
-    watch = WATCH.format(seconds=LOOK_SECONDS) if start.min_hosts < len(start.hosts) else ""
+    words = build_torchrun_arguments(plan, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
+    watch = WATCH.format(seconds=LOOK_SECONDS) if plan.min_hosts < len(plan.hosts) else ""
     return f"{watch}exec " + " ".join(
         f'"{word}"' if "$SLURM" in word or "$MASTER" in word else shlex.quote(word) for word in words
     )

@@ -1,9 +1,9 @@
-"""torchrun with one message instead of three tracebacks when a rank ends badly.
+"""Run torchrun, and report a failed rank in one message instead of three tracebacks.
 
 `python -m launch.launchers.torchrun [torchrun's options] SCRIPT …` exits with the status of the rank that failed first,
-after naming it. A rank that has printed its own message (status 1, 2, 3, 4 or 75) is not repeated. Starting lost ranks
-again is what launch/launchers/restart_agent.py is for: torchrun's own --max-restarts, which would start stopped ranks
-too, is refused.
+after naming it. A rank that has printed its own message (status 1, 2, 3, 4 or 75) is not reported again. Restarts are
+the job of launch/launchers/restart_agent.py: --max-restarts is rejected, because torchrun would also restart ranks that
+were stopped on request.
 """
 
 import logging
@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
 from launch.process.parent_watch import die_with_parent
-from launch.process.signal_forwarding import forward_signals, signals_to_forward
+from launch.process.signal_forwarding import forward_signals, get_signals_to_forward
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.log import configure_logging, get_logger
 from llmsys.parallel.rendezvous import bind_rendezvous
@@ -39,8 +39,15 @@ log = get_logger("launch.launchers.torchrun")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ranks; return 0, or the exit status that tells what became of the first that failed."""
-    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", signals_to_handle())
+    """Run the ranks.
+
+    Args:
+        arguments: torchrun's arguments, by default those of the command line.
+
+    Returns:
+        0, or the exit status of the rank that failed first.
+    """
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", get_signals_to_handle())
     options = parse_args(sys.argv[1:] if arguments is None else list(arguments))
     if options.max_restarts:
         print(NO_RESTARTS.format(options.max_restarts), file=sys.stderr)
@@ -49,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_elastic_agent(start: Callable[[], None]) -> int:
-    """What became of ranks that `start` runs by torch's elastic agent: 0, or the status of the first that failed."""
+    """Run torch's elastic agent by `start`; return 0, or the status of the rank that failed first."""
     die_with_parent()
     configure_logging()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", signals_to_handle())
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", get_signals_to_handle())
     bind_rendezvous(agents=True)
     # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -70,23 +77,23 @@ def run_elastic_agent(start: Callable[[], None]) -> int:
     return 0
 
 
-def signals_to_handle() -> str:
-    """Return the default of --signals-to-handle: without SIGHUP where it saves, and without what was ignored before.
+def get_signals_to_handle() -> str:
+    """Return the default of --signals-to-handle: without SIGHUP where it means save, and without ignored signals.
 
     torch would take a signal that `nohup`, or a shell's `&`, has ignored.
     """
-    own = [one for one in SIGNALS_OF_TORCH if one not in signals_to_forward()]
+    own = [one for one in SIGNALS_OF_TORCH if one not in get_signals_to_forward()]
     kept = [one for one in own if signal.getsignal(one) is not signal.SIG_IGN]
     return ",".join(one.name for one in kept or [signal.SIGQUIT])
 
 
 def _format_error(error: Exception) -> str:
-    """What torch says of hosts that do not meet: of some kinds only the name."""
+    """Return the first line of an error of the rendezvous, or its class where it has no text."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
-    """A rank that lost its peer is a consequence; name the rank that was the cause, if one is there."""
+    """Log the rank that failed first and return its status. A rank that lost its peer is not the cause."""
     causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
     rank, first = (causes or failures)[0]
     if first.exitcode in (CRASHED, MENDABLE, LOST_PEER, STOPPED, HUNG):

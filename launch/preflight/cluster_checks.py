@@ -1,12 +1,7 @@
-"""An all-reduce and an all-to-all between all hosts, one process of launch/preflight/collective_probe.py on each, as
-findings.
+"""Check the cluster as a whole for `llmsys preflight`: collectives between all hosts, and memory of the smallest one.
 
-Reads hosts and the facts of each; starts the processes by ssh, all at once, and waits as long as it is told.
-
-Whether a rank's share of the model fits the memory of the smallest host, by the estimate, for `llmsys preflight`.
-
-Reads the config and the facts of hosts; gives one finding. A rank has an accelerator, or its part of what is free on
-its host.
+`check_collectives` starts one process of launch/preflight/collective_probe.py on each host by ssh. `check_memory_fit`
+compares the estimated peak with the memory of a rank: its accelerator's, or its share of the host's free memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,49 +18,52 @@ from llmsys.estimate.software_profile import MemoryProfile
 
 
 def check_collectives(names: Sequence[str], first: str, facts: Facts, patience_seconds: int) -> list[HostFinding]:
-    """A finding for each host; nothing where there is one host only."""
+    """Run an all-reduce and an all-to-all between all hosts; return a finding for each, none for a single host."""
     if len(names) < 2:
         return []
     if missing := [name for name in names if "free_port" not in facts.get(name, {})]:
-        said = f"no exchange was tried, because {', '.join(missing)} could not say what it has"
-        return [HostFinding(name, "exchange", said, "Mend what stands above, and ask again.") for name in missing]
+        observation = f"no exchange was tried, because {', '.join(missing)} did not report its facts"
+        return [
+            HostFinding(name, "exchange", observation, "Fix the findings above, and run preflight again.")
+            for name in missing
+        ]
     port = facts[names[0]]["free_port"]
     wait_seconds = max(1, patience_seconds * 3 // 5)  # the rest is for starting, so that the probe itself can tell
 
     def build_command(name: str) -> str:
-        """One process of each host, and to torch each is a node of its own."""
-        places = {"RANK": names.index(name), "WORLD_SIZE": len(names), "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-        settings = {key: str(value) for key, value in places.items()} | {"MASTER_ADDR": first, "MASTER_PORT": str(port)}
+        """Return the probe's command for a host. torch sees each host as a node with one process."""
+        ranks = {"RANK": names.index(name), "WORLD_SIZE": len(names), "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        settings = {key: str(value) for key, value in ranks.items()} | {"MASTER_ADDR": first, "MASTER_PORT": str(port)}
         return format_python_command("launch.preflight.collective_probe", [str(wait_seconds)], settings)
 
     answers = run_on_all_hosts(names, build_command, patience_seconds)
     return [_build_finding(name, answer, f"{first}:{port}") for name, answer in answers.items()]
 
 
-def _build_finding(name: str, answer: SshResult, meeting: str) -> HostFinding:
-    told = parse_last_json(answer)
-    if told is not None and "problem" not in told:
-        return HostFinding(name, "exchange", _format_bandwidths(told))
-    said = answer.last_error_line if told is None else told["problem"]
+def _build_finding(name: str, answer: SshResult, endpoint: str) -> HostFinding:
+    probe = parse_last_json(answer)
+    if probe is not None and "problem" not in probe:
+        return HostFinding(name, "exchange", _format_bandwidths(probe))
+    observation = answer.last_error_line if probe is None else probe["problem"]
     return HostFinding(
         name,
         "exchange",
-        f"could not exchange numbers with the other hosts: {said}",
-        f"Open TCP between the hosts (they were to meet at {meeting}), or name the right interface in "
+        f"could not exchange numbers with the other hosts: {observation}",
+        f"Open TCP between the hosts (they were to meet at {endpoint}), or name the right interface in "
         f"GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
     )
 
 
-def _format_bandwidths(told: Mapping[str, Any]) -> str:
-    speeds = (f"{title} {told[key] / 1e6:,.0f} MB/s" for title, key in _KINDS)
-    return f"{', '.join(speeds)} sent by each host over {told['interface']} ({told['backend']})"
+def _format_bandwidths(probe: Mapping[str, Any]) -> str:
+    speeds = (f"{title} {probe[key] / 1e6:,.0f} MB/s" for title, key in COLLECTIVES)
+    return f"{', '.join(speeds)} sent by each host over {probe['interface']} ({probe['backend']})"
 
 
-_KINDS = (("all-reduce", "all_reduce"), ("all-to-all", "all_to_all"))
+COLLECTIVES = (("all-reduce", "all_reduce"), ("all-to-all", "all_to_all"))
 
 
 def check_memory_fit(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> Iterator[HostFinding]:
-    """The estimated peak against the memory of a rank on the host that has least; nothing where nobody told."""
+    """Yield the estimated peak against the memory of a rank on the smallest host; nothing where no host was probed."""
     each = {host.name: _compute_rank_bytes(facts, host) for host in hosts if "devices" in facts.get(host.name, {})}
     if not each:
         return
@@ -76,7 +74,7 @@ def check_memory_fit(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> 
         config = resolve_for_hosts(config, [facts[name]["devices"] for name in each])
         layout = config.resolve_layout(sum(host.slots for host in hosts))
         if config.batch.micro_sequences == "auto":
-            said = str(find_largest_micro_batch(config, layout, each[scarce], system))
+            observation = str(find_largest_micro_batch(config, layout, each[scarce], system))
         else:
             verdict = estimate_peak_memory(config, layout, system=system).compute_fit_result(
                 int(USABLE_SHARE * each[scarce])
@@ -84,11 +82,11 @@ def check_memory_fit(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> 
             if not verdict.fits:
                 yield build_problem(scarce, "memory", verdict.text)
                 return
-            said = verdict.text
+            observation = verdict.text
     except LlmsysError as error:
         yield build_problem(scarce, "memory", str(error))
         return
-    yield HostFinding(scarce, "memory", said.rstrip("."))
+    yield HostFinding(scarce, "memory", observation.rstrip("."))
 
 
 def resolve_for_hosts(config: RunConfig, devices: Sequence[dict[str, Any]]) -> RunConfig:
@@ -98,7 +96,7 @@ def resolve_for_hosts(config: RunConfig, devices: Sequence[dict[str, Any]]) -> R
 
 
 def _compute_rank_bytes(facts: Facts, host: Host) -> int:
-    told = facts[host.name]["devices"]
-    if told["accelerators"]:
-        return min(int(one["total_bytes"]) for one in told["accelerators"])
-    return int(told["memory_bytes"]) // host.slots
+    probe = facts[host.name]["devices"]
+    if probe["accelerators"]:
+        return min(int(one["total_bytes"]) for one in probe["accelerators"])
+    return int(probe["memory_bytes"]) // host.slots

@@ -1,7 +1,7 @@
-"""One process on each host, for `llmsys preflight`: do an all-reduce and an all-to-all get through, and how fast?
+"""Run one process of `llmsys preflight`'s exchange: test an all-reduce and an all-to-all, and measure their bandwidth.
 
 Started by ssh as `python -m launch.preflight.collective_probe TIMEOUT_SECONDS` with RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT; prints one line of JSON. With accelerators it goes over NCCL, from the first of each host, else over gloo.
+MASTER_PORT; prints one line of JSON. Uses NCCL on the first accelerator of each host, or gloo where there is none.
 """
 
 import datetime
@@ -16,9 +16,9 @@ BYTES_ON_CPU, BYTES_ON_ACCELERATOR = 4 << 20, 64 << 20
 
 
 def run_probe(timeout_seconds: int) -> dict[str, Any]:
-    """Meet, exchange, measure; each within the timeout.
+    """Join the process group, check the collectives and measure them. Collective.
 
-    Bandwidths are the bytes that a host sends, divided by the seconds that the slowest one takes.
+    Returns bandwidths in bytes that one host sends, divided by the seconds of the slowest one.
     """
     import torch
     import torch.distributed as dist
@@ -44,7 +44,7 @@ def run_probe(timeout_seconds: int) -> dict[str, Any]:
 
 
 def require_correct_collectives(device: Any) -> None:
-    """Both exchanges, with numbers whose outcome is known; RuntimeError when another one comes out."""
+    """Run both collectives on known numbers; raise RuntimeError when a result is wrong. Collective."""
     import torch
     import torch.distributed as dist
 
@@ -59,8 +59,8 @@ def require_correct_collectives(device: Any) -> None:
 
 if __name__ == "__main__":
     try:
-        told = run_probe(int(sys.argv[1]))
+        result = run_probe(int(sys.argv[1]))
     except Exception as error:
-        told = {"problem": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
-    print(json.dumps(told), flush=True)
+        result = {"problem": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+    print(json.dumps(result), flush=True)
     os._exit(0)  # peers may be gone, and a library's clean-up would wait for them

@@ -1,8 +1,10 @@
-"""What one host knows of itself, for `llmsys preflight`: started there by ssh as `python -m launch.preflight.host_probe
-REQUEST`.
+"""Collect the facts of one host for `llmsys preflight`; ssh runs `python -m launch.preflight.host_probe REQUEST`.
 
-Reads a request in JSON (config, words, rank, hosts, …); prints one line of JSON. What goes wrong on the way is a field
-of it, so that every other fact still gets told. Writes one file, by which the others see that the folder is shared.
+Reads a request in JSON (config, overrides, rank, hosts, …); prints one line of JSON. Writes one file, by which the
+other hosts see that the folder is shared.
+
+Invariants:
+- An error becomes a field `…_problem`, so that every other fact is still reported.
 """
 
 import hashlib
@@ -24,7 +26,7 @@ PACKAGES = ("torch", "deepspeed", "accelerate", "numpy", "pyarrow")
 
 
 def collect_host_facts(request: dict[str, Any]) -> dict[str, Any]:
-    """Every fact; a field that ends in `problem` holds the message of what could not be had."""
+    """Return every fact. A field ending in `_problem` holds the message of a fact that could not be collected."""
     facts: dict[str, Any] = {"versions": read_versions(), "commit": read_commit(), "code": compute_code_digest()}
     facts |= _collect_fact("address", lambda: resolve_address(request["first"]))
     if request["port"] and request["rank"] == 0:
@@ -37,7 +39,7 @@ def collect_host_facts(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_versions() -> dict[str, str]:
-    """Versions of Python, llmsys and the packages that ranks must agree on; "missing" for what is not installed."""
+    """Return the versions of Python, llmsys and the packages that ranks must agree on; "missing" if not installed."""
     import llmsys
 
     found = {"python": platform.python_version(), "llmsys": llmsys.__version__}
@@ -50,23 +52,23 @@ def read_versions() -> dict[str, str]:
 
 
 def read_commit() -> str:
-    """The commit of the checkout that the code lies in; "" where it is not a checkout."""
+    """Return the commit of the checkout that holds the code, 12 digits; "" outside a checkout."""
     from llmsys.source_code import read_source
 
     return str(read_source()["commit"] or "")[:12]
 
 
 def compute_code_digest() -> str:
-    """A digest of every file of code that a rank may import from the three rooms."""
-    rooms, whole = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=6)
-    for room in ("data_pipeline", "launch", "llmsys"):
-        for path in sorted((rooms / room).rglob("*.py")):
-            whole.update(f"{path.relative_to(rooms)}\n".encode() + path.read_bytes())
-    return whole.hexdigest()
+    """Return a hash of every Python file that a rank may import from our three packages."""
+    checkout, digest = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=6)
+    for package in ("data_pipeline", "launch", "llmsys"):
+        for path in sorted((checkout / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(checkout)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def resolve_address(name: str) -> str:
-    """The address by which this host would reach the first one."""
+    """Return the address by which this host would reach the first one."""
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -77,13 +79,13 @@ def resolve_address(name: str) -> str:
 
 
 def require_port(wanted: int) -> None:
-    """Ask whether the port that ranks will meet at can be had."""
+    """Raise LlmsysError when the rendezvous port is in use."""
     if reason := describe_port_conflict(wanted, EVERYWHERE):
         raise LlmsysError(f"port {wanted} cannot be had ({reason}). Set launch.port to another, or end what holds it.")
 
 
 def write_marker(folder: Path, marker: str, rank: int) -> dict[str, int]:
-    """Leave a file for the others to see; the bytes that are free there."""
+    """Write a file that the other hosts look for; return the free bytes of its file system."""
     try:
         (folder / marker).mkdir(parents=True, exist_ok=True)
         (folder / marker / str(rank)).write_text("seen\n")
@@ -93,7 +95,7 @@ def write_marker(folder: Path, marker: str, rank: int) -> dict[str, int]:
 
 
 def read_devices() -> dict[str, Any]:
-    """Accelerators with their memory, the memory and cores of the host, and whether it multiplies bf16 natively."""
+    """Return the accelerators with their memory, the host's memory and cores, and its bf16 support."""
     import torch
 
     from llmsys.parallel.process_group import get_local_device
@@ -109,7 +111,7 @@ def read_devices() -> dict[str, Any]:
 
 
 def read_first_batch(request: dict[str, Any]) -> dict[str, Any]:
-    """The first batch of this host's first rank, read as training would; its size."""
+    """Read the first batch of this host's first rank as training would; return its size."""
     from llmsys.config.load import load_run_config
     from llmsys.train.build_objective import build_step_batches
 

@@ -1,8 +1,11 @@
-"""What would fail on these hosts, found before a rank starts: asks each by ssh and judges the answers.
+"""Check hosts before a launch: ask each by ssh, and turn the answers into findings.
 
-Reads a config and hosts; gives findings in the order in which they were asked: reach and clock, facts of each host, the
-shared folder, the layout, and an exchange between all. Each question has its limit, and the first that a host does not
-answer is a finding; all together end within a time that the patience gives.
+Reads a config and hosts. Yields findings in this order: reach and clock, facts of each host, the shared folder, the
+layout, and collectives between all hosts.
+
+Invariants:
+- Every question has a limit, and the first one that a host does not answer is a finding.
+- The whole preflight ends within `PreflightRequest.timeout_seconds`.
 """
 
 import json
@@ -26,15 +29,14 @@ from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
 from llmsys.estimate.parameter_count import count_parameters
 
-REACH_SECONDS, SHELL_SECONDS = 10, 5
-"""How long a host may take to answer at all, and later to a command of the shell."""
+REACH_SECONDS, SHELL_SECONDS = 10, 5  # limits of the first answer, and of later shell commands
 PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5
 """A preflight lasts two patiences, one for facts and one for the exchange, and this: under a minute with 25 s."""
 ALL = "all"
 
 
 class PreflightRequest(NamedTuple):
-    """What a preflight is about: the config, as given and as read, and the hosts."""
+    """A config, as given and as parsed, and the hosts to check it on."""
 
     given: str
     overrides: Sequence[str]
@@ -59,24 +61,31 @@ class PreflightRequest(NamedTuple):
 
     @property
     def timeout_seconds(self) -> int:
-        """How long all questions together may take."""
+        """Limit of all questions together."""
         return PATIENCES * self.patience_seconds + SHORT_QUESTIONS_SECONDS
 
     @property
     def run_folder(self) -> Path:
-        """The run folder, as every host will name it."""
+        """The run folder, as an absolute path."""
         return Path.cwd() / self.config.run.folder
 
 
-def run_preflight(question: PreflightRequest) -> Iterator[HostFinding]:
-    """Every finding, as soon as it is there."""
-    ends = time.monotonic() + question.timeout_seconds
+def run_preflight(request: PreflightRequest) -> Iterator[HostFinding]:
+    """Run every check.
+
+    Args:
+        request: The config and the hosts.
+
+    Yields:
+        Findings, each as soon as it is known.
+    """
+    ends = time.monotonic() + request.timeout_seconds
 
     def cap_seconds(seconds: int) -> int:
         return max(1, min(seconds, round(ends - time.monotonic())))
 
-    yield from check_divisibility(question)
-    answers = run_on_all_hosts(question.host_names, lambda _: "date +%s.%N", cap_seconds(REACH_SECONDS))
+    yield from check_divisibility(request)
+    answers = run_on_all_hosts(request.host_names, lambda _: "date +%s.%N", cap_seconds(REACH_SECONDS))
     for name, answer in answers.items():
         yield host_checks.check_ssh(name, answer)
         if answer.status == 0:
@@ -84,99 +93,99 @@ def run_preflight(question: PreflightRequest) -> Iterator[HostFinding]:
     reachable = [name for name, answer in answers.items() if answer.status == 0]
     marker = f".preflight-{uuid.uuid4().hex[:12]}"
     try:
-        limit = cap_seconds(question.patience_seconds)
-        asked = run_on_all_hosts(reachable, lambda name: _format_probe_command(question, name, marker), limit)
-        facts = {name: told for name, answer in asked.items() if (told := parse_last_json(answer)) is not None}
+        limit = cap_seconds(request.patience_seconds)
+        asked = run_on_all_hosts(reachable, lambda name: _format_probe_command(request, name, marker), limit)
+        facts = {name: probe for name, answer in asked.items() if (probe := parse_last_json(answer)) is not None}
         yield from (_build_silence_finding(name, answer, limit) for name, answer in asked.items() if name not in facts)
-        yield from _check_facts(question, facts, marker, cap_seconds(SHELL_SECONDS))
+        yield from _check_facts(request, facts, marker, cap_seconds(SHELL_SECONDS))
     finally:
-        folder, run = shlex.quote(str(question.run_folder / marker)), shlex.quote(str(question.run_folder))
+        folder, run = shlex.quote(str(request.run_folder / marker)), shlex.quote(str(request.run_folder))
         run_on_all_hosts(
             reachable, lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true", cap_seconds(SHELL_SECONDS)
         )
     yield from check_collectives(
-        question.host_names, question.rendezvous_host, facts, cap_seconds(question.patience_seconds)
+        request.host_names, request.rendezvous_host, facts, cap_seconds(request.patience_seconds)
     )
 
 
-def check_divisibility(question: PreflightRequest) -> Iterator[HostFinding]:
-    """Whether layout and batch divide over the ranks: arithmetic, and nobody is asked."""
+def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:
+    """Check that layout and batch divide over the ranks. Asks no host."""
     try:
-        layout = question.config.resolve_layout(question.num_ranks)
+        layout = request.config.resolve_layout(request.num_ranks)
     except LlmsysError as error:
         yield build_problem(ALL, "layout", str(error))
         return
     axes = ", ".join(f"{axis}={size}" for axis, size in layout.model_dump().items())
-    yield HostFinding(ALL, "layout", f"{question.num_ranks} ranks: {axes}")
+    yield HostFinding(ALL, "layout", f"{request.num_ranks} ranks: {axes}")
     try:
-        if question.config.objective.kind in ("next_token", "masked"):
-            in_turns = question.config.train.reproducibility == "bitwise"  # whole steps, dealt by micro-batches
-            plan = RunPlan(question.config.batch, 1 if in_turns else layout.data_parallel_size, 0).get_step_plan(0)[1]
-            said = f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"
-            yield HostFinding(ALL, "batch", said)
+        if request.config.objective.kind in ("next_token", "masked"):
+            in_turns = request.config.train.reproducibility == "bitwise"  # bitwise assigns micro-batches of a full step
+            plan = RunPlan(request.config.batch, 1 if in_turns else layout.data_parallel_size, 0).get_step_plan(0)[1]
+            observation = f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"
+            yield HostFinding(ALL, "batch", observation)
     except LlmsysError as error:
         yield build_problem(ALL, "batch", str(error))
 
 
 def _check_facts(
-    question: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int
+    request: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int
 ) -> Iterator[HostFinding]:
-    """What follows from the facts of hosts that told them."""
+    """Yield the checks that need only the collected facts."""
     if not facts:
         return
     yield from host_checks.check_versions(facts)
-    yield from host_checks.check_devices(facts, question.hosts)
-    yield from check_memory_fit(question.config, question.hosts, facts)
-    parameters, kept = count_parameters(question.config.model).total, question.config.checkpoint.keep_last
-    folder = str(question.run_folder)
-    for name, told in facts.items():
-        yield host_checks.check_rendezvous_address(name, told, question.rendezvous_host, len(question.hosts) > 1)
-        if "port_problem" in told:
-            yield build_problem(name, "port", told["port_problem"])
-        yield host_checks.check_disk(name, told, folder, parameters, kept)
-        if "batch_problem" in told:
-            yield build_problem(name, "dry batch", told["batch_problem"])
+    yield from host_checks.check_devices(facts, request.hosts)
+    yield from check_memory_fit(request.config, request.hosts, facts)
+    parameters, kept = count_parameters(request.config.model).total, request.config.checkpoint.keep_last
+    folder = str(request.run_folder)
+    for name, probe in facts.items():
+        yield host_checks.check_rendezvous_address(name, probe, request.rendezvous_host, len(request.hosts) > 1)
+        if "port_problem" in probe:
+            yield build_problem(name, "port", probe["port_problem"])
+        yield host_checks.check_disk(name, probe, folder, parameters, kept)
+        if "batch_problem" in probe:
+            yield build_problem(name, "dry batch", probe["batch_problem"])
         else:
             yield HostFinding(
-                name, "dry batch", "{micro_batches} micro-batches for its first rank".format(**told["batch"])
+                name, "dry batch", "{micro_batches} micro-batches for its first rank".format(**probe["batch"])
             )
-    yield from _check_sharing(question, facts, marker, seconds)
+    yield from _check_sharing(request, facts, marker, seconds)
 
 
 def _check_sharing(
-    question: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int
+    request: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int
 ) -> Iterator[HostFinding]:
-    """A file that each host wrote is looked for on every other, by name: a listing may be remembered, a name is not."""
-    wrote = [name for name, told in facts.items() if "folder" in told]
-    numbers = [str(question.host_names.index(name)) for name in wrote]
-    folder = shlex.quote(str(question.run_folder / marker))
+    """Check that each host sees the file of every other. Files are tested by name, because a listing may be cached."""
+    wrote = [name for name, probe in facts.items() if "folder" in probe]
+    numbers = [str(request.host_names.index(name)) for name in wrote]
+    folder = shlex.quote(str(request.run_folder / marker))
     look = "; ".join(f"test -e {folder}/{number} && echo {number}" for number in numbers)
     for name, answer in run_on_all_hosts(wrote, lambda _: f"{look}; true", seconds).items():
         seen = {wrote[numbers.index(one)] for one in answer.output.split() if one in numbers}
-        yield host_checks.check_shared_folder(name, seen, wrote, str(question.run_folder))
+        yield host_checks.check_shared_folder(name, seen, wrote, str(request.run_folder))
 
 
-def _format_probe_command(question: PreflightRequest, name: str, marker: str) -> str:
-    rank = question.host_names.index(name)
-    request = {
-        "config": question.given,
-        "overrides": list(question.overrides),
+def _format_probe_command(request: PreflightRequest, name: str, marker: str) -> str:
+    rank = request.host_names.index(name)
+    fields = {
+        "config": request.given,
+        "overrides": list(request.overrides),
         "rank": rank,
-        "first": question.rendezvous_host,
-        "ranks": question.num_ranks,
-        "first_rank": sum(host.slots for host in question.hosts[:rank]),
-        "port": question.config.launch.port or (PORT if len(question.hosts) > 1 else 0),
-        "folder": str(question.run_folder),
+        "first": request.rendezvous_host,
+        "ranks": request.num_ranks,
+        "first_rank": sum(host.slots for host in request.hosts[:rank]),
+        "port": request.config.launch.port or (PORT if len(request.hosts) > 1 else 0),
+        "folder": str(request.run_folder),
         "marker": marker,
     }
-    return format_python_command("launch.preflight.host_probe", [json.dumps(request)])
+    return format_python_command("launch.preflight.host_probe", [json.dumps(fields)])
 
 
 def _build_silence_finding(name: str, answer: SshResult, patience_seconds: int) -> HostFinding:
     if answer.status == TIMED_OUT:
-        said = f"did not tell its facts within {patience_seconds} s"
+        observation = f"did not tell its facts within {patience_seconds} s"
         return HostFinding(
-            name, "facts", said, f"See what keeps it busy, or give it --patience {4 * patience_seconds}."
+            name, "facts", observation, f"See what keeps it busy, or give it --patience {4 * patience_seconds}."
         )
     remedy = f"Have {sys.executable} and {Path.cwd()} there too: share the folders, or install at the same paths."
     return HostFinding(name, "facts", f"cannot run llmsys: {answer.last_error_line}", remedy)

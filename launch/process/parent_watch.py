@@ -1,9 +1,8 @@
-"""No process outlives the one that started it, not even after `kill -9`.
+"""End a process when the process that started it is gone, even after `kill -9`.
 
-A process that starts others gives them `build_child_environment()`: their environment names it in LLMSYS_PARENT. Each
-of them calls `die_with_parent()`, which ends it at once, with status 1, when the named process is gone. An environment
-variable goes through launchers such as torchrun and deepspeed, where the parent process id would only name the
-launcher.
+A process that starts others gives them `build_child_environment()`, which names it in LLMSYS_PARENT. Each child calls
+`die_with_parent()`, which exits with status 1 as soon as the named process is gone. An environment variable passes
+through launchers such as torchrun and deepspeed; a parent process id would only name the launcher.
 """
 
 import os
@@ -19,17 +18,25 @@ CLOCK_STEP_SECONDS = 5.0  # creation times are read off the wall clock, which ma
 
 
 def build_child_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`base` (default: this process's environment), with this process as the one whose end is the child's end."""
+    """Return an environment that ties the life of a child process to this process.
+
+    Args:
+        base: Variables to start from. Default: this process's environment.
+
+    Returns:
+        `base` with LLMSYS_PARENT set to `pid:create_time` of this process.
+    """
     # The time of creation tells this process from a later one that is given the same number.
     created = psutil.Process().create_time()
     return {**(os.environ if base is None else base), VARIABLE: f"{os.getpid()}:{created!r}"}
 
 
 def die_with_parent() -> None:
-    """Watch the process that LLMSYS_PARENT names, if it names one; end this process when that one is gone.
+    """Watch the process that LLMSYS_PARENT names, and end this process when that one is gone.
 
-    The value is `pid:create_time`, or a bare `pid` (what a shell or make can write), for which the creation time is
-    read now. A value that names no process, or one that is gone already, ends this process at once.
+    The value is `pid:create_time`, or a bare `pid` as a shell or make can write it. For a bare `pid` the creation time
+    is
+    read now. A value that names no living process ends this process at once; without the variable nothing happens.
     """
     value = os.environ.get(VARIABLE)
     if not value:
@@ -51,7 +58,7 @@ def _find_parent(value: str) -> psutil.Process | None:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that has ended and waits for its own parent to notice (a zombie) does not."""
+    """Return whether the process runs. A zombie, which has ended and waits for its parent, does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,8 +1,8 @@
-"""What the launchers tell a process: its rank, the world, how to reach the others, and over which network.
+"""Fill RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* from any launcher's variables, and choose a network interface.
 
-torchrun, deepspeed and accelerate set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_*; srun, Open MPI and PMI (MPICH, Intel
-MPI) set names of their own, from which the same ones are filled. A stray `--local_rank=N`, which the deepspeed launcher
-adds, is taken out of the arguments. Where nobody names a network interface, the one that leads to the others is taken.
+torchrun, deepspeed and accelerate set these names. srun, Open MPI and PMI (MPICH, Intel MPI) set names of their own,
+which are copied. `--local_rank=N`, which the deepspeed launcher adds, is removed from the arguments. Where the user
+names no network interface, the one that leads to rank 0 is chosen.
 """
 
 import os
@@ -42,14 +42,18 @@ FIRST_HOST = re.compile(r"(?P<prefix>[^\[,]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suf
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher started this process as one of several ranks."""
+    """Return whether a launcher started this process as one of several ranks."""
     return "RANK" in environment
 
 
 def adopt_launcher(environment: Environment = os.environ) -> None:
-    """Fill the usual names from whatever launcher started this process. One that has spoken is not overruled.
+    """Fill the usual names from whatever launcher started this process. Names that are set already are kept.
 
-    Raises LaunchError where ranks are on several hosts and nothing says where the first one is.
+    Args:
+        environment: Variables to read and to fill, by default those of this process.
+
+    Raises:
+        LaunchError: Ranks are on several hosts and nothing names the host of rank 0.
     """
     if not is_launched(environment):
         _adopt_slurm(environment)
@@ -60,7 +64,7 @@ def adopt_launcher(environment: Environment = os.environ) -> None:
 
 
 def _adopt_slurm(environment: Environment) -> None:
-    """`srun` of one task per rank. An interactive shell of a job is no rank."""
+    """Copy the names of an `srun` with one task per rank. An interactive shell of a job is no rank."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return
     _copy_variables(environment, SLURM_NAMES)
@@ -75,7 +79,7 @@ def _adopt_slurm(environment: Environment) -> None:
 
 
 def _adopt_mpi(environment: Environment) -> None:
-    """`mpirun` and `mpiexec`, which do not say where rank 0 is: on this host, or where MASTER_ADDR says."""
+    """Copy the names of `mpirun` or `mpiexec`. These do not name rank 0's host: it is this one, or MASTER_ADDR."""
     names = next((one for one in MPI_NAMES if one["RANK"] in environment and one["WORLD_SIZE"] in environment), None)
     if names is None:
         return
@@ -98,13 +102,13 @@ def _copy_variables(environment: Environment, names: Mapping[str, str]) -> None:
 
 
 def parse_first_host(node_list: str) -> str:
-    """The first of Slurm's `node[03-05,9],other`: node03. Empty where there is none."""
+    """Return the first host of Slurm's `node[03-05,9],other` (here node03), or "" where there is none."""
     found = FIRST_HOST.match(node_list)
     return f"{found['prefix']}{found['number'] or ''}{found['suffix'] or ''}" if found else ""
 
 
 def _parse_node_tasks(environment: Mapping[str, str]) -> str | None:
-    """This node's entry of `2(x3),1`: tasks on each node of the step, in order."""
+    """Return this node's entry of `2(x3),1`: the tasks on each node of the step, in order."""
     counts: list[str] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         tasks, _, times = part.partition("(x")
@@ -114,11 +118,17 @@ def _parse_node_tasks(environment: Mapping[str, str]) -> str | None:
 
 
 def choose_interface(environment: Environment = os.environ) -> None:
-    """Name the network interface for gloo and NCCL where the user has not.
+    """Set the network interface of gloo and NCCL where the user has not.
 
-    Left alone, gloo binds to what this host's own name resolves to, which Debian makes a loopback address: ranks of
-    other hosts then wait for it until the time-out. Loopback is right only when every rank is on this host.
-    Raises LaunchError where no interface leads to the first rank.
+    Without a choice, gloo binds to the address of this host's own name. Debian makes that a loopback address, and ranks
+    of
+    other hosts wait for it until the time-out. Loopback is right only when every rank is on this host.
+
+    Args:
+        environment: Variables to read and to fill, by default those of this process.
+
+    Raises:
+        LaunchError: No interface leads to the host of rank 0.
     """
     ranks = environment.get("WORLD_SIZE")
     if ranks is None or "MASTER_ADDR" not in environment:
@@ -135,7 +145,15 @@ def choose_interface(environment: Environment = os.environ) -> None:
 
 
 def strip_local_rank(arguments: Sequence[str], environment: Environment = os.environ) -> list[str]:
-    """The arguments without `--local_rank=N` or `--local-rank N`; N is kept as LOCAL_RANK if nothing else says it."""
+    """Return the arguments without `--local_rank=N` and `--local-rank N`.
+
+    Args:
+        arguments: Command-line arguments of a rank, without the program's name.
+        environment: Gets LOCAL_RANK=N where it has none; by default this process's.
+
+    Returns:
+        The other arguments, in order.
+    """
     kept: list[str] = []
     iterator = iter(arguments)
     for argument in iterator:

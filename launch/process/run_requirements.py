@@ -1,6 +1,6 @@
-"""Refuse a config that cannot train, before any rank starts and imports torch.
+"""Reject a config that cannot train, before any rank starts and imports torch.
 
-Reads the config and the manifests of its datasets; imports no torch.
+Reads the config and the manifests of its datasets.
 """
 
 import shlex
@@ -15,7 +15,16 @@ from llmsys.manifest import MANIFEST_NAME
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:
-    """Raise LayoutError or ConfigError where `ranks` processes cannot share the model or the steps."""
+    """Check that the ranks can share the model and the steps.
+
+    Args:
+        config: The run.
+        ranks: Number of processes.
+
+    Raises:
+        LayoutError: The axes do not divide the ranks.
+        ConfigError: The batch does not divide over the data-parallel ranks.
+    """
     layout = config.resolve_layout(ranks)
     windows = config.objective.kind in ("next_token", "masked")
     if config.train.reproducibility == "bitwise":
@@ -25,7 +34,15 @@ def require_layout(config: RunConfig, ranks: int) -> None:
 
 
 def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
-    """Raise DataError where a dataset of the config is not prepared; `words` are the CONFIG and overrides given."""
+    """Check that every dataset of the config is prepared.
+
+    Args:
+        config: The run.
+        words: CONFIG and overrides as they were given, for the command that the message suggests.
+
+    Raises:
+        DataError: A dataset folder has no manifest.
+    """
     for folder in list_dataset_folders(config.data):
         if (folder / MANIFEST_NAME).exists():
             continue

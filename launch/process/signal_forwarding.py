@@ -1,10 +1,12 @@
-"""A signal that asks a run to stop reaches its ranks, whatever launcher is in between.
+"""Forward a signal that asks a run to stop to its ranks, through any launcher.
 
-torchrun's and DeepSpeed's own launchers end their ranks half a minute after a SIGTERM, saved or not. Here SIGTERM and
-SIGUSR1 go straight to the ranks, which finish their step, save and leave with status 75; the launcher only sees them
-leave. So does the SIGHUP of a terminal that is closed, unless it was ignored before (`nohup`). A second SIGTERM, a
-while after the first, ends everything at once. `python -m launch.process.signal_forwarding CONFIG SIGNAL` asks the
-ranks of one host, and where there is none what waits to start them; SIGKILL goes to the latter, with which ranks end.
+torchrun's and DeepSpeed's own launchers end their ranks 30 s after a SIGTERM, saved or not. Here SIGTERM and SIGUSR1 go
+straight to the ranks, which finish their step, save and exit with status 75; the launcher only sees them exit.
+
+- SIGHUP of a closed terminal is forwarded too, unless it was ignored before (`nohup`).
+- A second SIGTERM, a second or more after the first, ends everything at once.
+- `python -m launch.process.signal_forwarding CONFIG SIGNAL` signals the ranks of one host. Where there is no rank, and
+  for SIGKILL, it signals the restart agent instead, whose end also ends its ranks.
 """
 
 import contextlib
@@ -23,15 +25,22 @@ import psutil
 from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, redirect_dead_terminal
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+# A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and its whole group.
 SECOND_SECONDS = 1.0
-"""A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and its whole group."""
 SCRIPT_NAME = "train.py"
-KEEPER = "launch.launchers.restart_agent"
+RESTART_AGENT = "launch.launchers.restart_agent"
 NETWORK = Path("/proc/self/ns/net")
 
 
 def list_descendant_ranks(pid: int) -> list[psutil.Process]:
-    """The ranks among a process and its descendants; those that cannot be looked at are left out."""
+    """Return the ranks among a process and its descendants.
+
+    Args:
+        pid: Process id of the ancestor.
+
+    Returns:
+        The processes that run launch/train.py. A process that cannot be inspected is left out.
+    """
     try:
         process = psutil.Process(pid)
         return [one for one in (process, *process.children(recursive=True)) if _is_rank(one)]
@@ -40,38 +49,52 @@ def list_descendant_ranks(pid: int) -> list[psutil.Process]:
 
 
 def signal_ranks(config: str, number: int) -> int:
-    """Send a signal to the ranks of this host that train on a config, whoever started them; returns how many.
+    """Send a signal to the ranks of this host that train on a config, whoever started them.
 
-    To what keeps them going (launch/launchers/restart_agent.py) where there are none, or where they are to end at once.
+    Where there are no ranks, and for SIGKILL, the signal goes to their restart agents.
+
+    Args:
+        config: Path of the config, as it is in the ranks' arguments.
+        number: Signal number.
+
+    Returns:
+        The number of ranks found.
     """
-    concerned = [
+    candidates = [
         one for one in psutil.process_iter() if config in _list_process_arguments(one) and _is_on_this_host(one)
     ]
-    ranks, keepers = (
-        [one for one in concerned if _is_rank(one)],
-        [one for one in concerned if KEEPER in _list_process_arguments(one)],
+    ranks, agents = (
+        [one for one in candidates if _is_rank(one)],
+        [one for one in candidates if RESTART_AGENT in _list_process_arguments(one)],
     )
-    for process in keepers if number == signal.SIGKILL or not ranks else ranks:
+    for process in agents if number == signal.SIGKILL or not ranks else ranks:
         with contextlib.suppress(psutil.Error):
-            # A keeper that was started here ignores SIGHUP, see ignoring_own_signals.
+            # An agent that was started here ignores SIGHUP, see ignore_own_signals.
             process.send_signal(signal.SIGUSR1 if number == signal.SIGHUP and not ranks else number)
     return len(ranks)
 
 
-def signals_to_forward() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask the ranks to stop; SIGHUP is one where nobody wants it ignored, or to end all."""
+def get_signals_to_forward() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask ranks to stop.
+
+    Returns:
+        SIGTERM and SIGUSR1; SIGHUP too, unless it is ignored or set to end the ranks at once.
+    """
     if os.environ.get(HANGUP) == HANGUP_ENDS or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return FORWARDED
     return (*FORWARDED, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def ignoring_own_signals() -> Iterator[dict[str, str]]:
-    """While a launcher is started: ignore what it must not die of, since it knows no SIGUSR1 and no SIGHUP that saves.
+def ignore_own_signals() -> Iterator[dict[str, str]]:
+    """Ignore the signals that a launcher must not die of while it is started: SIGUSR1, and SIGHUP where it means save.
 
-    What is started inherits that. Yields what its environment must have, so that ranks know of a SIGHUP that saves.
+    Launchers know neither signal. A process that is started inside the block inherits the ignored signals.
+
+    Yields:
+        Variables for its environment, by which ranks know that SIGHUP means save.
     """
-    saves = signal.SIGHUP in signals_to_forward()
+    saves = signal.SIGHUP in get_signals_to_forward()
     numbers = (signal.SIGUSR1, signal.SIGHUP) if saves else (signal.SIGUSR1,)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -82,14 +105,14 @@ def ignoring_own_signals() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def relaying_to(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Send the signals that ask to stop on to one process while the block runs."""
+def relay_signals_to(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Relay the signals that ask to stop to one process while the block runs."""
 
-    def relay(number: int, frame: FrameType | None) -> None:
+    def relay_signal(number: int, frame: FrameType | None) -> None:
         redirect_dead_terminal()
         process.send_signal(number)
 
-    before = {number: signal.signal(number, relay) for number in signals_to_forward()}
+    before = {number: signal.signal(number, relay_signal) for number in get_signals_to_forward()}
     try:
         yield
     finally:
@@ -99,9 +122,13 @@ def relaying_to(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forward_signals(top: int = 0) -> Iterator[list[int]]:
-    """Forward signals of this process to the ranks below process `top` (0: this one) while the block runs.
+    """Forward signals of this process to the ranks below another process while the block runs.
 
-    Yields the list of those that ranks were sent.
+    Args:
+        top: Process id of the ranks' ancestor; 0 means this process.
+
+    Yields:
+        A list that grows by each signal sent to ranks.
     """
     asked: list[int] = []
     first_at = time.monotonic()
@@ -112,7 +139,7 @@ def forward_signals(top: int = 0) -> Iterator[list[int]]:
         ranks = list_descendant_ranks(top or os.getpid())
         is_second = number == signal.SIGTERM and number in asked
         if not ranks or (is_second and time.monotonic() - first_at >= SECOND_SECONDS):
-            raise SystemExit(128 + number)  # what was started ends with us, see orphan.py
+            raise SystemExit(128 + number)  # what was started ends with us, see parent_watch.py
         if is_second:
             return
         first_at = time.monotonic() if number == signal.SIGTERM else first_at
@@ -121,7 +148,7 @@ def forward_signals(top: int = 0) -> Iterator[list[int]]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 rank.send_signal(number)
 
-    before = {number: signal.signal(number, handle_signal) for number in signals_to_forward()}
+    before = {number: signal.signal(number, handle_signal) for number in get_signals_to_forward()}
     try:
         yield asked
     finally:
@@ -130,20 +157,20 @@ def forward_signals(top: int = 0) -> Iterator[list[int]]:
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Whether it runs the script itself: launchers name it too, but after a module or a script of their own."""
+    """Return whether the process runs launch/train.py itself. Launchers name it too, but after their own script."""
     words = _list_process_arguments(process)
     return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME
 
 
 def _is_on_this_host(process: psutil.Process) -> bool:
-    """Whether it has our network: a container or namespace beside us is another host."""
+    """Return whether the process has our network namespace. Another container or namespace counts as another host."""
     with contextlib.suppress(OSError):
         return NETWORK.samefile(f"/proc/{process.pid}/ns/net")
     return not NETWORK.exists()
 
 
 def _list_process_arguments(process: psutil.Process) -> list[str]:
-    """What a process was started with after its interpreter, without options; nothing where it cannot be looked at."""
+    """Return a process's arguments after its interpreter, without options; [] where it cannot be inspected."""
     try:
         return [word for word in process.cmdline()[1:] if not word.startswith("-")]
     except psutil.Error:

@@ -1,1 +1,1 @@
-"""Measuring a machine: kernels and collectives, into a device profile that the estimate reads."""
+"""Measure a machine's kernels and collectives into a device profile for the estimate."""

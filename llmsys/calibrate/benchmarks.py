@@ -1,15 +1,11 @@
-"""Seconds of a piece of work on a device: warmed up, repeated, the median.
+"""Measure what one device and its links do: matmuls, attention, bandwidths, launch times, collectives.
 
-Reads a function without arguments; gives seconds. Promises that the device has finished before a clock is read.
+Every measurement is the median of repeated runs after a warm-up. Rates are FLOP/s or bytes per second, by dtype and
+shape. `BenchmarkSizes` holds the shapes, so that a test and a large machine run the same code.
 
-What one device does by itself: matrix products, experts' products, attention, bytes through memory, tiny kernels.
-
-Gives numbers in operations or bytes per second, by number type and shape. Shapes come from `BenchmarkSizes`, so that a
-test and a large machine run the same code.
-
-What several processes do together: gathers, reductions and exchanges at a few sizes, into a bandwidth and a latency.
-
-Needs a process group. Every rank runs the same; the slowest one counts.
+Invariants:
+- The device has finished before a clock is read.
+- Collectives need a process group; every rank runs the same number of repeats, and the slowest rank counts.
 """
 
 import time
@@ -29,13 +25,13 @@ Work = Callable[[], object]
 
 
 def synchronize_device(device: torch.device) -> None:
-    """Wait until everything that was started on the device is done."""
+    """Wait until the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def measure_median_seconds(work: Work, device: torch.device, budget_seconds: float = 0.5, most: int = 50) -> float:
-    """Median seconds of `work`: after one run to warm up, at least three runs, as many as fit the budget."""
+    """Return the median seconds of `work`: one warm-up run, at least three runs, and as many as fit the budget."""
     work()
     synchronize_device(device)
     times: list[float] = []
@@ -49,7 +45,7 @@ def measure_median_seconds(work: Work, device: torch.device, budget_seconds: flo
 
 
 def measure_host_launch_seconds(work: Work, device: torch.device, times: int = 200) -> float:
-    """Seconds the host takes to start `work`, a tiny kernel, while the device may still be busy with others."""
+    """Return the host's seconds to launch `work`, a tiny kernel, while the device may still be busy."""
     work()
     synchronize_device(device)
     began = time.perf_counter()
@@ -65,7 +61,7 @@ DTYPES: dict[Number, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat
 
 @dataclass(frozen=True)
 class BenchmarkSizes:
-    """What to measure. Products are (rows, inner, columns); attention is (sequences, heads, positions, channels)."""
+    """Shapes to measure: matmuls are (rows, inner, columns), attention is (sequences, heads, positions, channels)."""
 
     matmul_shapes: tuple[tuple[int, int, int], ...]
     grouped_matmul_shapes: tuple[int, int, int, int]  # experts, rows of each, inner, columns
@@ -105,7 +101,7 @@ SMALL = BenchmarkSizes(
 
 @dataclass(frozen=True)
 class KernelMeasurements:
-    """Everything about one device. Rates are per second; products are (operations, bytes, seconds) by number type."""
+    """Measurements of one device. Rates are per second; matmuls are (FLOPs, bytes, seconds) by dtype."""
 
     matmuls: dict[Number, list[tuple[float, float, float]]]
     grouped_rate: float
@@ -121,7 +117,7 @@ class KernelMeasurements:
 def measure_matmuls(
     sizes: BenchmarkSizes, number: Number, device: torch.device
 ) -> Iterator[tuple[float, float, float]]:
-    """Operations, bytes and seconds of each product."""
+    """Yield FLOPs, bytes and seconds of each matmul."""
     dtype = DTYPES[number]
     for rows, inner, columns in sizes.matmul_shapes:
         left, right = _sample_tensor((rows, inner), dtype, device), _sample_tensor((inner, columns), dtype, device)
@@ -131,7 +127,7 @@ def measure_matmuls(
 
 
 def measure_grouped_matmul_rate(sizes: BenchmarkSizes, number: Number, device: torch.device) -> float:
-    """Operations per second of the products of many experts at once, forward and backward, as the model runs them."""
+    """Return FLOP/s of the grouped matmuls of many experts, forward and backward, as the model runs them."""
     experts, rows, inner, columns = sizes.grouped_matmul_shapes
     x_MD = _sample_tensor((experts * rows, inner), DTYPES[number], device).requires_grad_()
     weight_EDF = _sample_tensor((experts, inner, columns), DTYPES[number], device).requires_grad_()
@@ -158,7 +154,7 @@ def measure_grouped_matmul_rate(sizes: BenchmarkSizes, number: Number, device: t
 
 
 def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch.device) -> tuple[float, float]:
-    """Operations per second of causal attention, forward and backward; of the pairs that a token may see."""
+    """Return FLOP/s of causal attention, forward and backward, counting only visible query-key pairs."""
     sequences, heads, positions, channels = sizes.attention
     shape = (sequences, heads, positions, channels)
     q, k, v = (_sample_tensor(shape, DTYPES[number], device).requires_grad_() for _ in range(3))
@@ -176,7 +172,7 @@ def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch
 
 
 def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[float, float]:
-    """Bytes per second of a copy, and of a sum of two tensors into a third."""
+    """Return bytes per second of a copy, and of the sum of two tensors into a third."""
     x, y, z = (_sample_tensor((sizes.memory_elements,), torch.float32, device) for _ in range(3))
     copied = measure_median_seconds(lambda: y.copy_(x), device, sizes.budget_seconds)
     summed = measure_median_seconds(lambda: torch.add(x, y, out=z), device, sizes.budget_seconds)
@@ -184,14 +180,14 @@ def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[flo
 
 
 def measure_host_bandwidth(sizes: BenchmarkSizes, device: torch.device) -> float:
-    """Bytes per second from page-locked host memory to the device; on a CPU, a copy in memory."""
+    """Return bytes per second from pinned host memory to the device; on a CPU, of a copy in memory."""
     held = torch.zeros(sizes.memory_elements, pin_memory=device.type == "cuda")
     there = torch.empty(sizes.memory_elements, device=device)
     return 4.0 * sizes.memory_elements / measure_median_seconds(lambda: there.copy_(held), device, sizes.budget_seconds)
 
 
 def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
-    """Seconds between two tiny kernels on the device, and seconds the host takes to start one."""
+    """Return seconds between two tiny kernels on the device, and the host's seconds to launch one."""
     x = torch.zeros(16, device=device)
     host = measure_host_launch_seconds(lambda: x.add_(1), device)
     if device.type != "cuda":
@@ -210,7 +206,16 @@ def _sample_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
 
 
 def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> list[tuple[float, float, float]]:
-    """(bytes a rank sends, hops, seconds) of an all-gather, an all-reduce and an all-to-all at each size."""
+    """Measure an all-gather, an all-reduce and an all-to-all at each size. Collective.
+
+    Args:
+        sizes_bytes: Bytes of one rank's tensor.
+        device: Device of the tensors, which chooses NCCL or gloo.
+
+    Returns:
+        (bytes that a rank sends, hops of its ring or exchange, seconds of the slowest rank) for each collective and
+        size.
+    """
     ranks, found = dist.get_world_size(), []
     for size in sizes_bytes:
         elements = size // 4 // ranks * ranks
@@ -227,7 +232,7 @@ def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> li
 
 
 def fit_interconnect(measured: Sequence[tuple[float, float, float]]) -> Interconnect:
-    """Bandwidth of the largest transfers, and the latency that is left of the smallest ones."""
+    """Return the bandwidth of the largest transfers, and the latency that remains of the smallest."""
     largest = max(sent for sent, _, _ in measured)
     bandwidth = median(sent / seconds for sent, _, seconds in measured if sent >= largest / 2)
     smallest = min(sent for sent, _, _ in measured)
@@ -236,7 +241,7 @@ def fit_interconnect(measured: Sequence[tuple[float, float, float]]) -> Intercon
 
 
 def _measure_slowest_rank(work: Callable[[], object], device: torch.device) -> float:
-    """Every rank runs the same number of times, or they would wait for each other forever."""
+    """Return the seconds of the slowest rank. Collective: repeats are fixed, or ranks would wait forever."""
     dist.barrier()
     seconds = torch.tensor([measure_median_seconds(work, device, budget_seconds=0.0)], device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)

@@ -1,10 +1,9 @@
-"""From measurements to a device profile.
+"""Turn measurements into a device profile: `llmsys calibrate` on one process or several.
 
-Gives a Device whose every number was measured here, or was given by the person who asked: the power limit, and with
-`base` the board's own figures (peak, memory, wires) of a profile of the very same device. What is neither stays empty,
-and the estimate refuses by name what would need it.
-
-The whole of `llmsys calibrate` on one process: which device, which sizes, which group.
+Invariants:
+- Every number is measured here or given by the user: the power limit, and with `base` the peak, memory and interconnect
+  of an existing profile of the same device.
+- Other fields stay empty, and the estimate rejects by name what would need them.
 """
 
 import os
@@ -42,7 +41,7 @@ HERE = "measured here by llmsys calibrate"
 def calibrate_device(
     sizes: BenchmarkSizes, device: torch.device, *, watts: float | None = None, base: DeviceProfile | None = None
 ) -> DeviceProfile:
-    """Measure this process' device, and the links between processes where there are several."""
+    """Measure this process's device, and the links between processes where there are several."""
     with Progress("calibrate", len(sizes.dtypes) + 5, "measurement") as progress:
         measured = _measure_kernels(sizes, device, progress)
         link = _measure_interconnect(sizes, device)
@@ -58,7 +57,7 @@ def build_device_profile(
     watts: float | None = None,
     base: DeviceProfile | None = None,
 ) -> DeviceProfile:
-    """The profile of what was measured."""
+    """Return the profile of a device from its measurements."""
     bandwidth = max(measured.copy_bandwidth, measured.elementwise_bandwidth)
     if base is not None:
         bandwidth = base.memory_bandwidth
@@ -118,9 +117,9 @@ def _measure_kernels(sizes: BenchmarkSizes, device: torch.device, progress: Prog
 
 
 def _compute_rates(rows: list[tuple[float, float, float]], bandwidth: float, launch: float) -> list[float]:
-    """Operations per second of each product once its bytes and its start are taken off.
+    """Return FLOP/s of each matmul, after subtracting the time of its launch and of its bytes.
 
-    At most three tenths: what stays in caches never went through memory.
+    At most three tenths are subtracted, because bytes that stay in caches never go through memory.
     """
     return [
         operations / max(seconds - moved / bandwidth - launch, 0.7 * seconds) for operations, moved, seconds in rows
@@ -142,21 +141,21 @@ def _count_ranks() -> int:
 
 
 def get_device_name(device: torch.device) -> str:
-    """What the machine calls it."""
+    """Return the device's name, as its driver or the operating system reports it."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{torch.get_num_threads()} threads of {platform.processor() or platform.machine()}"
 
 
 def get_device_memory(device: torch.device) -> int:
-    """Bytes that a program can allocate."""
+    """Return the bytes that a program can allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return int(psutil.virtual_memory().total)
 
 
 def read_power_limit(device: torch.device) -> float | None:
-    """The board's limit in watts, as its driver says; None when nobody says."""
+    """Return the power limit in watts from the device's driver; None where it reports none."""
     tool = shutil.which("nvidia-smi")
     if device.type != "cuda" or tool is None:
         return None
@@ -178,7 +177,16 @@ def _iter_sources(
 def measure_machine(
     *, sizes: BenchmarkSizes | None = None, watts: float | None = None, base: DeviceProfile | None = None
 ) -> DeviceProfile | None:
-    """The profile; None on ranks other than 0. Joins a process group when the environment names one."""
+    """Measure this machine. Collective where the environment names a process group, which it joins.
+
+    Args:
+        sizes: Shapes to measure. Default: by the kind of device.
+        watts: Power limit of one device, in watts. Default: from its driver.
+        base: Profile of the same device, whose peak, memory and interconnect are copied.
+
+    Returns:
+        The profile; None on ranks other than 0.
+    """
     device = _choose_device()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if several:
@@ -193,7 +201,7 @@ def measure_machine(
 
 
 def _choose_device() -> torch.device:
-    """This rank's accelerator, or the CPU."""
+    """Return this rank's accelerator, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -34,8 +34,8 @@ class BatchRampConfig(Section):
     """`batch.ramp:` — steps grow from `start_tokens` to the size that the batch section says, linearly in tokens."""
 
     start_tokens: int = Field(ge=1, description="Tokens of the first step, over all ranks.")
-    over_tokens: int = Field(ge=1, description="Tokens of the run after which a step has its full size.")
-    quantum_sequences: int | None = Field(
+    ramp_tokens: int = Field(ge=1, description="Tokens of the run after which a step has its full size.")
+    increment_sequences: int | None = Field(
         None,
         ge=1,
         description="Every size is a multiple of so many windows, and a step grows by so many at a time; a multiple of "
@@ -59,19 +59,19 @@ class BatchRampConfig(Section):
         elif start % self.compute_increment(length) or full % self.compute_increment(length):
             both = sorted(set(list_divisors(start)) & set(list_divisors(full)))
             yield Violation(
-                "ramp.quantum_sequences",
+                "ramp.increment_sequences",
                 f"steps of {start} to {full} sequences are not multiples of {self.compute_increment(length)}. "
                 f"Use {find_nearest(self.compute_increment(length), both)}, or other sizes.",
             )
 
     def compute_increment(self, length: int) -> int:
         """Sequences by which steps grow."""
-        return self.quantum_sequences or self.start_tokens // length
+        return self.increment_sequences or self.start_tokens // length
 
     def build_ramp_steps(self, length: int, full: int) -> "RampSteps":
         """The sizes of all steps, for sequences of `length` tokens and `full` sequences in the end."""
         return _build_ramp_steps(
-            self.start_tokens // length, full, self.compute_increment(length), self.over_tokens, length
+            self.start_tokens // length, full, self.compute_increment(length), self.ramp_tokens, length
         )
 
 
@@ -104,16 +104,16 @@ class RampSteps:
 
 
 @lru_cache(maxsize=64)
-def _build_ramp_steps(start: int, full: int, quantum: int, over_tokens: int, length: int) -> RampSteps:
-    """Rung k of K holds from k/K of `over_tokens` on; a rung between two steps is left out.
+def _build_ramp_steps(start: int, full: int, quantum: int, ramp_tokens: int, length: int) -> RampSteps:
+    """Rung k of K holds from k/K of `ramp_tokens` on; a rung between two steps is left out.
 
-    So the size of a step is start + quantum · floor(tokens before it · K / over_tokens), and no more than full.
+    So the size of a step is start + quantum · floor(tokens before it · K / ramp_tokens), and no more than full.
     """
     climbs = (full - start) // quantum
     found, step, sequence = [], 0, 0
     for rung in range(climbs + 1):
         size = start + rung * quantum
-        left = (rung + 1) * over_tokens - sequence * length * climbs
+        left = (rung + 1) * ramp_tokens - sequence * length * climbs
         steps = max(0, -(-left // (size * length * climbs))) if rung < climbs else 1
         if steps:
             found.append((step, sequence, size))
@@ -131,7 +131,7 @@ class BatchConfig(Section):
     """
 
     sequence_length: int = Field(512, ge=1, description="Positions of one window, in tokens.")
-    target_length: int | None = Field(
+    target_sequence_length: int | None = Field(
         None, ge=1, description="Positions of the longest target of an encoder-decoder; null: as sequence_length."
     )
     sequences: int | None = Field(None, ge=1, description="Windows in one optimizer step, over all ranks.")
@@ -144,15 +144,15 @@ class BatchConfig(Section):
         description="Windows in one forward pass of one rank; 0 puts a rank's whole share into one, auto the most that "
         "the estimate says fits its memory.",
     )
-    deal: Literal["in_order", "balanced"] = Field(
-        "in_order",
+    assignment: Literal["sequential", "balanced"] = Field(
+        "sequential",
         description="Which rank and micro-batch takes which window of a step: one after another, or so that all have "
         "about the same work in attention (the sum of squared lengths of their documents).",
     )
-    length_groups: int = Field(
+    num_length_buckets: int = Field(
         1, ge=1, description="Groups of similar length in a step of pairs or texts; each is one forward pass of a rank."
     )
-    attend: Literal["document", "window"] = Field(
+    attention_scope: Literal["document", "window"] = Field(
         "document", description="Whether a token sees its own document only, or the whole window before it."
     )
 
@@ -180,9 +180,12 @@ class BatchConfig(Section):
             yield Violation(
                 "tokens", f"{self.tokens} is not a multiple of sequence_length={self.sequence_length}. Use {legal}."
             )
-        if self.deal == "balanced" and self.attend == "window":
-            yield Violation("deal", "balanced evens out documents, and with attend=window all windows cost the same. "
-                         "Use in_order, or attend=document.")  # fmt: skip
+        if self.assignment == "balanced" and self.attention_scope == "window":
+            yield Violation(
+                "assignment",
+                "balanced evens out documents, and with attention_scope=window all windows cost the same. "
+                "Use sequential, or attention_scope=document.",
+            )
 
     def find_pair_violations(self) -> Iterator[Violation]:
         """What batches of pairs and texts, which are grouped by length, do not know."""
@@ -190,10 +193,12 @@ class BatchConfig(Section):
             yield Violation(
                 "ramp", "pairs and texts come in groups of similar length, which do not grow. Set it to null."
             )
-        if self.deal != "in_order":
-            yield Violation("deal", f"{self.deal} is for windows; groups of similar length are even. Use in_order.")
+        if self.assignment != "sequential":
+            yield Violation(
+                "assignment", f"{self.assignment} is for windows; groups of similar length are even. Use sequential."
+            )
         if self.micro_sequences == "auto":
-            yield Violation("micro_sequences", "auto is for windows. Use 0 and say length_groups.")
+            yield Violation("micro_sequences", "auto is for windows. Use 0 and say num_length_buckets.")
 
     def resolve_micro_sequences(self, share: int) -> int:
         """Windows of one forward pass of a rank that has `share` in a step; auto, before it is settled, is all."""
@@ -202,7 +207,7 @@ class BatchConfig(Section):
     @property
     def counted_sequence_length(self) -> int:
         """Positions of the sequences that `tokens` counts: the target's where there is one."""
-        return self.target_length or self.sequence_length
+        return self.target_sequence_length or self.sequence_length
 
     @property
     def sequences_per_step(self) -> int:

@@ -30,10 +30,12 @@ def find_bitwise_violations(
     else:
         if engine.data_parallel != "fsdp":
             yield _build_summation_violation("engine.data_parallel", engine.data_parallel, "fsdp")
-        if engine.offload != "none":
-            yield Violation("engine.offload", f"{engine.offload} steps by other kernels. Use none, {OTHERWISE}.")
-        if engine.gradients != "sharded":
-            yield _build_summation_violation("engine.gradients", engine.gradients, "sharded")
+        if engine.cpu_offload != "none":
+            yield Violation(
+                "engine.cpu_offload", f"{engine.cpu_offload} steps by other kernels. Use none, {OTHERWISE}."
+            )
+        if engine.gradient_accumulation != "sharded":
+            yield _build_summation_violation("engine.gradient_accumulation", engine.gradient_accumulation, "sharded")
     for axis in ("context", "tensor"):
         if (size := getattr(layout, axis)) > 1:
             yield Violation(
@@ -93,7 +95,7 @@ def _find_micro_batch_violations(batch: BatchConfig) -> Iterator[Violation]:
 def list_micro_batch_counts(batch: BatchConfig, *, windows: bool) -> tuple[int, ...]:
     """How many micro-batches the steps of a run can have, over all ranks, in bitwise mode."""
     if not windows:
-        return (batch.length_groups,)
+        return (batch.num_length_buckets,)
     return tuple(size // int(batch.micro_sequences) for size in batch.step_sizes)
 
 
@@ -105,5 +107,5 @@ def require_ranks(ranks: int, counts: tuple[int, ...]) -> None:
             f"train.reproducibility=bitwise deals the {format_choices(counts)} micro-batches of a step to a "
             f"power of two of "
             f"processes that divides them, and there are {ranks}. Start {format_choices(legal)}, or choose another "
-            f"batch.micro_sequences (of pairs and texts: batch.length_groups); that is another trajectory."
+            f"batch.micro_sequences (of pairs and texts: batch.num_length_buckets); that is another trajectory."
         )

@@ -25,7 +25,7 @@ class CheckpointConfig(Section):
         0, ge=0, description="Checkpoints of steps that are multiples of this are kept for ever; 0 keeps none so."
     )
     keep_best: int = Field(0, ge=0, description="Checkpoints with the best evaluations that are kept.")
-    best_by: Literal["loss", "bits_per_byte", "perplexity", "accuracy"] = Field(
+    best_metric: Literal["loss", "bits_per_byte", "perplexity", "accuracy"] = Field(
         "loss", description="The number of an evaluation that says which is best; accuracy is better higher."
     )
     average_last: int = Field(

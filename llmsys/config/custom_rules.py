@@ -34,7 +34,7 @@ class BadWordsConfig(NamedRuleConfig):
     """
 
     kind: Literal["bad_words"] = "bad_words"
-    words: tuple[WordListConfig, ...] = Field(
+    word_lists: tuple[WordListConfig, ...] = Field(
         min_length=1, description="Lists, each asked of documents in its language."
     )
     action: Literal["drop_page", "drop_line"] = Field("drop_page", description="What goes; C4 drops the page.")
@@ -48,16 +48,16 @@ class BadWordsConfig(NamedRuleConfig):
 
     @model_validator(mode="after")
     def _check_word_lists(self) -> Self:
-        if all(one.is_empty for one in self.words):
+        if all(one.is_empty for one in self.word_lists):
             raise_violations(
-                [Violation("words", "no word is listed. Name a file, such as words: [{files: [words.txt]}].")]
+                [Violation("word_lists", "no word is listed. Name a file, such as word_lists: [{files: [words.txt]}].")]
             )
         return self
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The list files."""
-        return tuple(path for one in self.words for path in one.files)
+        return tuple(path for one in self.word_lists for path in one.files)
 
 
 class _ClassifierConfig(NamedRuleConfig):
@@ -92,28 +92,37 @@ Bucket = Literal["head", "middle", "tail"]
 class PerplexityConfig(NamedRuleConfig):
     """Perplexity under an n-gram language model (CCNet, Wenzek et al. 2020): line by line, ends of lines counted.
 
-    Documents below `head_below` are the head, those above `tail_above` the tail, the rest the middle.
+    Documents below `head_max_perplexity` are the head, those above `tail_min_perplexity` the tail, the rest the middle.
     """
 
     kind: Literal["perplexity"] = "perplexity"
-    model: LocalPath = Field(description="Language model: .arpa or .arpa.gz, or KenLM's binary with `reader: kenlm`.")
-    reader: Literal["kenlm", "arpa"] = Field(
+    model: LocalPath = Field(description="Language model: .arpa or .arpa.gz, or KenLM's binary with `backend: kenlm`.")
+    backend: Literal["kenlm", "arpa"] = Field(
         "kenlm", description="kenlm: the library, which is an extra; arpa: our own reader of ARPA files, slower."
     )
-    pieces: LocalPath | None = Field(None, description="SentencePiece model that splits lines; null: white space does.")
+    sentencepiece_model: LocalPath | None = Field(
+        None, description="SentencePiece model that splits lines; null: white space does."
+    )
     normalize: Literal["ccnet", "none"] = Field(
         "ccnet", description="ccnet: lower case, no accents, digits as 0, plain punctuation, no control characters."
     )
-    head_below: float = Field(300.0, gt=0, description="Perplexity; the default is an example: take your own thirds.")
-    tail_above: float = Field(1_000.0, gt=0, description="Perplexity; the default is an example: take your own thirds.")
+    head_max_perplexity: float = Field(
+        300.0, gt=0, description="Perplexity; the default is an example: take your own thirds."
+    )
+    tail_min_perplexity: float = Field(
+        1_000.0, gt=0, description="Perplexity; the default is an example: take your own thirds."
+    )
     keep: tuple[Bucket, ...] = Field(("head", "middle"), description="Buckets that stay.")
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:
         problems = []
-        if self.head_below > self.tail_above:
-            message = f"{self.head_below:g} lies above tail_above={self.tail_above:g}, so that no middle is left"
-            problems.append(Violation("head_below", f"{message}. Lower head_below or raise tail_above."))
+        if self.head_max_perplexity > self.tail_min_perplexity:
+            message = (
+                f"{self.head_max_perplexity:g} lies above tail_min_perplexity={self.tail_min_perplexity:g}, so that no "
+                "middle is left. Lower head_max_perplexity or raise tail_min_perplexity."
+            )
+            problems.append(Violation("head_max_perplexity", message))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
             problems.append(Violation("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
@@ -123,4 +132,4 @@ class PerplexityConfig(NamedRuleConfig):
     @property
     def files(self) -> tuple[Path, ...]:
         """The model files."""
-        return (self.model, *([self.pieces] if self.pieces else []))
+        return (self.model, *([self.sentencepiece_model] if self.sentencepiece_model else []))

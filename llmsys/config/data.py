@@ -57,9 +57,9 @@ class TokenFilesConfig(Section):
 class DocumentFilesConfig(Section):
     """How document files are laid out."""
 
-    shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
+    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
     batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
-    copies: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
+    export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
         (),
         description="Formats that documents are written in for other tools, beside the Arrow that later stages read.",
     )

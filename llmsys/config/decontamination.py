@@ -20,15 +20,21 @@ class EvaluationSetConfig(Section):
 
     name: str = Field(min_length=1, description="Name of the set in reasons and reports.")
     files: tuple[LocalPath, ...] = Field(min_length=1, description="Files of JSON lines, plain, .gz or .zst.")
-    query: tuple[str, ...] = Field((), description="Fields that hold a question or prompt, such as [prompt].")
-    label: tuple[str, ...] = Field((), description="Fields that hold an answer, such as [canonical_solution].")
-    item: str = Field("", description="Field that names an item; empty: its line number.")
+    query_fields: tuple[str, ...] = Field((), description="Fields that hold a question or prompt, such as [prompt].")
+    label_fields: tuple[str, ...] = Field((), description="Fields that hold an answer, such as [canonical_solution].")
+    id_field: str = Field("", description="Field that names an item; empty: its line number.")
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if not self.query and not self.label:
+        if not self.query_fields and not self.label_fields:
             raise_violations(
-                [Violation("query", "neither query nor label names a field. Name one, such as query: [prompt].")]
+                [
+                    Violation(
+                        "query_fields",
+                        "neither query_fields nor label_fields names a field. "
+                        "Name one, such as query_fields: [prompt].",
+                    )
+                ]
             )
         return self
 

@@ -136,7 +136,7 @@ class DeduplicationConfig(Section):
     exact: Annotated[ExactDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
         ExactDedupConfig(), description="Documents with the same text."
     )
-    spans: Annotated[
+    repeated_segments: Annotated[
         ParagraphDedupConfig | LineDedupConfig | SentenceDedupConfig | NoDeduplication, Field(discriminator="kind")
     ] = Field(NoDeduplication(), description="Paragraphs, lines or runs of sentences that occur more than once.")
     minhash: Annotated[MinHashDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
@@ -145,12 +145,12 @@ class DeduplicationConfig(Section):
     substring: Annotated[SubstringDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
         NoDeduplication(), description="Long strings that occur more than once."
     )
-    against: tuple[LocalPath, ...] = Field(
+    earlier_datasets: tuple[LocalPath, ...] = Field(
         (), description="Dataset folders with an index; what they hold stays, and its duplicates here are dropped."
     )
     index: Annotated[DedupIndexConfig | NoDedupIndex, Field(discriminator="kind")] = Field(
-        NoDedupIndex(), description="Whether later datasets can name this one in `against`."
+        NoDedupIndex(), description="Whether later datasets can name this one in `earlier_datasets`."
     )
-    keys: Annotated[ExactKeyFilterConfig | BloomKeyFilterConfig, Field(discriminator="kind")] = Field(
+    key_filter: Annotated[ExactKeyFilterConfig | BloomKeyFilterConfig, Field(discriminator="kind")] = Field(
         ExactKeyFilterConfig(), description="How keys are compared; never changes what is dropped."
     )

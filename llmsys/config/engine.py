@@ -14,10 +14,10 @@ class TorchEngineConfig(Section):
     data_parallel: Literal["fsdp", "ddp"] = Field(
         "fsdp", description="fsdp splits what the shard axis spans; ddp keeps everything whole on each rank."
     )
-    offload: Literal["none", "state"] = Field(
+    cpu_offload: Literal["none", "state"] = Field(
         "none", description="state: masters, gradients and moments live in host memory, and the step runs there."
     )
-    gradients: Literal["sharded", "whole"] = Field(
+    gradient_accumulation: Literal["sharded", "whole"] = Field(
         "sharded",
         description="Where gradients of several micro-batches add up under fsdp: sharded sums over ranks after each; "
         "whole keeps them in fp32 on every rank and sums over ranks once a step.",
@@ -31,7 +31,7 @@ class DeepSpeedEngineConfig(Section):
     zero_stage: Literal[0, 1, 2, 3] = Field(
         2, description="What is split over the ranks: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights too."
     )
-    offload: Literal["none", "optimizer"] = Field(
+    cpu_offload: Literal["none", "optimizer"] = Field(
         "none", description="optimizer: masters and moments live in host memory, and the step runs there."
     )
 

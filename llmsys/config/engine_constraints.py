@@ -25,19 +25,19 @@ def find_torch_violations(
     """What forbids these choices together, whatever the number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
-    if train.compile == "block" and train.recompute != "none" and model.moe is not None:
+    if train.compile == "block" and train.activation_checkpoint != "none" and model.moe is not None:
         yield Violation(
-            "train.recompute",
-            f"{train.recompute} with experts cannot be compiled: torch.compile gives such blocks up whole. "
-            "Use train.compile=none or train.recompute=none.",
+            "train.activation_checkpoint",
+            f"{train.activation_checkpoint} with experts cannot be compiled: torch.compile gives such blocks up whole. "
+            "Use train.compile=none or train.activation_checkpoint=none.",
         )
-    if engine.kind == "torch" and engine.gradients == "whole" and train.reproducibility == "bitwise":
+    if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
-            "engine.gradients",
+            "engine.gradient_accumulation",
             "whole sums micro-batches before ranks, and train.reproducibility=bitwise has an order of its own. "
-            "Use engine.gradients=sharded, or train.reproducibility=fast.",
+            "Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
         )
-    if train.products == "fp8":
+    if train.matmul_dtype == "fp8":
         yield from _find_fp8_violations(engine, layout, train)
 
 
@@ -83,11 +83,11 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
             f"{layout.expert} ranks cannot share the experts of a copy that {copies} keeps whole on each of them. "
             f"Use layout.expert=1, or {shards}.",
         )
-    if engine.kind == "torch" and engine.offload != "none":
+    if engine.kind == "torch" and engine.cpu_offload != "none":
         yield Violation(
-            "engine.offload",
-            f"{engine.offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters and "
-            f"gradients where it computes. Use engine.offload=none, or {FSDP}.",
+            "engine.cpu_offload",
+            f"{engine.cpu_offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters "
+            f"and gradients where it computes. Use engine.cpu_offload=none, or {FSDP}.",
         )
 
 
@@ -104,7 +104,7 @@ def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: Tr
     elif layout.tensor > 1:
         why = f"layout.tensor={layout.tensor} splits the matrices that it scales as wholes. Use layout.tensor=1"
     if why is not None:
-        yield Violation("train.products", f"fp8 cannot be had: {why}, or train.products=compute.")
+        yield Violation("train.matmul_dtype", f"fp8 cannot be had: {why}, or train.matmul_dtype=compute.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
@@ -117,11 +117,11 @@ def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: i
             f"3 splits every expert over all ranks and cannot deal whole ones over layout.expert={expert}. "
             f"Use engine.kind=torch, which does both, or zero_stage=2, or layout.expert=1.",
         )
-    if engine.zero_stage == 0 and engine.offload == "optimizer":
+    if engine.zero_stage == 0 and engine.cpu_offload == "optimizer":
         yield Violation(
-            "engine.offload",
+            "engine.cpu_offload",
             "optimizer moves what a rank has alone to host memory, and with zero_stage=0 every rank has everything. "
-            "Use zero_stage=1, 2 or 3, or offload=none.",
+            "Use zero_stage=1, 2 or 3, or cpu_offload=none.",
         )
     if engine.zero_stage > 0 and replicate > 1:
         yield Violation(

@@ -65,13 +65,13 @@ class EvaluationConfig(Section):
         description="Sequences in one forward pass of one rank, whose logits exist whole; 0 takes as many as "
         "batch.micro_sequences, at most 8.",
     )
-    sets: tuple[SetConfig, ...] = Field((), description="Questions that a model of text answers by likelihood.")
+    tasks: tuple[SetConfig, ...] = Field((), description="Questions that a model of text answers by likelihood.")
 
     @model_validator(mode="after")
     def _check_task_names(self) -> Self:
-        titles = [one.title for one in self.sets]
+        titles = [one.title for one in self.tasks]
         raise_violations(
-            Violation(f"sets.{number}.name", f"two sets are called {title}. Give one of them another name.")
+            Violation(f"tasks.{number}.name", f"two sets are called {title}. Give one of them another name.")
             for number, title in enumerate(titles)
             if title in titles[:number]
         )
@@ -80,9 +80,9 @@ class EvaluationConfig(Section):
 
 def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterator[Violation]:
     """What keeps questions from being asked."""
-    if evaluation.sets and objective != "next_token":
+    if evaluation.tasks and objective != "next_token":
         yield Violation(
-            "evaluation.sets",
-            f"{len(evaluation.sets)} sets are scored by the likelihood of a text, which objective.kind={objective} "
-            "does not learn. Use evaluation.sets=[], or a model with family=decoder.",
+            "evaluation.tasks",
+            f"{len(evaluation.tasks)} sets are scored by the likelihood of a text, which objective.kind={objective} "
+            "does not learn. Use evaluation.tasks=[], or a model with family=decoder.",
         )

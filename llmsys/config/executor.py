@@ -15,7 +15,7 @@ class _BaseExecutorConfig(Section):
         ge=1,
         description="Bytes of a crawl file per task, about; of a long file a 64th. A crash loses no more than that.",
     )
-    tries: int = Field(3, ge=1, description="How often a task is tried before its input is quarantined.")
+    max_attempts: int = Field(3, ge=1, description="How often a task is tried before its input is quarantined.")
     backoff_seconds: float = Field(
         1.0, ge=0, le=3_600, description="Wait before the second try; doubled before each further one, to a minute."
     )
@@ -60,7 +60,7 @@ class SlurmExecutorConfig(_ProcessExecutorConfig):
 
     kind: Literal["slurm"] = "slurm"
     workers: int = Field(0, ge=0, description="Tasks at a time; 0: as many as Slurm gives.")
-    options: tuple[str, ...] = Field((), description="Options of sbatch, such as --partition=cpu or --mem=4G.")
+    sbatch_options: tuple[str, ...] = Field((), description="Options of sbatch, such as --partition=cpu or --mem=4G.")
     array_tasks: int = Field(1_000, ge=1, description="Tasks per array; Slurm's own limit (MaxArraySize) is 1000.")
     jobs_per_task: int = Field(
         8, ge=1, description="Blocks that one task of an array does one after the other: starting takes seconds."

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic_core import from_json, to_json
 
+from llmsys.config.migration import find_new_key, to_current_names, to_recorded_names
 from llmsys.config.paths import PROFILES, find_config, format_path, list_config_roots
 from llmsys.config.quality_rules import RuleConfig, Script
 from llmsys.config.section import Section
@@ -37,9 +39,9 @@ class LanguageConfig(Section):
         "combined",
         description="Identifier; each has its model in its package. Both together are right most often.",
     )
-    keep: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes that stay; empty: every language stays.")
-    minimum_score: float = Field(0.65, ge=0, le=1, description="Probability the best language must exceed.")
-    sample_characters: int = Field(4_096, ge=1, description="Characters of the beginning of the text that are read.")
+    languages: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes that stay; empty: every language stays.")
+    min_score: float = Field(0.65, ge=0, le=1, description="Probability the best language must exceed.")
+    max_characters: int = Field(4_096, ge=1, description="Characters of the beginning of the text that are read.")
     profiles: dict[str, str] = Field(
         {}, description="Profile by language code, a path or a name, instead of data/languages/CODE."
     )
@@ -90,6 +92,9 @@ class LanguageProfile(Section):
     @classmethod
     def _check_rule_overrides(cls, rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for kind, fields in rules.items():
+            for field in fields:
+                if new := find_new_key(("data", "rules", "*", field)):
+                    raise ValueError(f"{kind}.{field} is now called {new.rpartition('.')[2]}")
             _RULE.validate_python({**fields, "kind": kind})
         return rules
 
@@ -128,12 +133,18 @@ def serialize_language_rules(profiles: Mapping[str, LanguageProfile], rules: Seq
         code: LanguageRules(words=profile.words, rules=tuple(profile.localize_rule(rule) for rule in rules))
         for code, profile in profiles.items()
     }
-    return _BY_CODE.dump_json(own).decode()
+    values = _BY_CODE.dump_python(own, mode="json")
+    for one in values.values():
+        one["rules"] = to_recorded_names(one["rules"], "data.rules")  # the text is part of task keys
+    return to_json(values).decode()
 
 
 def parse_language_rules(text: str) -> dict[str, LanguageRules]:
     """The rules by code that `serialize_language_rules` wrote."""
-    return _BY_CODE.validate_json(text)
+    values = from_json(text)
+    for one in values.values():
+        one["rules"] = to_current_names(one["rules"], "data.rules")
+    return _BY_CODE.validate_python(values)
 
 
 def list_profile_codes() -> list[str]:
@@ -173,22 +184,22 @@ def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> di
     Raises ConfigError for a code that no document can have, and for one without a profile.
     """
     own = list_profile_codes()
-    for code in (*config.keep, *config.profiles):
+    for code in (*config.languages, *config.profiles):
         if code not in known:
             raise ConfigError(_format_unknown_code(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
-                f"data.language.keep: {code} has no profile in configs/{PROFILES}, and its pages are not English. "
+                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and its pages are not English. "
                 f"{_format_closest_codes(code, own)} Write a profile, or take the one for languages without: "
                 f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
             )
-    codes = config.keep or sorted({*own, *config.profiles} & set(known))
+    codes = config.languages or sorted({*own, *config.profiles} & set(known))
     named = {code: config.profiles.get(code, f"{PROFILES}/{code}") for code in codes}
     return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()}
 
 
 def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
-    where = "keep" if code in config.keep else "profiles"
+    where = "languages" if code in config.languages else "profiles"
     return (
         f"data.language.{where}: the identifier {config.kind} never says {code!r}. {_format_closest_codes(code, known)}"
     )

@@ -30,7 +30,7 @@ class LoadedConfig:
     """A loaded config. For a bare model file, `run` holds that model and the defaults of everything else."""
 
     run: RunConfig
-    model_only: bool
+    is_model_only: bool
     origins: dict[Keys, str]
     source: Path
 
@@ -41,7 +41,7 @@ def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises ConfigError for everything a person can mend in it.
     """
     resolved = read_config(config, overrides)
-    if resolved.model_only:
+    if resolved.is_model_only:
         name = format_path(resolved.source)
         raise ConfigError(
             f"{name} is a bare model, and a run is needed. Write a file with `model: {{base: {config}}}`."
@@ -57,7 +57,7 @@ def load_model_config(config: str, overrides: Sequence[str] = ()) -> ModelConfig
 def load_any_config(config: str, overrides: Sequence[str] = ()) -> RunConfig | ModelConfig:
     """Whichever of the two the file holds."""
     resolved = read_config(config, overrides)
-    return resolved.run.model if resolved.model_only else resolved.run
+    return resolved.run.model if resolved.is_model_only else resolved.run
 
 
 def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.hugging_face.read_config_json import is_hugging_face, parse_json, read_model_values
+from llmsys.config.migration import is_recorded_config, to_current_keys, to_current_names
 from llmsys.config.paths import find_config, format_path
 from llmsys.config.yaml_parser import MAX_DEPTH, Keys, parse_yaml
 from llmsys.errors import ConfigError
@@ -57,6 +58,9 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
     if not isinstance(values, dict):
         raise ConfigError(f"{name} holds a {type(values).__name__}, not a mapping. Write `section:` and keys below it.")
     origins = {(*at, *keys): f"{name}:{line}" for keys, line in lines.items() if keys}
+    if is_recorded_config(path):
+        values = to_current_names(values, ".".join(at))
+        origins = {to_current_keys(keys): where for keys, where in origins.items()}
     layer = ConfigLayer(values, {at: name, **origins})
     return resolve_bases(layer, at, path.parent, (*chain, path), default_kind)
 

@@ -38,7 +38,7 @@ class MixtureSourceConfig(Section):
 class MixtureStageConfig(Section):
     """Other weights from some token of the run on."""
 
-    from_tokens: int = Field(ge=1, description="Tokens of the run after which these weights hold.")
+    start_tokens: int = Field(ge=1, description="Tokens of the run after which these weights hold.")
     weights: tuple[Weight, ...] = Field(description="One for each source, in their order; 0 leaves it out.")
 
 
@@ -67,7 +67,7 @@ class MixtureConfig(Section):
         first = tuple(source.weight for source in self.sources)
         return (
             (0, reduce_to_integers(first)),
-            *((stage.from_tokens, reduce_to_integers(stage.weights)) for stage in self.stages),
+            *((stage.start_tokens, reduce_to_integers(stage.weights)) for stage in self.stages),
         )
 
     @model_validator(mode="after")
@@ -93,10 +93,10 @@ class MixtureConfig(Section):
                 )
             else:
                 yield from _find_weight_violations(f"stages.{number}.weights", stage.weights)
-            if number and stage.from_tokens <= (before := self.stages[number - 1].from_tokens):
+            if number and stage.start_tokens <= (before := self.stages[number - 1].start_tokens):
                 yield Violation(
-                    f"stages.{number}.from_tokens",
-                    f"{stage.from_tokens} is not after the stage before it, from {before}. Sort the stages.",
+                    f"stages.{number}.start_tokens",
+                    f"{stage.start_tokens} is not after the stage before it, from {before}. Sort the stages.",
                 )
 
 

@@ -35,9 +35,9 @@ class MaskedLmConfig(Section):
     """Some tokens from all others (BERT, Devlin 2018, 3.1): of these, most are masked, some replaced, some kept."""
 
     kind: Literal["masked"] = "masked"
-    chosen_share: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are to be predicted.")
-    masked_share: float = Field(0.8, ge=0, le=1, description="Share of the chosen that become the mask token.")
-    random_share: float = Field(0.1, ge=0, le=1, description="Share of the chosen that become a random token.")
+    mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are to be predicted.")
+    mask_replace_prob: float = Field(0.8, ge=0, le=1, description="Share of the chosen that become the mask token.")
+    random_replace_prob: float = Field(0.1, ge=0, le=1, description="Share of the chosen that become a random token.")
     mask_token: str = Field("<mask>", min_length=1, description="Piece of the tokenizer that stands for a mask.")
 
 

@@ -26,12 +26,12 @@ class PiiReplacementConfig(Section):
     """
 
     kind: Literal["replace"] = "replace"
-    find: tuple[PiiKind, ...] = Field(("email", "ip"), description="What is looked for; FineWeb: email and ip.")
-    replace_with: Literal["reserved", "token"] = Field(
+    kinds: tuple[PiiKind, ...] = Field(("email", "ip"), description="What is looked for; FineWeb: email and ip.")
+    replacement: Literal["reserved", "token"] = Field(
         "reserved",
         description="reserved: an address or number that is reserved for examples; token: <EMAIL>, <IP>, <PHONE>.",
     )
-    same: Literal["match", "document"] = Field(
+    consistency: Literal["match", "document"] = Field(
         "match", description="Equal matches get equal replacements: everywhere, or only within a document."
     )
     seed: int = Field(0, ge=0, description="Another seed chooses other replacements.")

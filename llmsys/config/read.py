@@ -15,22 +15,22 @@ from llmsys.config.section import Section
 class ReadConfig(Section):
     """How crawl files and files of documents are read."""
 
-    text: str = Field(
+    text_field: str = Field(
         "text", min_length=1, description="Field of jsonl, parquet and Arrow that holds the text; a.b: b in a."
     )
-    url: str = Field("url", description="Field with the address; a document without one has an empty address.")
-    id: str = Field("id", description="Field with the id; without one it follows from address, date and text.")
-    date: str = Field("date", description="Field with the time of capture.")
-    digests: Literal["drop", "count", "ignore"] = Field(
+    url_field: str = Field("url", description="Field with the address; a document without one has an empty address.")
+    id_field: str = Field("id", description="Field with the id; without one it follows from address, date and text.")
+    date_field: str = Field("date", description="Field with the time of capture.")
+    on_digest_mismatch: Literal["drop", "count", "ignore"] = Field(
         "drop",
         description="A page whose WARC-Block-Digest or WARC-Payload-Digest is another: left out and counted, kept and "
         "counted, or never looked at.",
     )
-    truncated: Literal["drop", "count", "ignore"] = Field(
+    on_truncation: Literal["drop", "count", "ignore"] = Field(
         "count",
         description="A page whose end is missing, by WARC-Truncated or because its gzip, deflate, zstd, br or chunked "
         "coding stops in the middle: left out and counted, kept and counted with a note, or kept without a word.",
     )
-    tries: int = Field(
+    max_attempts: int = Field(
         5, ge=1, le=100, description="How often a read of remote storage is tried, waiting 0.5, 1, 2, … s."
     )

@@ -16,6 +16,7 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.engine_constraints import find_deepspeed_violations, find_torch_violations, resolve_layout
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
 from llmsys.config.generation_constraints import generation_problems
+from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
@@ -86,7 +87,7 @@ class RunConfig(Section):
 
     def _find_violations(self) -> Iterator[Violation]:
         longest = self.model.max_position_embeddings
-        for name in ("sequence_length", "target_length"):
+        for name in ("sequence_length", "target_sequence_length"):
             if (length := getattr(self.batch, name) or 0) > longest:
                 yield Violation(
                     f"batch.{name}",
@@ -132,18 +133,18 @@ class RunConfig(Section):
             )
 
     def _find_average_violations(self) -> Iterator[Violation]:
-        if not self.train.average_half_life_tokens:
+        if not self.train.ema_half_life_tokens:
             return
         if self.engine.kind == "deepspeed":
             yield Violation(
-                "train.average_half_life_tokens",
-                f"{self.train.average_half_life_tokens} needs weights that can be read in place, and DeepSpeed keeps "
+                "train.ema_half_life_tokens",
+                f"{self.train.ema_half_life_tokens} needs weights that can be read in place, and DeepSpeed keeps "
                 "flat parts of them. Use engine.kind=torch, or checkpoint.average_last, or 0.",
             )
         if self.checkpoint.average_last:
             yield Violation(
-                "train.average_half_life_tokens",
-                f"{self.train.average_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} are "
+                "train.ema_half_life_tokens",
+                f"{self.train.ema_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} are "
                 "two ways to average. Set one of them to 0.",
             )
 
@@ -195,7 +196,7 @@ class RunConfig(Section):
                 "train.tokens",
                 f"{budget} tokens are less than one step of {first}. Use at least {first}, or a smaller batch.",
             )
-        if schedule.kind == "original":
+        if schedule.kind == "noam":
             key, shaped = "schedule.warmup_steps", self.batch.count_tokens_before(schedule.warmup_steps)
         else:
             key = "schedule.warmup_tokens"
@@ -210,25 +211,27 @@ class RunConfig(Section):
     @property
     def trajectory_settings(self) -> dict[str, Any]:
         """The settings that the weights of each step depend on, with the data; everything else may change on resume."""
-        sections = self.model_dump(mode="json", include={"model", "objective", "loss", "optimizer", "schedule"})
-        batch = self.batch.model_dump(mode="json", include={"sequence_length", "length_groups", "attend"})
-        train = self.train.model_dump(mode="json", include={"tokens", "start_from"})
+        # Stored in checkpoints and compared with them: keys in the spelling of the first version.
+        stored = to_recorded_names(self.model_dump(mode="json"))
+        sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
+        batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
+        train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision
         batch["tokens"] = self.batch.tokens_per_step
-        if self.train.products != "compute":
-            train["products"] = self.train.products
-        if self.train.average_half_life_tokens:
-            train["average_half_life_tokens"] = self.train.average_half_life_tokens
+        if self.train.matmul_dtype != "compute":
+            train["products"] = self.train.matmul_dtype
+        if self.train.ema_half_life_tokens:
+            train["average_half_life_tokens"] = self.train.ema_half_life_tokens
         if self.batch.ramp is not None:
-            batch["ramp"] = self.batch.ramp.model_dump(mode="json")
+            batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # what bits depend on, and nothing else
             sections["bitwise"] = {
                 "threads_per_process": self.train.threads_per_process,
                 "micro_sequences": self.batch.micro_sequences,
-                "deal": self.batch.deal,
+                "deal": stored["batch"]["deal"],
             }
         if self.factors.is_active:
-            sections["factors"] = self.factors.model_dump(mode="json")
+            sections["factors"] = stored["factors"]
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}

@@ -21,16 +21,16 @@ class ScalingLawConfig(Section):
         description="FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or energy (30MWh)."
     )
     unique_tokens: float | None = Field(None, gt=0, description="Tokens of text there are before they repeat.")
-    served_tokens: float = Field(
+    inference_tokens: float = Field(
         0, ge=0, description="Tokens the model will serve later; the same budget pays for them, 2 FLOPs per parameter."
     )
     device: str | None = Field(None, description="Accelerator that hours, money or energy are spent on.")
     utilisation: float = Field(0.4, gt=0, le=1, description="Share of its peak that useful operations reach.")
     price_per_hour: float | None = Field(None, gt=0, description="Money for one accelerator-hour.")
-    energy_overhead: float = Field(1.2, ge=1, description="Energy of the whole site over that of the accelerators.")
-    experts: int = Field(1, ge=1, description="Routed experts per layer; more than one adds the laws for experts.")
+    pue: float = Field(1.2, ge=1, description="Energy of the whole site over that of the accelerators.")
+    num_experts: int = Field(1, ge=1, description="Routed experts per layer; more than one adds the laws for experts.")
     granularity: float = Field(1.0, ge=1, description="Inner width of the dense layer over that of one expert.")
-    mark: str | None = Field(None, description="A law to point at in the table; the others stay.")
+    highlight: str | None = Field(None, description="A law to point at in the table; the others stay.")
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:

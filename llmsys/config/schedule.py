@@ -24,7 +24,7 @@ class WsdScheduleConfig(Section):
     kind: Literal["wsd"] = "wsd"
     warmup_tokens: Warmup = 0
     decay_tokens: int = Field(ge=1, description="Tokens of the fall at the end of the run.")
-    final_fraction: Final = 0.1
+    min_lr_factor: Final = 0.1
 
 
 class CosineScheduleConfig(Section):
@@ -32,7 +32,7 @@ class CosineScheduleConfig(Section):
 
     kind: Literal["cosine"] = "cosine"
     warmup_tokens: Warmup = 0
-    final_fraction: Final = 0.1
+    min_lr_factor: Final = 0.1
 
 
 class LinearScheduleConfig(Section):
@@ -40,7 +40,7 @@ class LinearScheduleConfig(Section):
 
     kind: Literal["linear"] = "linear"
     warmup_tokens: Warmup = 0
-    final_fraction: Final = 0.1
+    min_lr_factor: Final = 0.1
 
 
 class ConstantScheduleConfig(Section):
@@ -63,7 +63,7 @@ class NoamScheduleConfig(Section):
     optimizer.learning_rate is a factor on it, 1 in the original. The peak is at t = warmup_steps.
     """
 
-    kind: Literal["original"] = "original"
+    kind: Literal["noam"] = "noam"
     warmup_steps: int = Field(4000, ge=1, description="Steps over which the rate rises; the fall is measured in it.")
 
 

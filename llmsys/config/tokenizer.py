@@ -34,7 +34,7 @@ class SentencePieceConfig(Section):
     allow_whitespace_only_pieces: bool = Field(
         True, description="Runs of spaces may be pieces: indented code is short."
     )
-    newlines_and_tabs: Literal["bytes", "pieces"] = Field(
+    whitespace_symbols: Literal["bytes", "pieces"] = Field(
         "bytes", description="Newline, two newlines and tab become bytes (or unknown without byte_fallback), or pieces."
     )
     control_symbols: tuple[str, ...] = Field(

@@ -17,14 +17,16 @@ from llmsys.errors import ConfigError
 class SpikeDetectionConfig(Section):
     """A step is a spike when its number is more than so many times the median of the steps before it.
 
-    The median is over the last `window` steps that were taken; before there are as many, nothing is a spike.
+    The median is over the last `window_steps` steps that were taken; before there are as many, nothing is a spike.
     """
 
-    gradient_norm: float = Field(
+    max_grad_norm_ratio: float = Field(
         0.0, ge=0, description="Times the median gradient norm (before clipping), such as 10; 0: norms are not judged."
     )
-    loss: float = Field(0.0, ge=0, description="Times the median loss, such as 1.5; 0: losses are not judged.")
-    window: int = Field(100, ge=2, description="Steps whose median is taken.")
+    max_loss_ratio: float = Field(
+        0.0, ge=0, description="Times the median loss, such as 1.5; 0: losses are not judged."
+    )
+    window_steps: int = Field(100, ge=2, description="Steps whose median is taken.")
 
     @model_validator(mode="after")
     def _check_ratios(self) -> Self:
@@ -32,7 +34,10 @@ class SpikeDetectionConfig(Section):
             Violation(
                 name, f"{value:g} times the median would refuse ordinary steps. Use more than 1, or 0 for no rule."
             )
-            for name, value in (("gradient_norm", self.gradient_norm), ("loss", self.loss))
+            for name, value in (
+                ("max_grad_norm_ratio", self.max_grad_norm_ratio),
+                ("max_loss_ratio", self.max_loss_ratio),
+            )
             if 0 < value <= 1
         )
         return self
@@ -69,7 +74,7 @@ class TrainConfig(Section):
         "auto is bf16 where the device multiplies it natively, else fp32, and a resumed run keeps its type. "
         "fp16 scales the loss so that small gradients survive.",
     )
-    products: Literal["compute", "fp8"] = Field(
+    matmul_dtype: Literal["compute", "fp8"] = Field(
         "compute",
         description="Type that enters the linear maps of blocks: compute is that of `precision`; fp8 rounds rows to 8 "
         "bits with a scale each, and needs torchao and a GPU that multiplies them.",
@@ -79,15 +84,15 @@ class TrainConfig(Section):
         description="fast sums as the libraries do, and every layout rounds in its own way. bitwise gives the same "
         "weights and moments bit for bit on any power of two of processes, and costs time (llmsys/engine/README.md).",
     )
-    recompute: Literal["none", "selective", "block"] = Field(
+    activation_checkpoint: Literal["none", "selective", "full"] = Field(
         "none",
         description="What backward computes again instead of keeping it: selective keeps the outputs of large "
-        "products and of attention, block keeps only what enters each block.",
+        "products and of attention, full keeps only what enters each block.",
     )
     compile: Literal["none", "block"] = Field(
         "none", description="block: each block goes through torch.compile; needs a C++ compiler, or Triton on GPUs."
     )
-    start_from: LocalPath | None = Field(
+    init_from: LocalPath | None = Field(
         None, description="Run folder or checkpoint whose weights a new run begins with, by name."
     )
     restart: bool = Field(
@@ -95,13 +100,15 @@ class TrainConfig(Section):
         description="Begin at step 0 in a run folder that has saved checkpoints of which none can be resumed; they are "
         "moved aside. A whole checkpoint is resumed all the same.",
     )
-    bad_step: Literal["skip", "rewind", "stop"] = Field(
+    on_bad_step: Literal["skip", "rewind", "stop"] = Field(
         "skip",
         description="What becomes of a step that is not finite, or a spike: skip leaves the weights as they are and "
         "goes on with the next; rewind goes back to the last checkpoint and leaves the step's data out; stop ends.",
     )
-    bad_steps_in_a_row: int = Field(10, ge=1, description="Bad steps without a good one between them that end the run.")
-    spike: SpikeDetectionConfig = Field(
+    max_consecutive_bad_steps: int = Field(
+        10, ge=1, description="Bad steps without a good one between them that end the run."
+    )
+    spike_detection: SpikeDetectionConfig = Field(
         SpikeDetectionConfig(), description="Which finite steps are bad too; none by default."
     )
     hang_timeout_seconds: float = Field(
@@ -110,7 +117,7 @@ class TrainConfig(Section):
     time_limit_minutes: float = Field(
         0.0, ge=0, description="The run saves and ends after so long, to be continued; 0: no limit but Slurm's."
     )
-    average_half_life_tokens: int = Field(
+    ema_half_life_tokens: int = Field(
         0,
         ge=0,
         description="Keep an exponential mean of the weights in which a step counts half after so many tokens; it is "
@@ -142,7 +149,7 @@ class GenerationConfig(Section):
     """`generation:` — prompts that are continued at the end of a run and by `llmsys generate`."""
 
     prompts: tuple[str, ...] = Field((), description="Texts to continue.")
-    opening: tuple[str, ...] | None = Field(
+    prefix_pieces: tuple[str, ...] | None = Field(
         None, description="Pieces that open every text. Left out: the one that ends documents, as in training."
     )
     max_new_tokens: int = Field(64, ge=1, description="Longest continuation, in tokens.")
@@ -153,7 +160,7 @@ class GenerationConfig(Section):
     repetition_penalty: float = Field(
         1.0, gt=0, description="Makes tokens that the text already has less likely; 1 changes nothing."
     )
-    beams: int = Field(1, ge=1, description="Beginnings followed in a beam search; 1 draws tokens instead.")
+    num_beams: int = Field(1, ge=1, description="Beginnings followed in a beam search; 1 draws tokens instead.")
     length_penalty: float = Field(
         0.6, ge=0, description="Of beam search: 0 prefers short texts; see Wu 2016, section 7."
     )

@@ -36,14 +36,14 @@ class UrlFilterConfig(Section):
     substrings: EntryListConfig = Field(
         _NOTHING, description="Letters and digits that the URL may not hold once its symbols are removed."
     )
-    allow: EntryListConfig = Field(
+    allow_list: EntryListConfig = Field(
         _NOTHING, description="Registered domains, hosts and whole URLs that no list refuses."
     )
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The list files."""
-        lists = (self.hosts, self.urls, self.hard_words, self.soft_words, self.substrings, self.allow)
+        lists = (self.hosts, self.urls, self.hard_words, self.soft_words, self.substrings, self.allow_list)
         return tuple(path for one in lists for path in one.files)
 
 

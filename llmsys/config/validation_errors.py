@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from llmsys.config.merge import ConfigLayer
+from llmsys.config.migration import find_new_key, find_new_value
+from llmsys.config.scaling import ScalingLawConfig
 from llmsys.config.section import SectionType, get_kind, list_fields, list_section_types, select_by_kind
 from llmsys.config.violation import format_choices
 from llmsys.config.yaml_parser import Keys
@@ -84,21 +86,18 @@ def _iter_messages(detail: ErrorDetails, place: _KeyLocation, root: SectionType)
         for key, message in context["problems"]:
             yield (*keys, *key.split(".")), message
     elif kind == "extra_forbidden":
-        yield keys, _format_unknown_key(keys, owners, root)
+        yield keys, _format_renamed_key(keys, root, value) or _format_unknown_key(keys, owners, root)
     elif kind == "missing":
         yield keys, f"is missing. {_get_field_description(keys, owners)}".strip()
     elif kind == "union_tag_not_found":
         yield (*keys, "kind"), f"is missing. Use {format_choices([get_kind(member) for member in members])}."
     elif kind == "union_tag_invalid":
         tags = re.findall(r"'([^']*)'", str(context["expected_tags"]))
-        yield (
-            (*keys, "kind"),
-            f"{context['tag']!r} is not {format_choices(tags)}.{_format_suggestion(str(context['tag']), tags)}",
-        )
+        yield (*keys, "kind"), _format_illegal_value((*keys, "kind"), context["tag"], tags)
     elif kind == "literal_error":
         legal = re.findall(r"'([^']*)'|(\d+)", str(context["expected"]))
         words = [word or number for word, number in legal]
-        yield keys, f"{value!r} is not {format_choices(words)}.{_format_suggestion(str(value), words)}"
+        yield keys, _format_illegal_value(keys, value, words)
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         yield keys, f"{_format_value(value)} is not a section. Write its keys below it, one on each line."
     else:
@@ -112,6 +111,22 @@ def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
     elif message.startswith("Input "):
         message = f"{_format_value(value)} {message.removeprefix('Input ')}"
     return f"{message.rstrip('.')}. {description}".strip()
+
+
+def _format_renamed_key(keys: Keys, root: SectionType, value: object) -> str | None:
+    section = ("scale",) if root is ScalingLawConfig else ()
+    new = find_new_key((*section, *keys))
+    if new is None:
+        return None
+    now = find_new_value(new, value)
+    return f"is now called {new.removeprefix('scale.')}{f', and {value} is now {now}' if now else ''}."
+
+
+def _format_illegal_value(keys: Keys, value: object, legal: list[str]) -> str:
+    now = find_new_value(".".join(keys), value)
+    if now is not None:
+        return f"{value} is now called {now}."
+    return f"{value!r} is not {format_choices(legal)}.{_format_suggestion(str(value), legal)}"
 
 
 def _format_unknown_key(keys: Keys, owners: list[SectionType], root: SectionType) -> str:

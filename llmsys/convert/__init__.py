@@ -1,1 +1,1 @@
-"""Weights both ways between our checkpoints and Hugging Face folders."""
+"""Convert weights between our checkpoints and Hugging Face folders, both ways."""

@@ -1,8 +1,13 @@
-"""Our checkpoints tensor by tensor: written while the values are still being made, read one at a time.
+"""Read and write our checkpoints tensor by tensor.
 
-A weights-only checkpoint is a checkpoint without moments: `parameter/NAME` in any dtype, `buffer/NAME`, step 0. It is
-written through torch.distributed.checkpoint's planner, which asks for each tensor when its turn comes, so no more than
-one file is in memory; one expert of a stacked tensor is a chunk of its own.
+Writes a weights-only checkpoint: `parameter/NAME` in any dtype, `buffer/NAME`, step 0, no moments. It is written
+through
+the planner of torch.distributed.checkpoint, which asks for each tensor when it is due. One expert of a stacked tensor
+is
+a chunk of its own.
+
+Invariants:
+- At most one file is held in memory.
 """
 
 import dataclasses
@@ -33,14 +38,14 @@ FILE_BYTES = 1 << 30
 
 
 class TensorToWrite(NamedTuple):
-    """What to write, and in which dtype."""
+    """A tensor to write, with its dtype."""
 
     part: TensorPart
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Size in bytes."""
         return prod(self.part.part_shape) * self.dtype.itemsize
 
 
@@ -50,9 +55,9 @@ def write_tensors(
     value_of: Callable[[TensorPart], Tensor],
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Write the pieces into an existing folder in their order, asking for each value once.
+    """Write tensors into an existing folder, in their order, asking for each value once.
 
-    A file holds up to `file_bytes`, or one larger piece, and so does memory. Raises OSError when the disk is full or
+    A file holds up to `file_bytes`, or one larger tensor, and so does memory. Raises OSError when the disk is full or
     read-only.
     """
     writer = _Writer(folder, {_build_index(piece.part): piece.nbytes for piece in pieces}, file_bytes)
@@ -65,14 +70,14 @@ def write_tensors(
 
 
 class _Writer(CheckpointWriter):
-    """Writes a plan file by file: the library keeps what it has written until the file is closed."""
+    """Writes a plan file by file, because the library keeps written tensors until their file is closed."""
 
     def __init__(self, folder: Path, sizes: dict[MetadataIndex, int], file_bytes: int) -> None:
         super().__init__(folder)
         self._sizes, self._file_bytes = sizes, file_bytes
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """See StorageWriter."""
+        """Write each file's items as StorageWriter does."""
         results: list[WriteResult] = []
         for number, items in enumerate(self._split_items_by_file(plan.items)):
             names = dataclasses.replace(plan.storage_data, prefix=f"__{number}_")
@@ -96,7 +101,7 @@ class _Writer(CheckpointWriter):
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans from shapes and dtypes, and makes each tensor when it is written."""
+    """Plans from shapes and dtypes, and computes each tensor when it is written."""
 
     def __init__(self, pieces: Sequence[TensorToWrite], value_of: Callable[[TensorPart], Tensor]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -104,12 +109,12 @@ class _Planner(DefaultSavePlanner):
         self._value_of = value_of
 
     def create_local_plan(self) -> SavePlan:
-        """One item for each piece."""
+        """Return one item for each tensor."""
         self.plan = SavePlan([_build_write_item(piece) for piece in self._pieces.values()])
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """The values, in storage of their own."""
+        """Return the values, in storage of their own."""
         part = self._pieces[_drop_hint(write_item.index)].part
         value = self._value_of(part).contiguous()
         return value if part.expert is None else value.unsqueeze(0)
@@ -132,10 +137,10 @@ def _build_write_item(piece: TensorToWrite) -> WriteItem:
 
 
 class CheckpointReader:
-    """Reads the tensors of one of our checkpoints by name; keeps the last one, since experts come in a row."""
+    """Reads tensors of our checkpoints by name. Keeps the last one, because experts of a stack are read in a row."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Read what the checkpoint holds."""
+        """Read the checkpoint's index."""
         self._reader = CheckpointStorageReader(checkpoint)
         stored: dict[str, Any] = self._reader.read_metadata().state_dict_metadata
         self.shapes = {name: tuple(one.size) for name, one in stored.items()}
@@ -143,7 +148,7 @@ class CheckpointReader:
         self._last: tuple[str, Tensor] | None = None
 
     def read(self, part: TensorPart) -> Tensor:
-        """The values of one part, on the CPU, in the dtype they were saved in; of weights the mean, if one is kept."""
+        """Return one tensor, on the CPU in the saved dtype. Weights are the running mean if the checkpoint has one."""
         if self._last is None or self._last[0] != part.name:
             self._last = None
             name = part.name
@@ -159,10 +164,10 @@ class CheckpointReader:
 
 
 class AverageReader(CheckpointReader):
-    """Reads the mean of several checkpoints tensor by tensor, and writes none of it."""
+    """Reads the mean of several checkpoints tensor by tensor, without writing it."""
 
     def __init__(self, checkpoints: list[Path]) -> None:
-        """Read what the last of the checkpoints holds; a mean has no running mean beside it."""
+        """Read the index of the last checkpoint. Averaged checkpoints have no running mean."""
         super().__init__(checkpoints[-1])
         self._checkpoints = checkpoints
         self.shapes = {name: shape for name, shape in self.shapes.items() if not name.startswith("average/")}

@@ -1,12 +1,11 @@
-"""Which tensors of a Hugging Face folder make which of ours, decided before a byte of them is read.
+"""Plan a conversion: match tensors of a Hugging Face folder with ours before a byte of them is read.
 
-Reads a ModelConfig and a family's table; gives groups of tensors that are converted together, with the shapes of both
-sides. Promises that every parameter of ours is in exactly one group.
+Reads a ModelConfig, a family's mapping, and the names and shapes in a folder. Old name endings and a missing prefix are
+understood; copies of tied tensors and buffers that can be computed are ignored.
 
-What a Hugging Face folder holds beside what a plan needs: every difference is named before anything is read.
-
-Old endings and a left-out prefix are understood; copies of tied tensors and tables that can be computed are set aside;
-anything else that is missing, extra or of another shape is refused.
+Invariants:
+- Every parameter of ours is in exactly one group.
+- Every tensor that is missing, extra or of another shape is named in one error.
 """
 
 import re
@@ -29,7 +28,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorPart:
-    """One tensor of ours, or one expert of a stacked one; `name` as in a checkpoint, `shape` of the whole tensor."""
+    """One tensor of ours, or one expert of a stack. `name` is as in a checkpoint; `shape` is of the full tensor."""
 
     name: str
     shape: Shape
@@ -37,7 +36,7 @@ class TensorPart:
 
     @property
     def part_shape(self) -> Shape:
-        """Without the experts' axis where this is one expert."""
+        """The shape of the part: without the experts' axis where this is one expert."""
         return self.shape if self.expert is None else self.shape[1:]
 
 
@@ -53,7 +52,7 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """All groups of a model, and the buffers of ours that a Hugging Face folder does not know."""
+    """All groups of a model, and our buffers that a Hugging Face folder does not have."""
 
     model: ModelConfig
     table: FamilyMapping
@@ -62,12 +61,12 @@ class ConversionPlan:
 
     @property
     def their_shapes(self) -> dict[str, Shape]:
-        """Every tensor that a folder must have."""
+        """Name → shape of every tensor that a folder must have."""
         return {name: shape for one in self.groups for name, shape in zip(one.theirs, one.their_shapes, strict=True)}
 
     @property
     def copies(self) -> dict[str, str]:
-        """The table's copies with their numbers filled in."""
+        """The mapping's copies, with block numbers filled in."""
         if self.model.multi_token_prediction is None:
             return {ours: theirs for ours, theirs in self.table.copies.items() if "{" not in ours}
         first, depth = self.model.num_hidden_layers, self.model.multi_token_prediction.depth
@@ -76,7 +75,7 @@ class ConversionPlan:
 
 
 def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> ConversionPlan:
-    """The plan for every tensor of a model.
+    """Return the plan for every tensor of a model.
 
     Raises ConfigError when a parameter of ours has no name in the family.
     """
@@ -96,7 +95,7 @@ def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> Conversio
 
 
 def list_parameters_and_buffers(model: ModelConfig) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Names and shapes of the parameters, each tied one once, and of the saved buffers."""
+    """Return names and shapes of the parameters, each tied one once, and of the saved buffers."""
     with torch.device("meta"):
         module = Transformer(model)
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
@@ -104,7 +103,7 @@ def list_parameters_and_buffers(model: ModelConfig) -> tuple[dict[str, Shape], d
 
 
 def _iter_groups(rule: NameMapping, targets: Mapping[str, TensorPart], model: ModelConfig) -> Iterator[TensorGroup]:
-    """The rule in every block where our model has its tensors."""
+    """Yield the groups of one mapping: one per block in which our model has its tensors."""
     for i in _list_blocks(rule, model):
         ours = [targets.get(name.replace("{i}", str(i))) for name in rule.ours]
         parts = tuple(part for part in ours if part is not None)
@@ -143,12 +142,12 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class TensorMatch:
-    """Where to find what the plan needs.
+    """Names in a folder's files for the tensors of a plan.
 
     Attributes:
         names: the plan's name → the name in the file.
         copies: name in the file → the plan's name of the tensor that it must equal.
-        unused: names in the file that nobody reads.
+        unused: names in the file that nothing reads.
     """
 
     names: dict[str, str]
@@ -157,9 +156,9 @@ class TensorMatch:
 
 
 def match_tensors(plan: ConversionPlan, found: Mapping[str, Shape], source: Path) -> TensorMatch:
-    """Bring the names of a folder together with the plan's.
+    """Match the names in a folder with the plan's.
 
-    Raises CheckpointError naming each tensor with the shape that it has and the one that it needs.
+    Raises CheckpointError with each differing tensor, its shape and the expected shape.
     """
     needed, copies = plan.their_shapes, plan.copies
     names: dict[str, str] = {}
@@ -181,7 +180,7 @@ def match_tensors(plan: ConversionPlan, found: Mapping[str, Shape], source: Path
 
 
 def _to_current_name(name: str, table: FamilyMapping, known: set[str]) -> str:
-    """The name as the table has it."""
+    """Return the name as the mapping spells it."""
     for old, new in table.aliases.items():
         name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
     return name if name in known or f"{table.prefix}{name}" not in known else f"{table.prefix}{name}"

@@ -1,11 +1,10 @@
-"""`hugging_face/record.json`: what a conversion wrote down about the Hugging Face folder a run folder came from.
+"""Read `hugging_face/record.json`: the names and shards of the Hugging Face folder that a run folder was made from.
 
-A run folder may come from somebody else, so the record is checked before anything is written: every name in it is one
-of a file in the folder that will be made.
+A run folder may come from a stranger, so the record is checked before anything is written.
 
 Invariants:
-- What `kept_record` returns has names of safetensors files only, and no two tensors of one name.
-- What `list_small_files` returns are regular files of `hugging_face/` itself, never links.
+- `read_conversion_record` returns only names of safetensors files, and no tensor name twice.
+- `list_small_files` returns only regular files of `hugging_face/` itself, never links.
 """
 
 import json
@@ -19,11 +18,11 @@ from llmsys.errors import CheckpointError
 NEXT = "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone."
 
 
-def kept_record(run_folder: Path) -> dict[str, Any] | None:
-    """What a conversion wrote down about the Hugging Face folder this run folder came from; None without one.
+def read_conversion_record(run_folder: Path) -> dict[str, Any] | None:
+    """Return the record of the Hugging Face folder that this run folder was made from; None without one.
 
     Raises:
-        CheckpointError: it is damaged, or names a file outside of the folder that it describes.
+        CheckpointError: The record is damaged, or names a file outside of its folder.
     """
     kept = run_folder / KEPT
     if kept.is_symlink():
@@ -59,10 +58,10 @@ def _check_record(record: dict[str, Any]) -> None:
 
 
 def list_small_files(run_folder: Path) -> list[Path]:
-    """Return the configs, vocabularies and licences that go back as they came.
+    """Return the configs, vocabularies and licences that are exported unchanged.
 
     Raises:
-        CheckpointError: one of them is a link or no file, or would replace the weights.
+        CheckpointError: One of them is a link or no file, or would replace the weights.
     """
     found = [file for file in sorted((run_folder / KEPT).iterdir()) if file.name not in (RECORD, UNUSED)]
     for file in found:

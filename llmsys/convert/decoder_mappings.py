@@ -1,4 +1,4 @@
-"""Tables of the decoders that name their tensors as Llama does: the names of their files beside ours.
+"""Name mappings of the decoders that name their tensors as Llama does.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
@@ -32,7 +32,10 @@ def _map_pre_norms(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, 
 
 
 def _map_experts(block: str, theirs: str, names: tuple[str, str, str]) -> tuple[NameMapping, ...]:
-    """One matrix (out, in) for each expert beside our stack of (in, out); `names` of gate, up and down."""
+    """Return the mapping of experts: one matrix (out, in) each in theirs, a stack of (in, out) in ours.
+
+    `names` are those of gate, up and down.
+    """
     ours = f"{block}.feed_forward.experts"
     gate_up_down = zip(("gate", "up", "down"), names, strict=True)
     return map_tensors(
@@ -41,7 +44,7 @@ def _map_experts(block: str, theirs: str, names: tuple[str, str, str]) -> tuple[
 
 
 def _map_moe(shared: str, block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
-    """The mixtures of Qwen, DeepSeek, GLM and OLMoE, whose shared expert is called `shared`."""
+    """Return the mixtures of experts of Qwen, DeepSeek, GLM and OLMoE, whose shared expert is called `shared`."""
     ours, theirs = f"{block}.feed_forward", f"{layer}.mlp"
     return (
         map_modules({f"{ours}.router": f"{theirs}.gate", f"{ours}.shared_gate": f"{theirs}.shared_expert_gate"})
@@ -51,7 +54,7 @@ def _map_moe(shared: str, block: str = OURS, layer: str = LAYER) -> tuple[NameMa
 
 
 def _map_correction_bias(block: str = OURS, layer: str = LAYER) -> tuple[NameMapping, ...]:
-    """The bias that keeps DeepSeek-V3's and GLM's experts evenly loaded."""
+    """Return the bias that balances the load of DeepSeek-V3's and GLM's experts."""
     return map_tensors({f"{block}.feed_forward.balance_bias_E": f"{layer}.mlp.gate.e_score_correction_bias"})
 
 

@@ -1,4 +1,4 @@
-"""What a conversion would do, as a list: `llmsys convert --dry-run`."""
+"""List the tensors that a conversion would map, for `llmsys convert --dry-run`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,19 @@ from llmsys.convert.to_hugging_face import HuggingFaceExport
 
 
 def list_conversions(source: Path, inwards: bool, shard_bytes: int | None) -> list[dict[str, Any]]:
-    """One row for each group of tensors: {theirs, ours, dtype}, names with shapes. Raises what a conversion would."""
+    """List the mapping of a conversion, and write nothing.
+
+    Args:
+        source: Hugging Face folder, run folder or checkpoint.
+        inwards: True to import a Hugging Face folder, False to export a run.
+        shard_bytes: Size limit of exported files; None as in `convert_to_hugging_face`.
+
+    Returns:
+        One row per group of tensors: {theirs, ours, dtype}, names with shapes.
+
+    Raises:
+        ConfigError, CheckpointError: As the conversion would.
+    """
     if inwards:
         reading = HuggingFaceImport(source)
         dtypes = dict(reading.list_tensors())

@@ -1,4 +1,4 @@
-"""Tables of the encoders and the encoder-decoders: the names of their files beside ours.
+"""Name mappings of the encoders and the encoder-decoders.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
@@ -35,7 +35,7 @@ OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm
 
 
 def build_bert_mapping(model: ModelConfig) -> FamilyMapping:
-    """The bare model has no `bert.` in front."""
+    """Return BERT's mapping. Files of the bare model have no `bert.` prefix."""
     prefix = "" if model.head.kind == "features" else "bert."
     heads = map_modules(
         {
@@ -54,7 +54,7 @@ def build_bert_mapping(model: ModelConfig) -> FamilyMapping:
 
 
 def build_roberta_mapping(model: ModelConfig) -> FamilyMapping:
-    """As BERT, with other heads; the classifier holds the pooler."""
+    """Return RoBERTa's mapping: BERT's with other heads; the classifier holds the pooler."""
     prefix = "" if model.head.kind == "features" else "roberta."
     classifies = model.head.kind == "classification"
     heads = map_modules(
@@ -87,7 +87,7 @@ def _map_t5_stack(ours: str, stack: str, feed_forward_place: int) -> tuple[NameM
 
 
 def build_t5_mapping(model: ModelConfig) -> FamilyMapping:
-    """A gate is called wi_0 and what it opens wi_1; without one there is wi."""
+    """Return T5's mapping. With a gate, wi_0 is the gate and wi_1 the up projection; without one there is only wi."""
     gated = model.feed_forward.kind in ("swiglu", "geglu", "geglu_tanh")
     decoder = "decoder.block.{i}.layer"
     names = {f"{OURS}.cross_attention.{one}_proj": f"{decoder}.1.EncDecAttention.{one}" for one in "qkvo"}
@@ -132,7 +132,7 @@ def _map_bart_stack(ours: str, stack: str) -> tuple[NameMapping, ...]:
 
 
 def build_bart_mapping(model: ModelConfig) -> FamilyMapping:
-    """BART and Marian; a source vocabulary of its own parts the shared table."""
+    """Return BART's and Marian's mapping. A separate source vocabulary splits the shared embedding."""
     shared = model.embedding.source_vocab_size is None
     encoder, decoder = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
     names = {"embed": "model.shared" if shared else decoder, "source_embed": encoder, "head": "lm_head"}

@@ -1,4 +1,4 @@
-"""Which table a Hugging Face `model_type` uses."""
+"""Choose the name mapping of a Hugging Face `model_type`."""
 
 from collections.abc import Callable
 
@@ -40,9 +40,9 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
 
 
 def get_family_mapping(model_type: str, model: ModelConfig) -> FamilyMapping:
-    """The table of a family.
+    """Return the mapping of a family.
 
-    Raises ConfigError for one without.
+    Raises ConfigError for a family without one.
     """
     if model_type not in TABLES:
         known = ", ".join(sorted(TABLES))

@@ -1,7 +1,7 @@
-"""What a folder is, as the command line names it, and how a converted one keeps where it came from.
+"""Recognize the folders of a conversion, and publish a converted one in one rename.
 
-A converted run folder holds `hugging_face/`: config.json, the tokenizer's and every other small file as they were, and
-`record.json` with the names and shards of the tensors, so that an unchanged model goes back as the same files.
+A converted run folder holds `hugging_face/`: config.json, the tokenizer's and every other small file unchanged, and
+`record.json` with names and shards of the tensors, so that an unchanged model is exported as the same files.
 """
 
 import os
@@ -19,14 +19,21 @@ RUN_CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 
 
 def is_hugging_face_folder(source: Path) -> bool:
-    """Whether a folder has a config.json and no run of ours."""
+    """Return whether a folder has a config.json and no run of ours.
+
+    Args:
+        source: An existing folder.
+
+    Returns:
+        True for a folder to import, False for one to export.
+    """
     return (source / "config.json").is_file() and not (source / RUN_CONFIG).exists()
 
 
 def find_checkpoint(source: Path) -> tuple[Path, Path]:
-    """(run folder, checkpoint) that a run folder or one of its checkpoints names; the newest whole one of a run.
+    """Return (run folder, checkpoint) of a run folder (its newest complete checkpoint) or of one of its checkpoints.
 
-    Raises ConfigError for anything else, CheckpointError where there is no whole checkpoint.
+    Raises ConfigError for any other path, CheckpointError where there is no complete checkpoint.
     """
     from llmsys.train.checkpoint_load import find_newest_checkpoint
     from llmsys.train.checkpoint_record import find_checkpoint_error
@@ -49,9 +56,9 @@ def find_checkpoint(source: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def publish_folder(destination: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `destination` by one rename when all went well.
+    """Yield a temporary folder to write into; rename it to `destination` when the block succeeds.
 
-    Raises ConfigError where there is something already: a conversion never writes over anything.
+    Raises ConfigError where the destination exists: a conversion never overwrites.
     """
     require_absent(destination)
     partial = destination.absolute().parent / f".{destination.name}.partial"
@@ -72,7 +79,14 @@ def publish_folder(destination: Path) -> Iterator[Path]:
 
 
 def require_absent(destination: Path) -> None:
-    """Raise ConfigError unless the destination is free: not there, or an empty folder."""
+    """Check that the destination is free: absent, or an empty folder.
+
+    Args:
+        destination: Folder that a conversion will create.
+
+    Raises:
+        ConfigError: It exists.
+    """
     if destination.is_symlink():
         raise ConfigError(f"{destination} is a link. Name the folder itself: nothing is written through links.")
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):

@@ -1,8 +1,11 @@
-"""From a Hugging Face folder to a run folder of ours that generation and evaluation use and training can start from.
+"""Import a Hugging Face folder as a run folder, for generation, evaluation, and as a start of training.
 
-Reads config.json, the safetensors files and whatever small files lie beside them; writes config.yaml, a weights-only
-checkpoint of step 0, the tokenizer, and `hugging_face/` with the originals. Every name and shape is checked before
-anything is written; memory stays near the largest file.
+Reads config.json, the safetensors files and the small files next to them. Writes config.yaml, a weights-only checkpoint
+of step 0, the tokenizer, and `hugging_face/` with the originals.
+
+Invariants:
+- Every name and shape is checked before anything is written.
+- Memory stays near the largest file.
 """
 
 import json
@@ -50,7 +53,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".
 
 
 class HuggingFaceImport:
-    """A Hugging Face folder that fits: its model, its plan, and values of our parts on demand."""
+    """A Hugging Face folder that has been checked: its model, its plan, and our tensors on demand."""
 
     def __init__(self, source: Path) -> None:
         """Read config.json and all headers, and compare them.
@@ -71,7 +74,7 @@ class HuggingFaceImport:
         self._last: tuple[TensorGroup, list[Tensor]] | None = None
 
     def list_tensors(self) -> list[TensorToWrite]:
-        """Everything a checkpoint of ours needs, with the dtype that the file has.
+        """Return the tensors of our checkpoint, with the dtypes of the files.
 
         Raises CheckpointError when the experts of one stacked tensor differ in dtype.
         """
@@ -88,7 +91,7 @@ class HuggingFaceImport:
         return pieces + [TensorToWrite(part, torch.float32) for part in self.plan.unknown_there]
 
     def read_tensor(self, part: TensorPart) -> Tensor:
-        """The values of one part. Buffers that are not known there start as in a new model."""
+        """Return one tensor of ours. Buffers that the folder does not have are initialized as in a new model."""
         group = self._group_of.get(part)
         if group is None:
             even = part.name.endswith("expert_share_E")  # of the step before: shares that sum to one
@@ -121,9 +124,18 @@ class HuggingFaceImport:
 
 
 def convert_from_hugging_face(source: Path, destination: Path) -> Path:
-    """Write the run folder; gives `destination`.
+    """Convert a Hugging Face folder to a run folder.
 
-    Raises ConfigError and CheckpointError for what cannot be converted, before anything is written.
+    Args:
+        source: Hugging Face folder with safetensors files.
+        destination: Run folder to create; must not exist.
+
+    Returns:
+        `destination`.
+
+    Raises:
+        ConfigError: The architecture is not supported, or the destination exists. Nothing was written.
+        CheckpointError: Tensors are missing, extra or of another shape. Nothing was written.
     """
     reading = HuggingFaceImport(source)
     pieces = reading.list_tensors()
@@ -153,7 +165,7 @@ def _read_config_values(source: Path) -> dict[str, Any]:
 
 
 def _add_found_heads(model: ModelConfig, found: dict[str, Any]) -> ModelConfig:
-    """Some folders hold more than their config.json says: a pooler, a classifier of sentences, prediction modules."""
+    """Return the model with heads that the files hold and config.json omits: pooler, classifier, prediction modules."""
     names = found.keys()
     if model.head.kind == "mlm" and any(name.endswith("pooler.dense.weight") for name in names):
         sentences = "cls.seq_relationship.weight" in names
@@ -187,7 +199,7 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
     kept.mkdir()
     for file in sorted(source.iterdir()):
         small = file.is_file() and file.stat().st_size <= SMALL_FILE_BYTES
-        if small and file.suffix not in WEIGHTS and file.name not in (INDEX, RECORD) and not _leads_out(file, source):
+        if small and file.suffix not in WEIGHTS and file.name not in (INDEX, RECORD) and not _is_outside(file, source):
             shutil.copyfile(file, kept / file.name)
     stored = reading.files.tensors
     record = {
@@ -206,10 +218,10 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
                 writer.write(name, reading.files.read(name))
 
 
-def _leads_out(file: Path, source: Path) -> bool:
-    """Return whether a file is a link out of its folder: a folder from elsewhere must not copy what lies here.
+def _is_outside(file: Path, source: Path) -> bool:
+    """Return whether a file is a link out of its folder. A folder from a stranger must not copy files of this machine.
 
-    In a cache of the hub, `snapshots/REVISION/NAME` are links to `blobs/HASH` beside `snapshots`.
+    In a cache of the hub, `snapshots/REVISION/NAME` are links to `blobs/HASH` next to `snapshots`; these are allowed.
     """
     folder, target = source.resolve(), file.resolve()
     inside = [folder, *([folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [])]
@@ -220,12 +232,12 @@ def _leads_out(file: Path, source: Path) -> bool:
 
 
 def _build_run_config(model: ModelConfig, destination: Path, tokenizer: ImportedTokenizer | None) -> dict[str, Any]:
-    """The sections that follow from the source; everything else keeps its default."""
+    """Return the sections that follow from the source. Every other field keeps its default."""
     values: dict[str, Any] = {"run": {"name": destination.name, "folder": str(destination)}}
     if tokenizer is not None:
         values["tokenizer"] = {"kind": "file", "path": str(destination / tokenizer.file)}
         if model.family == "decoder":
-            values["generation"] = {"opening": list(tokenizer.prefix_pieces)}
+            values["generation"] = {"prefix_pieces": list(tokenizer.prefix_pieces)}
         if model.head.kind == "mlm" and tokenizer.mask_token is not None:
             values["objective"] = {"kind": "masked", "mask_token": tokenizer.mask_token}
     values["model"] = model.model_dump(mode="json")

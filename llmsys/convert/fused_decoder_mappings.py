@@ -1,4 +1,4 @@
-"""Tables of the decoders that keep queries, keys and values in one map, and of OPT.
+"""Name mappings of the decoders with fused queries, keys and values, and of OPT.
 
 Source: the parameter names of the published checkpoints, as transformers reads and writes them.
 """
@@ -60,7 +60,7 @@ GPT_NEOX = FamilyMapping(
 
 
 def _build_bloom_mapping(first_norm: str, second_norm: str) -> FamilyMapping:
-    """BLOOM and Falcon, which differ in what the norms are called."""
+    """Return the mapping of BLOOM or Falcon, which differ in the names of their norms."""
     theirs = "transformer.h.{i}"
     return FamilyMapping(
         map_modules(
@@ -87,7 +87,7 @@ BLOOM = _build_bloom_mapping("input_layernorm", "post_attention_layernorm")
 
 
 def build_falcon_mapping(model: ModelConfig) -> FamilyMapping:
-    """Two norms in front of parallel branches have names of their own."""
+    """Return Falcon's mapping. Two norms before parallel branches have names of their own."""
     two = model.residual.kind == "parallel" and model.residual.norms == 2
     return _build_bloom_mapping("ln_attn", "ln_mlp") if two else BLOOM
 

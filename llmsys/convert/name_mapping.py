@@ -1,7 +1,7 @@
-"""What a family's table is made of: which tensor of ours is which of theirs, and what a file may hold besides.
+"""Types of a family's name mapping: pairs of our tensors and theirs, and other tensors that a file may hold.
 
-Names carry `{i}` for the block, `{n}` for the block that a prediction module counts as, and `{e}` for the expert where
-theirs are one by one and ours are stacked.
+Names contain `{i}` for the block, `{n}` for the block number of a prediction module, and `{e}` for the expert where
+theirs are separate and ours are stacked.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ SAME = Identity()
 
 @dataclass(frozen=True)
 class NameMapping:
-    """The tensors `ours` hold the same numbers as the tensors `theirs`, laid out by `form`."""
+    """A pair of tensor lists, `ours` and `theirs`, that hold the same numbers, converted by `form`."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -23,14 +23,14 @@ class NameMapping:
 
 @dataclass(frozen=True)
 class FamilyMapping:
-    """All of one family.
+    """The name mapping of one family.
 
     Attributes:
-        rules: used where our model has the tensors; the config decides, so a table may name more than a model has.
-        prefix: what files of the bare model leave out of every name.
+        rules: used where our model has the tensors; the config decides, so a mapping may name more than a model has.
+        prefix: left out of every name in files of the bare model.
         copies: their name → the name whose values it repeats when weights are tied.
-        ignored: patterns of what old files hold and nobody reads: tables that can be computed.
-        aliases: old endings of names → today's.
+        ignored: patterns of tensors in old files that nothing reads, because they can be computed.
+        aliases: old endings of names → current ones.
     """
 
     rules: tuple[NameMapping, ...]
@@ -41,7 +41,7 @@ class FamilyMapping:
 
 
 def map_modules(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple[NameMapping, ...]:
-    """Rules for the weight and the bias of each module, ours → theirs."""
+    """Return mappings of the weight and the bias of each module, ours → theirs."""
     return tuple(
         NameMapping((f"{ours}.{kind}",), (f"{theirs}.{kind}",), form)
         for ours, theirs in names.items()
@@ -50,12 +50,12 @@ def map_modules(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple
 
 
 def map_fused_module(ours: tuple[str, ...], theirs: str, form: TensorTransform) -> tuple[NameMapping, ...]:
-    """Rules for the weight and the bias of one module of theirs that holds several of ours."""
+    """Return mappings of the weight and the bias of one module of theirs that holds several of ours."""
     return tuple(
         NameMapping(tuple(f"{one}.{kind}" for one in ours), (f"{theirs}.{kind}",), form) for kind in ("weight", "bias")
     )
 
 
 def map_tensors(names: Mapping[str, str], form: TensorTransform = SAME) -> tuple[NameMapping, ...]:
-    """Rules for single tensors, ours → theirs."""
+    """Return mappings of single tensors, ours → theirs."""
     return tuple(NameMapping((ours,), (theirs,), form) for ours, theirs in names.items())

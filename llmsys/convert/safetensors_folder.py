@@ -1,8 +1,11 @@
-"""Folders of safetensors files: reading one tensor at a time, and writing shards piece by piece.
+"""Read and write folders of safetensors files one tensor at a time.
 
-A folder holds `model.safetensors`, or several files with `model.safetensors.index.json` beside them. Neither reading
-nor writing holds more than the tensor at hand. The format: eight bytes with the length of a JSON header, the header,
-and the tensors' bytes behind each other (github.com/huggingface/safetensors, "Format").
+Reads or writes `model.safetensors`, or several files with `model.safetensors.index.json`. The format: eight bytes with
+the length of a JSON header, the header, and the bytes of the tensors one after another
+(github.com/huggingface/safetensors, "Format").
+
+Invariants:
+- At most one tensor is held in memory.
 """
 
 import json
@@ -42,7 +45,7 @@ MAPPED_BYTES = 1 << 26
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies, and what it is."""
+    """The file, dtype and shape of a stored tensor."""
 
     file: str
     shape: Shape
@@ -50,7 +53,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Size in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -81,14 +84,14 @@ class SafetensorsFolder:
                 )
 
     def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
+        """Return one tensor, on the CPU."""
         stored = self.tensors[name]
         tensor: Tensor = self._get_open_file(stored.file).get_tensor(name)
         self._read_bytes += stored.nbytes
         return tensor
 
     def get_largest_file_bytes(self) -> int:
-        """Bytes of tensors in the largest file."""
+        """Return the bytes of tensors in the largest file."""
         sizes: dict[str, int] = {}
         for stored in self.tensors.values():
             sizes[stored.file] = sizes.get(stored.file, 0) + stored.nbytes
@@ -124,7 +127,7 @@ def _open_safetensors(file: Path) -> Any:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Tensor name → file; empty where one file holds all."""
+    """Return tensor name → file; {} where there is no index."""
     if not (folder / INDEX).exists():
         return {}
     try:
@@ -136,7 +139,7 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def parse_weight_map(text: str) -> dict[str, str]:
-    """Return {tensor: file} of an index; ValueError, KeyError or TypeError where it is none or leads elsewhere."""
+    """Return {tensor: file} of an index; raise ValueError, KeyError or TypeError where it is malformed."""
     files: dict[str, str] = dict(json.loads(text)["weight_map"])
     for file in files.values():
         if not is_shard_name(file):
@@ -145,15 +148,15 @@ def parse_weight_map(text: str) -> dict[str, str]:
 
 
 def is_shard_name(name: object) -> bool:
-    """Return whether a name that a file gives is one of a safetensors file in its own folder."""
+    """Return whether a name is that of a safetensors file in the same folder."""
     return is_plain_file_name(name) and str(name).endswith(".safetensors")
 
 
 class SafetensorsShardWriter:
-    """Writes one safetensors file whose tensors may come in any order; `close` checks that all came."""
+    """Writes one safetensors file. Tensors may come in any order; `close` checks that all came."""
 
     def __init__(self, path: Path, tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> None:
-        """Write the header. The order in the file is the library's own: wide dtypes first, then by name."""
+        """Write the header, in the library's order: wide dtypes first, then by name."""
         self._path = path
         self._places: dict[str, int] = {}
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -173,7 +176,7 @@ class SafetensorsShardWriter:
         self._tensors = dict(tensors)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Put one tensor in its place."""
+        """Write one tensor at its offset."""
         if (tensor.dtype, tuple(tensor.shape)) != self._tensors[name]:
             raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, promised was {self._tensors[name]}")
         self._file.seek(self._data + self._places.pop(name))
@@ -195,7 +198,7 @@ class SafetensorsShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file; after an error without checks."""
+        """Close the file. After an error, skip the checks."""
         if kind is None:
             self.close()
         else:

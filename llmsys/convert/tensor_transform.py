@@ -1,8 +1,11 @@
-"""How one tensor of a Hugging Face file lies beside ours: forms that are turned around without losing a bit.
+"""Transforms between the layouts of our tensors and Hugging Face's, without rounding.
 
-A form takes the tensors of one rule and gives those of the other side; `to_hugging_face` undoes `from_hugging_face`
-exactly. They work on the meta device too, which is how the shapes that a file must have are found before anything is
-read.
+A transform takes the tensors of one mapping and returns those of the other side. Transforms also run on the meta
+device,
+which gives the shapes that a file must have before anything is read.
+
+Invariants:
+- `to_hugging_face` is the exact inverse of `from_hugging_face`.
 """
 
 from dataclasses import dataclass
@@ -17,82 +20,85 @@ from llmsys.config.model import ModelConfig
 
 
 class TensorTransform(Protocol):
-    """One way of laying out the same numbers."""
+    """One way to lay out the same numbers."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Our tensors, in the order of the rule."""
+        """Return our tensors, in the order of the mapping."""
         ...
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Their tensors, in the order of the rule."""
+        """Return their tensors, in the order of the mapping."""
         ...
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Equal shapes."""
+    """Equal layouts."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """As they are."""
+        """Return them unchanged."""
         return theirs
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """As they are."""
+        """Return them unchanged."""
         return ours
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """Matrices (in, out) beside (out, in); vectors stay."""
+    """Matrices (in, out) in theirs, (out, in) in ours; vectors are equal."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Rows become columns."""
+        """Return each matrix transposed."""
         return [_transpose_matrix(one) for one in theirs]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Columns become rows."""
+        """Return each matrix transposed."""
         return [_transpose_matrix(one) for one in ours]
 
 
 @dataclass(frozen=True)
 class SingleRow:
-    """A matrix with one row beside a vector (Marian's and BART's final_logits_bias)."""
+    """A matrix with one row in theirs, a vector in ours (final_logits_bias of Marian and BART)."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """The row."""
+        """Return the row as a vector."""
         return [one.squeeze(0) for one in theirs]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """A matrix of it."""
+        """Return the vector as a matrix with one row."""
         return [one.unsqueeze(0) for one in ours]
 
 
 @dataclass(frozen=True)
 class FusedQkv:
-    """One map for all three, its rows all queries, then all keys, then all values (GPT-2's transposed, DBRX)."""
+    """One projection for queries, keys and values: all query rows, then all key rows, then all value rows.
+
+    DBRX; GPT-2 has it transposed.
+    """
 
     transposed: bool = False
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Three maps."""
+        """Return three projections."""
         fused = _transpose_matrix(theirs[0]) if self.transposed else theirs[0]
         return list(fused.split([heads * model.head_dim for heads in _count_heads(model)]))
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """One map."""
+        """Return one projection."""
         fused = torch.cat(ours)
         return [_transpose_matrix(fused) if self.transposed else fused]
 
 
 @dataclass(frozen=True)
 class FusedQkvByHead:
-    """One map for all three, in turn for each key-value head: its queries, its key, its value.
+    """One projection, interleaved by key-value head: its queries, its key, its value.
 
-    That is GPT-NeoX and BLOOM, where every head has its own key, and Falcon with any number of them.
+    GPT-NeoX and BLOOM, where every head has its own key, and Falcon with any number of key-value heads.
     """
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Three maps."""
+        """Return three projections."""
         queries, keys, _ = _count_heads(model)
         rest = theirs[0].shape[1:]
         grouped = theirs[0].reshape(keys, queries // keys + 2, model.head_dim, *rest)
@@ -100,7 +106,7 @@ class FusedQkvByHead:
         return [part.reshape(-1, *rest) for part in parts]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """One map."""
+        """Return one projection."""
         keys, rest = model.num_key_value_heads, ours[0].shape[1:]
         grouped = [one.reshape(keys, -1, model.head_dim, *rest) for one in ours]
         return [torch.cat(grouped, dim=1).reshape(-1, *rest)]
@@ -108,31 +114,31 @@ class FusedQkvByHead:
 
 @dataclass(frozen=True)
 class InterleavedGateUp:
-    """gate and up of all experts in one tensor, their last channels in turn (gpt-oss)."""
+    """Gate and up of all experts in one tensor, interleaved in the last axis (gpt-oss)."""
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Gate and up."""
+        """Return gate and up."""
         return [theirs[0][..., 0::2], theirs[0][..., 1::2]]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Channel by channel."""
+        """Return gate and up, interleaved."""
         return [torch.stack(ours, dim=-1).flatten(-2)]
 
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """The experts' matrices under each other, (E·I, D) (DBRX); ours are (E, D, I), or (E, I, D) for `down`."""
+    """The experts' matrices concatenated, (E·I, D) (DBRX); ours are (E, D, I), or (E, I, D) for `down`."""
 
     down: bool = False
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Stacked."""
+        """Return the experts stacked."""
         experts = 0 if model.moe is None else model.moe.num_experts
         stacked = theirs[0].reshape(experts, -1, theirs[0].shape[-1])
         return [stacked if self.down else stacked.transpose(1, 2)]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Under each other."""
+        """Return the experts concatenated."""
         return [(ours[0] if self.down else ours[0].transpose(1, 2)).flatten(0, 1)]
 
 

@@ -1,8 +1,10 @@
-"""From a run of ours to a Hugging Face folder that transformers loads: config.json, shards, index, tokenizer.
+"""Export a run as a Hugging Face folder that transformers loads: config.json, shards, index, tokenizer.
 
-Reads a run folder or one of its checkpoints. A run folder that came from a Hugging Face folder, and whose model section
-has not changed, gives back the same small files, names and shards; any other gets a config.json of its family. Memory
-stays near the largest tensor, since shards are written in place, tensor by tensor.
+Reads a run folder or one of its checkpoints. A run folder that was imported, and whose model section has not changed,
+is exported with the same small files, names and shards. Any other gets a config.json of its family.
+
+Invariants:
+- Memory stays near the largest tensor: shards are written in place, tensor by tensor.
 """
 
 import json
@@ -22,7 +24,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
-from llmsys.convert.conversion_record import NEXT, kept_record, list_small_files
+from llmsys.convert.conversion_record import NEXT, list_small_files, read_conversion_record
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
 from llmsys.convert.safetensors_folder import INDEX, SINGLE, SafetensorsFolder, SafetensorsShardWriter
@@ -40,12 +42,12 @@ log = get_logger(__name__)
 
 
 class HuggingFaceExport:
-    """A run of ours that fits a family: what goes into which file under which name."""
+    """A run that has been checked for export: the files to write, and the tensors and names in each."""
 
     def __init__(self, source: Path, shard_bytes: int | None) -> None:
-        """Read the run's config and what its checkpoint holds, and compare them.
+        """Read the run's config and the checkpoint's index, and compare them.
 
-        Raises ConfigError or CheckpointError naming whatever does not fit.
+        Raises ConfigError or CheckpointError naming every difference.
         """
         run_folder, checkpoint = find_checkpoint(source)
         self.run_folder = run_folder
@@ -57,7 +59,7 @@ class HuggingFaceExport:
             checkpoint, self.reader = averaged[-1], AverageReader(averaged)
         else:
             self.reader = CheckpointReader(checkpoint)
-        record = kept_record(run_folder)
+        record = read_conversion_record(run_folder)
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
         self.values = self._load_config_values()
@@ -81,11 +83,11 @@ class HuggingFaceExport:
         return self.run.model
 
     def get_written_name(self, theirs: str) -> str:
-        """The name to write, which an old folder may spell in its own way."""
+        """Return the name to write. An imported folder may spell it in an old way."""
         return str(self.record["names"][theirs]) if self.record else theirs
 
     def read_group(self, group: TensorGroup) -> list[Tensor]:
-        """Their tensors of one group."""
+        """Return their tensors of one group."""
         return group.form.to_hugging_face([self.reader.read(part) for part in group.ours], self.model)
 
     def _load_config_values(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class HuggingFaceExport:
         return SafetensorsFolder(kept, UNUSED) if self.record and (kept / UNUSED).is_file() else None
 
     def _list_tensors(self) -> dict[str, tuple[torch.dtype, Shape]]:
-        """Everything that will be written, in the order in which it is read."""
+        """Return name → (dtype, shape) of every tensor to write, in reading order."""
         tensors = {
             self.get_written_name(theirs): (self.reader.dtypes[group.ours[0].name], shape)
             for group in self.plan.groups
@@ -112,7 +114,7 @@ class HuggingFaceExport:
         return tensors
 
     def _assign_files(self, shard_bytes: int | None) -> dict[str, str]:
-        """Tensor → file: as they came, or filled one after another."""
+        """Return tensor → file: as imported, or filled one after another."""
         if self.record is not None and shard_bytes is None:
             return {name: self.record["files"][name] for name in self.tensors}
         limit = shard_bytes or SHARD_BYTES
@@ -135,9 +137,19 @@ class HuggingFaceExport:
 
 
 def convert_to_hugging_face(source: Path, destination: Path, shard_bytes: int | None = None) -> Path:
-    """Write the Hugging Face folder; gives `destination`. `shard_bytes` None: as it came, or files of up to 5 GB.
+    """Convert a run to a Hugging Face folder.
 
-    Raises ConfigError and CheckpointError for what cannot be converted, before anything is written.
+    Args:
+        source: Run folder or checkpoint.
+        destination: Folder to create; must not exist.
+        shard_bytes: Size limit of a file, in bytes. None: the imported files' sizes, or 5 GB.
+
+    Returns:
+        `destination`.
+
+    Raises:
+        ConfigError: The model is of no known family, or the destination exists. Nothing was written.
+        CheckpointError: The checkpoint is damaged or of another model. Nothing was written.
     """
     writing = HuggingFaceExport(source, shard_bytes)
     with publish_folder(destination) as folder:
@@ -198,7 +210,7 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
 
 
 def _check_checkpoint(checkpoint: Path, plan: ConversionPlan, reader: CheckpointReader) -> None:
-    """Refuse a checkpoint that is not of the model beside it, naming the first tensor."""
+    """Raise CheckpointError when a checkpoint is not of the run's model, naming the first tensor."""
     for group in plan.groups:
         for part in group.ours:
             found = reader.shapes.get(part.name)

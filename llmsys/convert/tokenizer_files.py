@@ -1,13 +1,12 @@
-"""The tokenizer of a Hugging Face folder, brought into a run folder of ours, with what the run must know about it.
+"""Copy tokenizers between Hugging Face folders and run folders.
 
-Reads tokenizer.json, or a SentencePiece model where there is none; transformers prefers them in the same order. Writes
-tokenizer/ in the run folder. One that cannot be read is said in a warning and left out: weights alone are worth having.
+Import: reads tokenizer.json, or a SentencePiece model where there is none, in transformers' order of preference; writes
+tokenizer/ in the run folder. A tokenizer that cannot be read is left out with a warning, because the weights are useful
+without it.
 
-A tokenizer of ours as the tokenizer files of a Hugging Face folder.
-
-A tokenizer.json goes as it is. A SentencePiece model does too, with a tokenizer.json and tokenizer_config.json that say
-the same to AutoTokenizer. The pieces, their order and their bytes carry over exactly for models that take text as it
-is, which ours do; one with normalisation rules of its own goes as tokenizer.model alone, for transformers to translate.
+Export: a tokenizer.json is copied. A SentencePiece model is copied too, with an equivalent tokenizer.json and
+tokenizer_config.json for AutoTokenizer. Pieces, their order and their bytes are exact for models without normalization
+rules, as ours are. A model with such rules is exported as tokenizer.model alone, for transformers to convert.
 """
 
 import json
@@ -33,7 +32,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ImportedTokenizer:
-    """What was copied, and how transformers would use it."""
+    """A copied tokenizer file, and how transformers uses it."""
 
     file: str
     """Where it is, inside the run folder."""
@@ -45,7 +44,10 @@ class ImportedTokenizer:
 
 
 def import_tokenizer(source: Path, folder: Path) -> ImportedTokenizer | None:
-    """Copy the tokenizer of `source` into `folder`/tokenizer; None, with a warning where one is damaged, without it."""
+    """Copy the tokenizer of `source` into `folder`/tokenizer; return None without one, or with a damaged one.
+
+    A damaged tokenizer is reported in a warning.
+    """
     for file, name in _iter_tokenizer_files(source):
         try:
             files = build_tokenizer_files(file, None) if name == JSON_NAME else {name: file.read_bytes()}
@@ -67,14 +69,17 @@ def import_tokenizer(source: Path, folder: Path) -> ImportedTokenizer | None:
 
 
 def _iter_tokenizer_files(source: Path) -> Iterator[tuple[Path, str]]:
-    """(file, its name in a run of ours), the preferred one first."""
+    """Yield (file, its name in our run folder), the preferred one first."""
     if (source / JSON_NAME).is_file():
         yield source / JSON_NAME, JSON_NAME
     yield from ((source / name, MODEL_NAME) for name in SENTENCEPIECE if (source / name).is_file())
 
 
 def _read_prefix_pieces(file: Path, source: Path) -> tuple[str, ...]:
-    """A SentencePiece model alone: the begin piece, if it has one and tokenizer_config.json does not forbid it."""
+    """Return the pieces before every text: for SentencePiece alone, its begin piece.
+
+    It needs to have one, and tokenizer_config.json must not disable it.
+    """
     import sentencepiece
 
     adds = read_json_object(source / CONFIG_NAME).get("add_bos_token", True)
@@ -90,10 +95,7 @@ PROBE = "  Ａ b  "
 
 
 def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str | None = None) -> None:
-    """Write the tokenizer's files; `longest` is the model's context, in tokens.
-
-    `eos_token` is as in `load_tokenizer`.
-    """
+    """Write the tokenizer's files. `longest` is the model's context in tokens; `eos_token` as in `load_tokenizer`."""
     if model_file.suffix == ".json":
         _write_json_tokenizer(folder, model_file, longest, eos_token)
         return
@@ -117,7 +119,7 @@ def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str
 
 
 def read_special_token_ids(model_file: Path | None, eos_token: str | None = None) -> dict[str, int | None]:
-    """The special ids as a config.json names them; null where there is no such piece, or no tokenizer."""
+    """Return the special ids by config.json's names; null where there is no such piece, or no tokenizer."""
     processor = None
     if model_file is not None:
         if model_file.suffix == ".json":
@@ -145,7 +147,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _build_tokenizer_json(processor: Any, prefixed: bool) -> dict[str, Any]:
-    """tokenizer.json, as github.com/huggingface/tokenizers defines it."""
+    """Return tokenizer.json, as github.com/huggingface/tokenizers defines it."""
     normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
     normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
     decoders: list[dict[str, Any]] = [
@@ -193,13 +195,13 @@ def _build_tokenizer_model(processor: Any) -> dict[str, Any]:
 
 
 def _is_bpe(processor: Any, scores: list[float]) -> bool:
-    """BPE numbers its pieces: the score is minus the place among them; unigram's are log probabilities."""
+    """Return whether the model is BPE, whose scores are minus the piece's rank; unigram's are log probabilities."""
     plain = [i for i in range(len(processor)) if not (processor.is_control(i) or processor.is_byte(i))]
     return all(float(scores[i]).is_integer() for i in plain)
 
 
 def _list_merges(processor: Any, pieces: list[str], scores: list[float]) -> list[list[str]]:
-    """Every way to put a piece together from two others, the piece that SentencePiece prefers first."""
+    """Return every merge of two pieces into a third, in SentencePiece's order of preference."""
     plain = {
         piece: i
         for i, piece in enumerate(pieces)

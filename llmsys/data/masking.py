@@ -49,12 +49,12 @@ class TokenMasker:
         """The chosen positions of window `number`, and the tokens that the model sees there."""
         random_3T = _draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
         may = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
-        count = round(len(may) * self.config.chosen_share)
+        count = round(len(may) * self.config.mlm_probability)
         chosen = np.sort(may[np.argsort(random_3T[0, may], kind="stable")[:count]])
         share = random_3T[1, chosen] / 2.0**64
         any_token = (random_3T[2, chosen] % np.uint64(self.vocab_size)).astype(np.int64)
-        masked = share < self.config.masked_share
-        replaced = ~masked & (share < self.config.masked_share + self.config.random_share)
+        masked = share < self.config.mask_replace_prob
+        replaced = ~masked & (share < self.config.mask_replace_prob + self.config.random_replace_prob)
         seen = np.where(masked, self.mask_token, np.where(replaced, any_token, tokens_T[chosen]))
         return chosen, seen
 

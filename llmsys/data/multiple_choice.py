@@ -63,8 +63,8 @@ def _list_question_files(path: Path) -> list[Path]:
         return sorted(one for one in path.iterdir() if one.name.endswith((".jsonl", ".jsonl.gz")))
     if not path.is_file():
         raise DataError(
-            f"evaluation set {path} does not exist. Give evaluation.sets a file of JSON lines ({', '.join(SUFFIXES)}), "
-            f"or a folder of them."
+            f"evaluation set {path} does not exist. Give evaluation.tasks a file of JSON lines "
+            f"({', '.join(SUFFIXES)}), or a folder of them."
         )
     return [path]
 

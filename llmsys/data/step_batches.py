@@ -109,7 +109,7 @@ class WindowStepBatches:
         *,
         separate_documents: bool,
         masking: TokenMasker | None = None,
-        deal: Literal["in_order", "balanced"] = "in_order",
+        deal: Literal["sequential", "balanced"] = "sequential",
     ) -> None:
         self.windows, self.plan, self.masking, self.deal = windows, plan, masking, deal
         self.separate_documents = separate_documents
@@ -129,7 +129,7 @@ class WindowStepBatches:
         """
         first, plan = self.plan.get_step_plan(step)
         shape = plan.data_ranks, plan.num_micro_batches
-        if self.deal == "in_order" or plan.sequences == plan.micro_sequences:
+        if self.deal == "sequential" or plan.sequences == plan.micro_sequences:
             return first + assign_sequentially(*shape, plan.micro_sequences)
         return first + assign_balanced(
             self.windows.compute_attention_cost(np.arange(first, first + plan.sequences)), *shape

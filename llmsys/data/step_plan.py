@@ -88,7 +88,8 @@ class RunPlan:
             multiple = -(-quantum // wanted) * wanted
             raise ConfigError(
                 f"batch.ramp grows by {quantum} sequences at a time, from {start}, which {self.data_ranks} data ranks "
-                f"with micro-batches of {micro} cannot share evenly. Use batch.ramp.quantum_sequences={multiple} with "
-                f"batch.ramp.start_tokens and the full batch multiples of {multiple * batch.sequence_length} tokens, "
+                f"with micro-batches of {micro} cannot share evenly. Use batch.ramp.increment_sequences={multiple} "
+                f"with batch.ramp.start_tokens and the full batch multiples of {multiple * batch.sequence_length} "
+                f"tokens, "
                 f"or another number of processes."
             )

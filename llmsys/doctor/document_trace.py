@@ -127,7 +127,7 @@ class DocumentTracer:
 
 def _build_single_rank_batch_config(config: RunConfig) -> Any:
     """Return the batch config for one rank: the assignment of rows to ranks does not matter here."""
-    return config.batch.model_copy(update={"micro_sequences": 0, "deal": "in_order"})
+    return config.batch.model_copy(update={"micro_sequences": 0, "assignment": "sequential"})
 
 
 def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int) -> NDArray[np.int64]:

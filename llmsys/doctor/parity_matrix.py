@@ -39,7 +39,7 @@ LAYOUTS: tuple[dict[str, int], ...] = (
     {"tensor": 2, "context": 2},
     {"tensor": 2, "expert": 2},
 )
-RECOMPUTE = ("none", "selective", "block")
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class ParityCase:
         Raises:
             ValidationError, LayoutError, ConfigError: the combination is illegal.
         """
-        train = {"precision": self.precision, "recompute": self.recompute, "threads_per_process": 1}
+        train = {"precision": self.precision, "activation_checkpoint": self.recompute, "threads_per_process": 1}
         if self.engine == "bitwise":
             train["reproducibility"] = "bitwise"
         length, windows = self.parity_model.length, self.parity_model.has_windows
         batch: dict[str, int] = {"sequence_length": length, "sequences": SEQUENCES}
-        batch |= {"micro_sequences": self.micro_sequences} if windows else {"length_groups": len(GROUP_ROWS)}
+        batch |= {"micro_sequences": self.micro_sequences} if windows else {"num_length_buckets": len(GROUP_ROWS)}
         config = RunConfig.model_validate(
             {
                 "model": self.parity_model.model,

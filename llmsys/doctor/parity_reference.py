@@ -19,7 +19,7 @@ from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.train.expert_load import update_expert_balance
 
 STEPS, SEED, RATE = 3, 7, 1e-2
-OPTIMIZER = AdamWConfig(learning_rate=RATE, gradient_clip=0.5, weight_decay=0.1, embedding_rate_scale=2.0, eps=1e-6)
+OPTIMIZER = AdamWConfig(learning_rate=RATE, max_grad_norm=0.5, weight_decay=0.1, embedding_lr_multiplier=2.0, eps=1e-6)
 """Clips every step. The large epsilon keeps gradients that are zero but for rounding from deciding a sign."""
 
 Tensors = dict[str, Tensor]
@@ -60,7 +60,7 @@ def compute_reference_trajectory(parity_model: ParityModel) -> Trajectory:
     gradients: Tensors = {}
     for step in range(STEPS):
         loss = _add_gradients(model, list_rows(parity_model, step))
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.gradient_clip)))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)))
         optimizer.step()
         optimizer.zero_grad()
         update_expert_balance(model)

@@ -108,9 +108,9 @@ def _load_checkpoint_before(engine: Engine, config: RunConfig, step: int) -> tup
         record = read_record(name)
         log.info("replaying from %s", name)
         return int(record["steps"]), set(record.get("judge", {}).get("left_out", ()))
-    if config.train.start_from is not None:
+    if config.train.init_from is not None:
         raise CheckpointError(
-            f"no checkpoint in {folder} is older than step {step}, and the run began from {config.train.start_from}. "
+            f"no checkpoint in {folder} is older than step {step}, and the run began from {config.train.init_from}. "
             f"Replay a step after the oldest checkpoint, or keep more with checkpoint.keep_every_steps."
         )
     log.info("replaying from the seed: no checkpoint is older than step %d", step)

@@ -69,7 +69,7 @@ class AccelerateEngine:
         self.device = device
         self.module = model
         self._loss = loss
-        self._clip = optimizer.gradient_clip
+        self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self._accelerator = build_accelerator(compute_dtype, device)
         materialize_parameters(

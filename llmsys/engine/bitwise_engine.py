@@ -63,7 +63,7 @@ class BitwiseEngine:
         self.module = model
         self._loss = loss
         self._seed = seed
-        self._clip = optimizer.gradient_clip
+        self._clip = optimizer.max_grad_norm
         self._first_copy = get_rank() < meshes.layout.ranks_per_replica
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)

@@ -71,7 +71,7 @@ class DeepSpeedEngine:
         self._loss = loss
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        clip = optimizer.gradient_clip
+        clip = optimizer.max_grad_norm
         offloads = offload == "optimizer"
         settings = build_deepspeed_config(
             model, zero_stage=zero_stage, offload=offloads, clip=clip, compute_dtype=compute_dtype

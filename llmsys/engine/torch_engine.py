@@ -58,7 +58,7 @@ class TorchEngine:
         self.device = device
         self.module = model
         self._loss = loss
-        self._clip = optimizer.gradient_clip
+        self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self.after_micro_batch: Callable[[int], None] | None = None
         """Called with the number of each micro-batch, when its gradients have been added to those of the step."""

@@ -37,7 +37,7 @@ class BlockGroup:
 def get_sequence_lengths(config: RunConfig) -> tuple[int, int]:
     """Tokens of one window at the encoder and at the decoder; the same number where there is one stack."""
     length = config.batch.sequence_length
-    target = getattr(config.batch, "target_length", None)
+    target = getattr(config.batch, "target_sequence_length", None)
     return length, target if target is not None and config.model.family == "encoder_decoder" else length
 
 
@@ -100,5 +100,5 @@ def _get_mask_table_kind(config: RunConfig) -> Literal["none", "documents", "num
     """What attention gets: documents or padding to tell apart, or numbers by distance."""
     if config.model.position.kind in ("alibi", "relative_bias"):
         return "numbers"
-    separate = config.batch.attend == "document" or config.objective.kind in ("translation", "classification")
+    separate = config.batch.attention_scope == "document" or config.objective.kind in ("translation", "classification")
     return "documents" if separate else "none"

@@ -96,7 +96,7 @@ def get_data_parallel_sharding(config: RunConfig) -> DataParallelSharding:
     engine = config.engine
     if engine.kind == "torch":
         split = engine.data_parallel == "fsdp"
-        return DataParallelSharding(split, split and engine.gradients == "sharded")
+        return DataParallelSharding(split, split and engine.gradient_accumulation == "sharded")
     if engine.kind == "deepspeed":
         return DataParallelSharding(engine.zero_stage == 3, engine.zero_stage >= 2)
     return DataParallelSharding(False, False)

@@ -1,6 +1,6 @@
 """How many pairs of a query and a key attention really looks at: under causal masks, windows and packed documents.
 
-Which products a backward pass computes again, under the policies of `train.recompute`.
+Which products a backward pass computes again, under the policies of `train.activation_checkpoint`.
 
 The policies themselves, and what they keep, are in llmsys/parallel/activation_checkpoint.py; what they keep in memory
 is in `kept`.
@@ -51,7 +51,7 @@ def iter_document_lengths(length: int, documents: Sequence[int]) -> Iterator[int
             used += cut
 
 
-Recompute = Literal["none", "selective", "block"]
+Recompute = Literal["none", "selective", "full"]
 Attention = Literal["none", "distances", "self", "all"]
 
 
@@ -63,7 +63,7 @@ def iter_recomputed_matrices(
     torch stops computing again as soon as it has all that backward asks for, and behind the last product there is a
     sum alone, which asks for nothing, unless a norm, dropout or the weights of experts follow.
     """
-    if recompute != "block":
+    if recompute != "full":
         return
     for row in rows:
         inside = row.layers and "block" in row.name
@@ -77,7 +77,7 @@ def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attent
     Under `selective` those that no fused kernel computes: all where scores are capped, of self-attention where there
     are sinks, of queries and distances in Transformer-XL. Dropout inside attention is taken to be fused, as on GPUs.
     """
-    if recompute == "block":
+    if recompute == "full":
         return "all"
     attention = model.attention
     if recompute == "none" or attention.kind == "latent":
@@ -168,7 +168,7 @@ def count_flops(
 ) -> FlopsCount:
     """Operations for `sequences` windows of `sequence_length` tokens.
 
-    In an encoder-decoder that is the encoder's length and `target_length` the decoder's (None: the same).
+    In an encoder-decoder that is the encoder's length and `target_sequence_length` the decoder's (None: the same).
 
     `causal` counts the pairs that masks let through: earlier tokens, sliding windows, and within the documents of the
     given lengths, which repeat until a window is full (none given: a window is one document, an upper bound).

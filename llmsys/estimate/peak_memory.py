@@ -29,8 +29,13 @@ def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: Memor
     """What a person would change, as text and as what `estimate_peak_memory` takes."""
     if system.loss != "chunked":
         yield "chunking the loss", config, layout, replace(system, loss="chunked")
-    for policy in ("selective", "block")[("none", "selective", "block").index(config.train.recompute) :]:
-        yield f"train.recompute={policy}", _update_section(config, "train", recompute=policy), layout, system
+    for policy in ("selective", "full")[("none", "selective", "full").index(config.train.activation_checkpoint) :]:
+        yield (
+            f"train.activation_checkpoint={policy}",
+            _update_section(config, "train", activation_checkpoint=policy),
+            layout,
+            system,
+        )
     sequences = compute_micro_batch(config, layout)[0]
     if sequences > 1:
         half = sequences // 2
@@ -50,15 +55,20 @@ def _iter_engine_changes(config: RunConfig, layout: ParallelLayout, system: Memo
     if engine.kind == "deepspeed":
         if engine.zero_stage < 3:
             yield "engine.zero_stage=3", _update_section(config, "engine", zero_stage=3), layout, system
-        if engine.offload == "none" and engine.zero_stage:
-            yield "engine.offload=optimizer", _update_section(config, "engine", offload="optimizer"), layout, system
+        if engine.cpu_offload == "none" and engine.zero_stage:
+            yield (
+                "engine.cpu_offload=optimizer",
+                _update_section(config, "engine", cpu_offload="optimizer"),
+                layout,
+                system,
+            )
     elif engine.kind == "torch":
         if engine.data_parallel == "ddp":
             shards = layout.model_copy(update={"replicate": 1, "shard": layout.data_parallel_size})
             text = f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
             yield text, _update_section(config, "engine", data_parallel="fsdp"), shards, system
-        elif engine.offload == "none":
-            yield "engine.offload=state", _update_section(config, "engine", offload="state"), layout, system
+        elif engine.cpu_offload == "none":
+            yield "engine.cpu_offload=state", _update_section(config, "engine", cpu_offload="state"), layout, system
 
 
 def _update_section(config: RunConfig, section: str, **values: Any) -> RunConfig:
@@ -115,11 +125,13 @@ def estimate_activation_bytes(
     train = config.train
     blocks = scores = 0
     for kind in iter_block_groups(config, extent):
-        for tensor in select_saved_tensors(kind.saved_tensors, train.recompute, train.compile == "block", system):
+        for tensor in select_saved_tensors(
+            kind.saved_tensors, train.activation_checkpoint, train.compile == "block", system
+        ):
             square = tensor.name.startswith(("probabilities", "scores"))
             blocks += 0 if square else len(kind.layers) * tensor.bytes
             scores += len(kind.layers) * tensor.bytes if square else 0
-    in_use = list_gathered_weights(config, whole, system, casts_kept=train.recompute == "none")
+    in_use = list_gathered_weights(config, whole, system, casts_kept=train.activation_checkpoint == "none")
     logits = sum_logits_bytes(list_loss_items(config, extent, whole.head))
     return ActivationBytes(blocks, scores, logits, sum(item.bytes for item in in_use))
 

@@ -75,7 +75,7 @@ def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[st
 def _count_step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> FlopsCount:
     source, length = get_sequence_lengths(config)
     sequences = config.batch.sequences_per_step
-    again = config.train.recompute
+    again = config.train.activation_checkpoint
     return count_flops(
         config.model, source, sequences, convention, target_length=length, documents=documents, recompute=again
     )

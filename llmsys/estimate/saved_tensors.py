@@ -95,7 +95,7 @@ def select_saved_tensors(
 ) -> list[SavedTensor]:
     """The tensors that a block keeps."""
     tensors = list(tensors)
-    if policy == "block":
+    if policy == "full":
         return [one for one in tensors if one.producer == "input"]
     if policy == "selective":
         return _apply_selective_policy(tensors, compiled, system)

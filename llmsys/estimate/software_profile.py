@@ -32,9 +32,9 @@ class MemoryProfile:
             with a part of it (loss parallel).
         masks: table: attention gets a table of positions where the batch needs one; none: it knows what is visible.
         attention: kernel: probabilities are never kept; explicit: scores, weights and dropout masks are.
-        selective: what `train.recompute=selective` keeps. products: outputs of all products and of attention;
-            alternate: of every second product and of attention (torchtitan); attention: everything but the scores
-            (Megatron; Korthikanti 2022, arXiv:2205.05198, 5).
+        selective: what `train.activation_checkpoint=selective` keeps. products: outputs of all products and of
+            attention; alternate: of every second product and of attention (torchtitan); attention: everything but the
+            scores (Megatron; Korthikanti 2022, arXiv:2205.05198, 5).
         stream: under tensor parallelism, whether positions between layers are divided over its ranks (sequence
             parallelism) or whole on each.
         gathered: under tensor parallelism with sequence parallelism, whether what column-parallel products read is

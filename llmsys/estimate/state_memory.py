@@ -83,7 +83,7 @@ def _count_moments(config: RunConfig, row: ParameterTensor) -> int:
 
 def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
     """What a rank keeps in host memory: with offload, its masters and moments, under FSDP its gradients too."""
-    if getattr(config.engine, "offload", "none") == "none":
+    if getattr(config.engine, "cpu_offload", "none") == "none":
         return 0
     state = compute_state_bytes(config, layout)
     return state.masters + state.moments + (state.gradients if config.engine.kind == "torch" else 0)

@@ -108,7 +108,7 @@ class StepMemory:
 
     @property
     def _offload_mode(self) -> str:
-        return getattr(self.config.engine, "offload", "none")
+        return getattr(self.config.engine, "cpu_offload", "none")
 
     @cached_property
     def _state_items(self) -> list[MemoryItem]:
@@ -117,7 +117,7 @@ class StepMemory:
         items = [MemoryItem("weights", sizes.weights)]
         if self._offload_mode == "none":
             items += [MemoryItem("masters", sizes.masters), MemoryItem("moments", sizes.moments)]
-        if self.config.train.average_half_life_tokens:
+        if self.config.train.ema_half_life_tokens:
             items.append(MemoryItem("mean of the weights", sizes.masters))
         return [*items, compute_gradient_buckets(self.config, self._gathered_weights)]
 
@@ -126,7 +126,7 @@ class StepMemory:
         """Gradients once they are summed over the ranks."""
         if self._offload_mode != "none":
             return MemoryItem("gradients", 0)
-        ours = getattr(self.config.engine, "gradients", "sharded")
+        ours = getattr(self.config.engine, "gradient_accumulation", "sharded")
         if "whole" in (ours, self.system.gradients) and self._num_micro_batches > 1:
             return MemoryItem("whole gradients in float32", FP32 * self._gathered_weights.matrices)
         return MemoryItem("gradients", self._state_bytes.gradients)
@@ -167,7 +167,7 @@ class StepMemory:
 
     @cached_property
     def _weight_items(self) -> list[MemoryItem]:
-        kept = self.config.train.recompute == "none"
+        kept = self.config.train.activation_checkpoint == "none"
         return list_gathered_weights(self.config, self._gathered_weights, self.system, casts_kept=kept)
 
     def _list_gradients_in_flight(self, elements: int) -> list[MemoryItem]:
@@ -175,7 +175,9 @@ class StepMemory:
 
     def _compute_saved_bytes(self, kind: BlockGroup) -> int:
         train = self.config.train
-        return compute_saved_bytes(kind.saved_tensors, train.recompute, train.compile == "block", self.system)
+        return compute_saved_bytes(
+            kind.saved_tensors, train.activation_checkpoint, train.compile == "block", self.system
+        )
 
     @cached_property
     def _saved_items(self) -> list[MemoryItem]:
@@ -213,7 +215,7 @@ class StepMemory:
     def _compute_temporary_bytes(self, branch: list[SavedTensor]) -> int:
         train, compiled = self.config.train, self.config.train.compile == "block"
         made = sum(one.bytes for one in branch if not (compiled and one.producer == "fused"))
-        return max(0, made - compute_saved_bytes(branch, train.recompute, compiled, self.system))
+        return max(0, made - compute_saved_bytes(branch, train.activation_checkpoint, compiled, self.system))
 
     @cached_property
     def _loss_items(self) -> list[MemoryItem]:

@@ -62,7 +62,7 @@ def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline
         pipeline * max(layout.expert, spread * layout.tensor)
     )
     moved = (dense + sparse) * OPTIMIZER_BYTES
-    if getattr(config.engine, "offload", "none") != "none":
+    if getattr(config.engine, "cpu_offload", "none") != "none":
         return moved / bench.device.host_bandwidth
     return bench.estimate_memory_seconds(moved)
 
@@ -159,7 +159,7 @@ def _estimate_part_seconds(
     passes = PassSeconds(
         work.blocks_forward / pipeline,
         (work.blocks_backward + repeated) / pipeline,
-        float(config.train.recompute == "block"),
+        float(config.train.activation_checkpoint == "full"),
     )
     head = (3 * work.head + work.loss) / pipeline
     tensor = estimate_tensor_parallel_seconds(bench, passes, pipeline)
@@ -190,9 +190,9 @@ def _estimate_part_seconds(
 
 def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: KernelSeconds) -> float:
     """Seconds of one micro-batch that backward computes again."""
-    if config.train.recompute == "none":
+    if config.train.activation_checkpoint == "none":
         return 0.0
-    if config.train.recompute == "block":
+    if config.train.activation_checkpoint == "full":
         return work.blocks_forward
     cheap = work.elementwise + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
     return cheap + (work.attention if bench.software.attention == "unfused" else 0.0)

@@ -53,8 +53,8 @@ def complete_prompts(
 
 def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
     """Return beam search for more than one beam, else sampling."""
-    if settings.beams > 1:
-        return BeamSearchParams(settings.beams, settings.length_penalty)
+    if settings.num_beams > 1:
+        return BeamSearchParams(settings.num_beams, settings.length_penalty)
     return SamplingParams(
         temperature=settings.temperature,
         top_k=settings.top_k,

@@ -120,7 +120,7 @@ def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterat
 
 
 def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
-    """Translate lines by beam search with `generation.beams` and `generation.length_penalty`.
+    """Translate lines by beam search with `generation.num_beams` and `generation.length_penalty`.
 
     Args:
         model: the model of the config.
@@ -149,7 +149,7 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
     found = translate_sequences(
         model,
         [sources[index] for index in asked],
-        decoding=BeamSearchParams(config.generation.beams, config.generation.length_penalty),
+        decoding=BeamSearchParams(config.generation.num_beams, config.generation.length_penalty),
         start_token=get_start_token(config),
         end_token=tokenizer.eos_id,
         vocab_size=tokenizer.vocab_size,

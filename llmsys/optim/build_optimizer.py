@@ -67,7 +67,7 @@ def build_optimizer(
         members.append(_build_adamw(adamw, config))
     if muon := list(_iter_param_groups(groups, named, "muon", alike)):
         assert config.kind == "muon"
-        settings = {"momentum": config.momentum, "steps": config.steps}
+        settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
         dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
         members.append(Muon([entry | settings for entry in muon], dtype=dtype, apply=apply))
     return OptimizersContainer(members)

@@ -84,4 +84,4 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
     left = min(1.0, max(0.0, (budget_tokens - tokens) / max(decay, 1)))
     if config.kind == "cosine":
         left = 0.5 * (1 + math.cos(math.pi * (1 - left)))
-    return config.final_fraction + (1 - config.final_fraction) * left
+    return config.min_lr_factor + (1 - config.min_lr_factor) * left

@@ -67,7 +67,7 @@ def build_parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: Op
         ParameterGroup(
             role=role,
             weight_decay=config.weight_decay if decays else 0.0,
-            lr_multiplier=config.embedding_rate_scale if role == "embedding" else 1.0,
+            lr_multiplier=config.embedding_lr_multiplier if role == "embedding" else 1.0,
             names=tuple(names),
             algorithm=rule,
         )

@@ -124,7 +124,7 @@ def _list_versions(outputs: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-Recompute = Literal["none", "selective", "block"]
+Recompute = Literal["none", "selective", "full"]
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
 KEPT = {

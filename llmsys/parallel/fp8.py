@@ -25,7 +25,7 @@ def require_fp8(device: torch.device) -> None:
     """LaunchError where this machine cannot multiply fp8."""
     why = _find_missing_requirement(device)
     if why is not None:
-        raise LaunchError(f"train.products=fp8: {why}, or set train.products=compute.")
+        raise LaunchError(f"train.matmul_dtype=fp8: {why}, or set train.matmul_dtype=compute.")
 
 
 def _find_missing_requirement(device: torch.device) -> str | None:

@@ -1,6 +1,6 @@
-"""What the page says about evaluation sets: how much of each stood in the documents, and where.
+"""Build the section about evaluation sets: how much of each set the documents contained, and where.
 
-Reads a `Manifest`, gives a `Part`, or nothing when no set was looked for.
+Reads a `Manifest`; returns None where no set was searched for.
 """
 
 from llmsys.manifest import ContaminatedDocument, Manifest, SetContamination
@@ -15,12 +15,12 @@ from llmsys.report.html_markup import (
     format_user_text,
     join_html,
 )
-from llmsys.report.run_sections import ReportSection, build_report_section
+from llmsys.report.report_section import ReportSection, build_report_section
 from llmsys.spared_item import SparedItem
 
 
 def build_contamination_section(manifest: Manifest) -> ReportSection | None:
-    """The table of sets, with examples of what was found."""
+    """Return the table of sets, with examples of matches."""
     found = manifest.decontamination
     if found is None:
         return None
@@ -53,7 +53,7 @@ def build_contamination_section(manifest: Manifest) -> ReportSection | None:
 
 
 def _build_spared_fold(name: str, one: SetContamination) -> Html:
-    """Return the spared items of a set with the documents that keep them."""
+    """Return the spared items of a set with the documents that contain them."""
     head = [build_tag("b", name), build_tag("span", f" {format_number(one.items_spared)} items spared", class_="muted")]
     rows = [
         (item.item, item.ngram, format_number(item.documents), build_tag("span", *_build_document_lines(item)))

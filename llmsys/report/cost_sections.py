@@ -1,7 +1,6 @@
-"""What the page says about answers to questions, about utilisation and memory, and about predicted and measured.
+"""Build the sections about question sets, utilisation and memory, and predicted against measured cost.
 
-Reads a `RunRecord`; gives sections and key numbers that run_sections.py puts in their places. A part with nothing to
-show is None.
+Reads a `RunRecord`. A section with nothing to show is None.
 """
 
 import math
@@ -9,13 +8,12 @@ from typing import Any
 
 from llmsys.estimate.prediction_error import format_memory_size
 from llmsys.report.html_markup import Html, build_section, build_table, build_tag
+from llmsys.report.report_section import Numbers
 from llmsys.report.run_record import RunRecord
-
-Numbers = list[tuple[str, str, str]]
 
 
 def build_cost_numbers(record: RunRecord) -> Numbers:
-    """Utilisation with what it is a share of, memory of the fullest rank, and experts that got no token."""
+    """Return utilisation and its base, memory of the fullest rank, and the number of experts without a token."""
     share, memory = record.curves.get_last_value("utilisation"), record.curves.get_last_value("memory_bytes")
     numbers: Numbers = []
     if not math.isnan(share):
@@ -30,7 +28,7 @@ def build_cost_numbers(record: RunRecord) -> Numbers:
 
 
 def build_answers_section(record: RunRecord) -> Html | None:
-    """A table of the sets of questions, as the last evaluation that asked them found."""
+    """Return a table of the question sets of the latest evaluation that has them."""
     asked = [event for _, event in sorted(record.evaluations.items()) if isinstance(event.get("sets"), dict)]
     if not asked:
         return None
@@ -46,7 +44,7 @@ def build_answers_section(record: RunRecord) -> Html | None:
 
 
 def build_prediction_section(record: RunRecord) -> Html | None:
-    """A table of what the estimate said before the first step, and what the steps took."""
+    """Return a table of the estimate before the first step, and the measured steps."""
     said, took = record.prediction, record.measured
     if said is None:
         return None

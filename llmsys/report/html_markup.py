@@ -1,8 +1,9 @@
-"""HTML that cannot be broken into: every text becomes a tag's child through `build_tag`, and is escaped there.
+"""Build HTML safely: text is escaped when it becomes a child of `build_tag`.
 
-Reads nothing; gives `Html`, `build_tag`, the small pieces the sections share (tables, definition lists, folds) and the
-way a number is written for a person. Promises: only `Html` values reach a page unescaped, and only this room makes
-them.
+Also formats numbers for people.
+
+Invariants:
+- Only `Html` values reach a page unescaped, and only this package makes them.
 """
 
 import html
@@ -23,7 +24,7 @@ Child = str | Html | None | Iterable["Child"]
 
 
 def join_html(children: Child) -> Html:
-    """Children one after another: text is escaped, `Html` kept, None left out."""
+    """Return children one after another: text is escaped, `Html` kept, None left out."""
     if children is None:
         return Html("")
     if isinstance(children, Html):
@@ -34,7 +35,7 @@ def join_html(children: Child) -> Html:
 
 
 def build_tag(element: str, /, *children: Child, **attributes: str | bool) -> Html:
-    """One element. `class_` stands for class and `data_x` for data-x; an attribute that is True has no value."""
+    """Return one element. `class_` becomes class, `data_x` data-x; an attribute that is True has no value."""
     written = "".join(_format_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
     if element in {"input", "meta", "link"}:
         return Html(f"<{element}{written}>")
@@ -48,12 +49,12 @@ def _format_attribute(key: str, value: str | bool) -> str:
 
 
 def build_section(anchor: str, title: str, *children: Child) -> Html:
-    """One section of the page, with an anchor the navigation can jump to."""
+    """Return one section of the page, with an anchor for the navigation."""
     return build_tag("section", build_tag("h2", title), *children, id=anchor)
 
 
 def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()) -> Html:
-    """A table that scrolls sideways where the screen is narrow; columns named in `numeric` are set flush right."""
+    """Return a table that scrolls sideways on narrow screens. Columns in `numeric` are right-aligned."""
     right = set(numeric)
 
     def build_row(kind: str, row: Sequence[Child]) -> Html:
@@ -71,45 +72,45 @@ def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: I
 
 
 def build_definition_list(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Names with their values, one a line."""
+    """Return names with their values, one per line."""
     return build_tag("dl", [(build_tag("dt", name), build_tag("dd", value)) for name, value in pairs])
 
 
 def build_details(summary: Child, *children: Child, opened: bool = False) -> Html:
-    """Something to open when wanted."""
+    """Return a collapsed block."""
     return build_tag("details", build_tag("summary", summary), *children, open=opened)
 
 
 def format_user_text(text: str, characters: int = EXCERPT_CHARACTERS) -> Html:
-    """Text from a page or a model: kept as it is, set apart, cut after so many characters (and then it says so)."""
+    """Return text of a page or a model as a block, cut after `characters` with a note."""
     cut = len(text) - characters
     rest = build_tag("span", f" … {format_number(cut)} more characters", class_="muted") if cut > 0 else None
     return build_tag("pre", text[:characters], rest, class_="text", dir="auto")
 
 
 def escape_plot_text(text: str) -> str:
-    """User text as plotly may show it: it reads tags, entities and %{…} in labels and hovers, so none is left."""
+    """Return user text without the tags, entities and %{…} that plotly interprets in labels and hovers."""
     return html.escape(text, quote=False).replace("%{", "%\u200b{")
 
 
 def dump_script_json(value: Any) -> Html:
-    """A value as JSON that cannot close the <script> element it stands in, whatever text it holds."""
+    """Return a value as JSON that cannot close its <script> element, whatever text it holds."""
     written = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Html(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def format_number(value: float) -> str:
-    """A count in full with separators (12,345); a fraction with four digits that count."""
+    """Return a count in full with separators (12,345), or a fraction with four significant digits."""
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def format_amount(value: float) -> str:
-    """A count rounded to three digits: 950, 12.3 k, 4.56 M."""
+    """Return a count rounded to three digits: 950, 12.3 k, 4.56 M."""
     return _format_scaled(value, ("", "k", "M", "B", "T"))
 
 
 def format_bytes(value: float) -> str:
-    """A size in decimal units: 950 B, 12.3 kB, 4.56 MB."""
+    """Return a size in decimal units: 950 B, 12.3 kB, 4.56 MB."""
     return _format_scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
@@ -123,7 +124,7 @@ def _format_scaled(value: float, prefixes: Sequence[str]) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """A share: 12.3 %; a dash where there is no whole."""
+    """Return a share: 12.3 %; a dash where `whole` is 0."""
     if whole <= 0:
         return "–"
     share = 100 * part / whole

@@ -1,8 +1,11 @@
-"""The report of a dataset, a run or both: one HTML file that needs nothing else, not even a network.
+"""Render the report of a dataset, a run or both as one HTML file that needs no other file and no network.
 
-Reads a run folder and a dataset folder (either may be partial or absent); gives `write_report`. Promises: the same
-folders give the same bytes; nothing of what the page shows is run as a script (each script is named by its digest in
-the page's policy, and all text is escaped); the file is published whole or not at all.
+Reads a run folder and a dataset folder; either may be incomplete or absent. Writes the page.
+
+Invariants:
+- The same folders give the same bytes.
+- No content of the page is run as a script: the page's policy names each script by its hash, and all text is escaped.
+- The file is written atomically.
 """
 
 import base64
@@ -22,29 +25,28 @@ from llmsys.report.dataset_sections import (
     list_missing_notes,
 )
 from llmsys.report.html_markup import Html, build_section, build_tag, dump_script_json, format_bytes, join_html
+from llmsys.report.report_section import Numbers, ReportSection
+from llmsys.report.run_origin import build_run_origin
 from llmsys.report.run_record import RunRecord, read_run
-from llmsys.report.run_sections import (
-    Numbers,
-    ReportSection,
-    build_run_numbers,
-    build_run_origin,
-    build_run_sections,
-    describe_run_state,
-)
+from llmsys.report.run_sections import build_run_numbers, build_run_sections, describe_run_state
 
 log = get_logger(__name__)
 
 
 def write_report(run_folder: Path | None, data_folder: Path | None, output: Path | None = None) -> Path:
-    """Write the report of a run, of a dataset, or of both on one page, and return its path.
+    """Write the report of a run, of a dataset, or of both on one page.
 
     Args:
-        run_folder: holds config.yaml, environment.json and events.jsonl, or some of them; None for a dataset alone.
-        data_folder: holds manifest.json; None for a run alone.
-        output: the HTML file; by default report.html in the run folder, else in the dataset folder.
+        run_folder: Folder with config.yaml, environment.json and events.jsonl, or some of them; None for a dataset
+            alone.
+        data_folder: Folder with manifest.json; None for a run alone.
+        output: The HTML file; by default report.html in the run folder, else in the dataset folder.
+
+    Returns:
+        Path of the HTML file.
 
     Raises:
-        DataError: when there is neither a run nor a dataset, or the file cannot be written.
+        DataError: There is neither a run nor a dataset, or the file cannot be written.
     """
     run = read_run(run_folder) if run_folder is not None else None
     manifest, data_notes = _read_dataset(data_folder)
@@ -73,7 +75,7 @@ def _read_dataset(folder: Path | None) -> tuple[Manifest | None, list[str]]:
 
 
 def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[str] | None = None) -> str:
-    """The page as text, from a run, a dataset or both, and notes on what is missing."""
+    """Return the page as text, from a run, a dataset or both, with notes on missing parts."""
     numbers: Numbers = []
     parts: list[ReportSection] = []
     origin: list[Html] = []
@@ -92,7 +94,7 @@ def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[
 
 
 def _find_tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | None:
-    """Tokens per byte of the training split, else of what was evaluated."""
+    """Return tokens per byte of the training split, else of the evaluated text; None where neither is known."""
     if manifest is not None and "train" in manifest.splits and manifest.splits["train"].bytes:
         return manifest.splits["train"].tokens / manifest.splits["train"].bytes
     evaluation = run.last_evaluation or {}
@@ -101,7 +103,7 @@ def _find_tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | 
 
 
 def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
-    """A warning when the run's fingerprint of its data is not this dataset's."""
+    """Return a warning when the run was trained on a dataset with another fingerprint."""
     trained_on = run.environment.get("data_fingerprint")
     if manifest is None or not trained_on or trained_on == manifest.fingerprint:
         return []
@@ -112,7 +114,7 @@ def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
 
 
 def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str, str]:
-    """The page's title and the line under it."""
+    """Return the page's title and subtitle."""
     data = f"dataset {manifest.name}" if manifest is not None else ""
     if run is None:
         return (manifest.name if manifest is not None else "report"), "dataset report"
@@ -123,7 +125,7 @@ def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str
 
 
 def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[ReportSection]) -> str:
-    """One self-contained page: title and subtitle, cards of numbers, notes, and parts with their figures."""
+    """Return one self-contained page: title and subtitle, cards of numbers, notes, and sections with their figures."""
     from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
 
     title, subtitle = titles
@@ -171,7 +173,7 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
 
 
 def _build_content_security_policy(scripts: list[str]) -> str:
-    """The page may run these scripts and no other, and may load nothing from anywhere."""
+    """Return a policy that allows these scripts alone, and loads nothing from anywhere."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"

@@ -1,4 +1,4 @@
-"""What was read, in the units of the input: HTML only where there was HTML, rows where a file is counted in rows."""
+"""Describe the input of a dataset in its own units: HTML only where there was HTML, rows where a file counts rows."""
 
 from llmsys.manifest import Manifest, SkippedInput
 from llmsys.record_location import is_counted_in_rows
@@ -6,7 +6,7 @@ from llmsys.report.html_markup import format_bytes, format_number
 
 
 def describe_input(manifest: Manifest) -> str:
-    """Return how much was read: HTML that was extracted, text that came as text, or both."""
+    """Return the amount of input: HTML that was extracted, text that came as text, or both."""
     given = manifest.read.given_text_bytes
     html = manifest.read.html_bytes - given
     if html <= 0:  # pairs have no pages at all
@@ -15,7 +15,7 @@ def describe_input(manifest: Manifest) -> str:
 
 
 def describe_funnel_bytes(manifest: Manifest) -> str:
-    """Return what the bytes of the funnel are of."""
+    """Return a sentence on the unit of the funnel's bytes."""
     given = manifest.read.given_text_bytes
     if manifest.read.html_bytes <= given:
         return "Bytes are UTF-8 text: what was read came as text, and nothing was extracted."
@@ -25,5 +25,5 @@ def describe_funnel_bytes(manifest: Manifest) -> str:
 
 
 def format_offset(skip: SkippedInput) -> str:
-    """Return where in its file something was skipped: `row 12`, or `byte 1,234`."""
+    """Return the location of a skipped record in its file: `row 12`, or `byte 1,234`."""
     return f"{'row' if is_counted_in_rows(skip.file) else 'byte'} {format_number(skip.offset)}"

@@ -1,7 +1,9 @@
-"""Plots as data: each function turns numbers into a `Figure` that the page's script draws with plotly.
+"""Build plots as data: each function turns numbers into a `Figure` that the page's script draws with plotly.
 
-Reads nothing; gives `Figure` and the functions that make one. Promises: the same numbers give the same figure; colours
-are names (theme:…) that the page fills in for light or dark; a curve has at most `MAX_POINTS` points, whatever the run.
+Invariants:
+- The same numbers give the same figure.
+- Colours are names (theme:…) that the page resolves for light or dark.
+- A curve has at most `MAX_POINTS` points.
 """
 
 import math
@@ -30,7 +32,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """One plot: its place on the page (`anchor`), what plotly draws, and what a reader is told."""
+    """One plot: its anchor on the page, plotly's traces and layout, and a caption."""
 
     anchor: str
     title: str
@@ -44,7 +46,7 @@ class Figure:
     """States of a heat map in time: {label, z}; the last is drawn, a slider shows the others."""
 
     def to_html(self) -> Html:
-        """The element the page's script draws into, with its title, buttons, slider and caption."""
+        """Return the element that the page's script draws into, with its title, buttons, slider and caption."""
         heading = f"{self.anchor}-title"
         buttons = [
             build_tag(
@@ -80,7 +82,7 @@ class Figure:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What the page's script needs to draw it."""
+        """Return the data that the page's script needs to draw the figure."""
         return {
             "id": self.anchor,
             "traces": self.traces,
@@ -97,9 +99,9 @@ class Figure:
 def downsample_points(
     x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS
 ) -> tuple[list[float], list[float]]:
-    """At most `limit` of the points, x rising: the lowest and the highest of each stretch.
+    """Return at most `limit` of the points, x ascending: the lowest and the highest of each interval.
 
-    Peaks survive, which every n-th point would lose. Points with nan are left out.
+    Peaks survive, which taking every n-th point would lose. Points with nan are left out.
     """
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if len(points) > limit:
@@ -118,7 +120,7 @@ def downsample_points(
 def compute_running_mean(
     x: Sequence[float], y: Sequence[float], share: float = 0.02
 ) -> tuple[list[float], list[float]]:
-    """The running mean of y over `share` of all points, centred; nan left out. At most `MAX_POINTS` / 4 points."""
+    """Return the centred running mean of y over `share` of all points, without nan, at most `MAX_POINTS` / 4 points."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     sums = [0.0, *accumulate(b for _, b in points)]
     half = max(1, int(len(points) * share / 2))
@@ -132,7 +134,7 @@ def compute_running_mean(
 
 
 def build_noisy_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
-    """Line traces of one noisy quantity: thinned, and where it is long its running mean over a faint original."""
+    """Return line traces of a noisy quantity: downsampled; a long one as its running mean over a faint original."""
     exact = build_exact_curve(name, x, y, colour)
     if len(exact[0]["x"]) < SMOOTHED_FROM:
         return exact
@@ -141,13 +143,13 @@ def build_noisy_curve(name: str, x: Sequence[float], y: Sequence[float], colour:
 
 
 def build_exact_curve(name: str, x: Sequence[float], y: Sequence[float], colour: str = BLUE) -> list[Trace]:
-    """The line trace of one quantity without noise: thinned only; with dots where the points are few."""
+    """Return the line trace of a quantity without noise: only downsampled, with dots where the points are few."""
     thin_x, thin_y = downsample_points(x, y)
     return [build_line(name, thin_x, thin_y, colour, markers=len(thin_x) < 30)]
 
 
 def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *, markers: bool = False) -> Trace:
-    """One line trace; with dots where the points are few."""
+    """Return one line trace, with dots where the points are few."""
     return {
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
@@ -162,7 +164,7 @@ def build_line(name: str, x: Sequence[float], y: Sequence[float], colour: str, *
 def build_tokens_layout(
     y_title: str, *, from_zero: bool = False, exponents: str = "", legend: bool = False
 ) -> dict[str, Any]:
-    """The layout of a curve against tokens trained."""
+    """Return the layout of a curve against tokens trained."""
     y: dict[str, Any] = {"title": {"text": y_title}}
     if from_zero:
         y["rangemode"] = "tozero"
@@ -182,7 +184,7 @@ def build_tokens_layout(
 def build_bars(
     labels: Sequence[str], values: Sequence[float], texts: Sequence[str], x_title: str, colours: str | list[str] = BLUE
 ) -> tuple[list[Trace], dict[str, Any]]:
-    """Lying bars, the first on top, each with its text; labels may be user text."""
+    """Return horizontal bars, the first on top, each with its text, and their layout. Labels may be user text."""
     longest = max(map(len, texts), default=0)
     trace: Trace = {
         "type": "bar",
@@ -201,7 +203,7 @@ def build_bars(
 
 
 def build_bars_layout(x_title: str) -> dict[str, Any]:
-    """The layout of lying bars."""
+    """Return the layout of horizontal bars."""
     return {
         "xaxis": {"title": {"text": x_title}, "rangemode": "tozero"},
         "showlegend": False,
@@ -211,13 +213,13 @@ def build_bars_layout(x_title: str) -> dict[str, Any]:
 
 
 def compute_bars_height(count: int, labels: Iterable[str] = ()) -> int:
-    """Pixels for so many lying bars, with room for the lines of the longest label on each."""
+    """Return the height in pixels of `count` horizontal bars, with space for the lines of the longest label on each."""
     lines = max((len(wrap_label(label)) for label in labels), default=1)
     return 90 + max(30, 12 + 15 * lines) * max(count, 2)
 
 
 def select_largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple[str, float]]:
-    """The largest items, what is beyond `limit` summed up as one."""
+    """Return the largest items; the rest is summed as one."""
     ordered = sorted(items, key=lambda item: (-item[1], item[0]))
     rest = ordered[limit:]
     return ordered[:limit] + ([(f"{len(rest)} others", sum(value for _, value in rest))] if rest else [])
@@ -226,7 +228,7 @@ def select_largest(items: Iterable[tuple[str, float]], limit: int) -> list[tuple
 def build_histogram(
     edges: Sequence[float], counts: Sequence[float], x_title: str, y_title: str
 ) -> tuple[list[Trace], dict[str, Any]]:
-    """Counts between edges as a filled outline; the axis is logarithmic where the edges span more than two decades."""
+    """Return counts between edges as a filled outline; the axis is logarithmic where edges span over two decades."""
     logarithmic = len(edges) > 1 and edges[-1] > 100 * max(edges[1], 1)
     lowest = min((edge for edge in edges if edge > 0), default=1.0)
     left = [max(edge, lowest / 2) if logarithmic else edge for edge in edges]
@@ -250,7 +252,7 @@ def build_histogram(
 
 
 def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[str, Any]]:
-    """Load of each expert (columns) in each layer (rows): 1 is even; colours end at 0 and 2, hovers say the rest."""
+    """Return the load of each expert (columns) in each layer (rows). 1 is even; colours end at 0 and 2."""
     trace: Trace = {
         "type": "heatmap",
         "z": load_LE,
@@ -280,17 +282,17 @@ def build_expert_heatmap(load_LE: list[list[float]]) -> tuple[list[Trace], dict[
 
 
 def _write_labels(labels: Sequence[str]) -> list[str]:
-    """Return whole labels in lines that leave room for the bars, no two of them the same: plotly would draw one bar."""
+    """Return wrapped labels, all distinct: plotly would draw bars of equal labels as one."""
     before = [labels[:number].count(label) for number, label in enumerate(labels)]
     whole = [f"{label} ({same + 1})" if same else label for label, same in zip(labels, before, strict=True)]
     return ["<br>".join(map(escape_plot_text, wrap_label(label))) for label in whole]
 
 
 def wrap_label(label: str) -> list[str]:
-    """Return the lines of a label: cut between words, and within one that is longer than a line."""
+    """Return the lines of a label: split between words, and inside a word that is longer than a line."""
     return textwrap.wrap(label, LABEL_CHARACTERS, break_on_hyphens=False) or [label]
 
 
 def _round_value(value: float) -> float:
-    """Six digits that count: what a screen can show, at a third of the bytes. Counts stay whole."""
+    """Return six significant digits: the resolution of a screen, at a third of the bytes. Counts stay integers."""
     return value if float(value).is_integer() else float(f"{value:.6g}")

@@ -1,15 +1,17 @@
-"""The record of one run, read from its folder: config.yaml, environment.json and events.jsonl.
+"""Read the record of one run from its folder: config.yaml, environment.json and events.jsonl.
 
-Gives `RunRecord`. Promises to hold a bounded part of a long run's expert loads, to stream its events, and to be content
-with whatever is there: what is missing or broken becomes a note that says why and what to do.
+Invariants:
+- Events are streamed, and a bounded number of expert loads is kept.
+- A missing or broken file becomes a note with the reason and the next step.
 """
 
 import json
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from llmsys.config.yaml_parser import parse_yaml
 from llmsys.errors import ConfigError
@@ -34,33 +36,33 @@ MAX_LOAD_NUMBERS = 200_000
 
 @dataclass
 class StepCurves:
-    """One column per field of the step events, as long as the run; a value that is absent or not finite is nan."""
+    """One column per field of the step events. A value that is absent or not finite is nan."""
 
     step: "array[float]" = field(default_factory=lambda: array("d"))
     columns: dict[str, "array[float]"] = field(default_factory=lambda: {name: array("d") for name in CURVES})
 
     def append_event(self, event: Event) -> None:
-        """Add one step event; steps logged before that were at or after it no longer hold."""
+        """Add one step event, and remove earlier events of the same or a later step."""
         self.truncate_after(event["step"] - 1)
         self.step.append(event["step"])
         for name, column in self.columns.items():
             column.append(_to_float(event.get(name)))
 
     def truncate_after(self, step: float) -> None:
-        """Forget the steps later than `step`."""
+        """Remove the steps later than `step`."""
         while self.step and self.step[-1] > step:
             self.step.pop()
             for column in self.columns.values():
                 column.pop()
 
     def get_last_value(self, name: str) -> float:
-        """The last value of a column that is a number; nan where there is none."""
+        """Return the last value of a column that is a number; nan without one."""
         return next((value for value in reversed(self.columns[name]) if value == value), MISSING)
 
 
 @dataclass
 class ExpertLoadHistory:
-    """How even the experts were used: every record's extremes, and whole loads for a bounded number of moments.
+    """The balance of experts over a run: extremes of every record, and full loads of a bounded number of records.
 
     A load is an expert's share of its layer's tokens times the number of experts, so that 1 is even.
     """
@@ -75,7 +77,7 @@ class ExpertLoadHistory:
     keep_every: int = 1
 
     def append_event(self, event: Event) -> None:
-        """Add one experts event; whole loads are kept for every second, fourth, … record as they grow too many."""
+        """Add one experts event. As full loads grow too many, only every second, fourth, … record keeps its own."""
         self.truncate_after(event["step"] - 1)
         load_LE = [[share * len(layer) for share in layer] for layer in event["load"] if layer]
         if not load_LE:
@@ -94,7 +96,7 @@ class ExpertLoadHistory:
             self.whole = {p: load for p, load in self.whole.items() if p % self.keep_every == 0 or p == position}
 
     def truncate_after(self, step: float) -> None:
-        """Forget the records later than `step`."""
+        """Remove the records later than `step`."""
         while self.step and self.step[-1] > step:
             for column in (self.step, self.tokens, self.busiest, self.busiest_mean, self.idlest):
                 column.pop()
@@ -103,7 +105,7 @@ class ExpertLoadHistory:
 
 @dataclass
 class RunRecord:
-    """Everything a report says about one run."""
+    """The data that a report shows of one run."""
 
     folder: Path
     name: str
@@ -125,7 +127,7 @@ class RunRecord:
 
     @property
     def is_empty(self) -> bool:
-        """True when the folder held nothing to report."""
+        """True where the folder held nothing to report."""
         return not (self.config_text or self.environment or self.starts or self.curves.step or self.evaluations)
 
     @property
@@ -134,11 +136,11 @@ class RunRecord:
         return self.evaluations[max(self.evaluations)] if self.evaluations else None
 
     def get_start_value(self, name: str) -> Any:
-        """A field of the latest start event, None when there is none."""
+        """Return a field of the latest start event; None without one."""
         return self.starts[-1].get(name) if self.starts else None
 
     def add_event(self, event: Event) -> None:
-        """Take one event into the record; a kind nobody knows is left alone."""
+        """Add one event to the record. An unknown kind is ignored."""
         self.last_time = max(self.last_time, _to_float(event.get("time")))
         kind = event["event"]
         if kind == "start":
@@ -161,7 +163,7 @@ class RunRecord:
             table[event["step"]] = event
 
     def _set_prediction(self, event: Event) -> None:
-        """Raises KeyError or TypeError where a field is not what it should be."""
+        """Keep a prediction event; raise KeyError or TypeError where a field is malformed."""
         seconds = event["step_seconds"]
         numbers = [
             event["memory"]["peak_bytes"],
@@ -171,7 +173,7 @@ class RunRecord:
             self.prediction = event
 
     def _add_start(self, event: Event) -> None:
-        """A start from step s takes back what was recorded of later steps: that part of the trajectory was lost."""
+        """Add a start. A start from step s removes the records of later steps: that part of the trajectory was lost."""
         self.starts.append(event)
         self.finish = self.prediction = self.measured = None
         step = event.get("resumed_from") or 0
@@ -183,7 +185,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run folder, or as much of it as there is; notes on the record say what is missing and why."""
+    """Read a run folder, complete or not. Notes on the record name the missing files, with the reason."""
     record = RunRecord(folder, name=folder.name)
     _read_config(record)
     _read_environment(record)
@@ -231,7 +233,7 @@ def _read_environment(record: RunRecord) -> None:
 
 
 def _iter_missing_notes(record: RunRecord) -> Iterator[str]:
-    """What a reader would look for and not find, with the reason."""
+    """Yield notes on parts that are missing, with the reason."""
     steps = record.curves.step
     if not record.starts and not steps:
         yield "The event file is empty: the run has not started yet."
@@ -249,6 +251,11 @@ def _iter_missing_notes(record: RunRecord) -> Iterator[str]:
         yield "No expert load: the model is dense." if dense else "No expert load: no `experts` event was logged."
     if steps and not record.samples:
         yield "No samples: no `samples` event was logged (generation.prompts)."
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Return whether a value from an event is a finite number; bool does not count."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _to_float(value: object) -> float:

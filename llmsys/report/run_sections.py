@@ -1,15 +1,13 @@
-"""What the page says about a run: yardstick, curves, expert load, samples, and where it all came from.
+"""Build the sections about a run: comparison with compressors, curves, expert load, samples.
 
-Reads a `RunRecord`; gives `ReportSection`s (sections with their figures) and the key numbers. Promises: a part with
-nothing to show is left out, since the record's notes say why.
+Reads a `RunRecord`; gives `ReportSection`s and the key numbers.
+
+Invariants:
+- A section with nothing to show is left out; the record's notes give the reason.
 """
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, TypeGuard
+from typing import Any
 
 from llmsys.compressor_comparison import describe_heldout_bytes, is_heldout_too_small
 from llmsys.progress import format_duration
@@ -17,46 +15,24 @@ from llmsys.report import plots
 from llmsys.report.cost_sections import build_answers_section, build_cost_numbers, build_prediction_section
 from llmsys.report.html_markup import (
     Html,
-    build_definition_list,
     build_details,
     build_section,
-    build_table,
     build_tag,
     format_amount,
     format_number,
     format_percent,
-    format_user_text,
 )
 from llmsys.report.plots import Figure
-from llmsys.report.run_record import RunRecord
-
-Numbers = list[tuple[str, str, str]]
-"""Key numbers: what, how much, and a remark."""
-
-
-@dataclass(frozen=True)
-class ReportSection:
-    """One section of the page and the figures drawn in it."""
-
-    anchor: str
-    title: str
-    html: Html
-    figures: list[Figure] = field(default_factory=list)
-
-
-def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> ReportSection:
-    """A section that shows its figures, then the rest."""
-    return ReportSection(
-        anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures)
-    )
+from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+from llmsys.report.run_record import RunRecord, is_finite
 
 
 def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list[ReportSection]:
-    """All parts of a run that have something to show.
+    """Return the sections of a run that have something to show.
 
     Args:
-        record: what the run's folder held.
-        tokens_per_byte: of the training text, to show the training loss in bits per byte; None when unknown.
+        record: The run.
+        tokens_per_byte: Of the training text, to show the training loss in bits per byte; None when unknown.
     """
     tables = (
         ("answers", "Answers", build_answers_section(record)),
@@ -79,20 +55,20 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
 
 
 def build_run_numbers(record: RunRecord) -> Numbers:
-    """The numbers a reader looks for first."""
+    """Return the key numbers of a run."""
     numbers: Numbers = [("state", *describe_run_state(record))]
     evaluation = record.last_evaluation
-    if evaluation and _is_number(evaluation.get("bits_per_byte")):
+    if evaluation and is_finite(evaluation.get("bits_per_byte")):
         rivals = [("xz", evaluation.get("xz_bits_per_byte")), ("gzip", evaluation.get("gzip_bits_per_byte"))]
-        remark = ", ".join(f"{name} {value:.3f}" for name, value in rivals if _is_number(value))
+        remark = ", ".join(f"{name} {value:.3f}" for name, value in rivals if is_finite(value))
         size = evaluation.get("evaluated_bytes")
-        remark += f" {describe_heldout_bytes(size if _is_number(size) else None)}" if remark else ""
+        remark += f" {describe_heldout_bytes(size if is_finite(size) else None)}" if remark else ""
         numbers.append(("bits per byte", f"{evaluation['bits_per_byte']:.3f}", remark))
-    if evaluation and _is_number(evaluation.get("loss")):
+    if evaluation and is_finite(evaluation.get("loss")):
         numbers.append(("validation loss", f"{evaluation['loss']:.3f}", "nats per token"))
     parameters, active = record.get_start_value("parameters"), record.get_start_value("parameters_active")
-    if _is_number(parameters):
-        remark = f"{format_amount(active)} active per token" if _is_number(active) and active != parameters else ""
+    if is_finite(parameters):
+        remark = f"{format_amount(active)} active per token" if is_finite(active) and active != parameters else ""
         numbers.append(("parameters", format_amount(parameters), remark))
     if record.curves.step:
         tokens, speed = record.curves.get_last_value("tokens"), record.curves.get_last_value("tokens_per_second")
@@ -104,16 +80,16 @@ def build_run_numbers(record: RunRecord) -> Numbers:
 
 
 def describe_run_state(record: RunRecord) -> tuple[str, str]:
-    """Where the run stands: a word, and how far it is or how long it took."""
+    """Return the state of the run as a word, and its progress or duration."""
     if record.finish is not None:
         seconds = record.finish.get("seconds")
-        return "finished", f"in {format_duration(seconds)}" if _is_number(seconds) else ""
+        return "finished", f"in {format_duration(seconds)}" if is_finite(seconds) else ""
     if not record.curves.step:
         return ("started", "no step logged yet") if record.starts else ("not started", "")
     steps = record.get_start_value("steps")
     done = record.curves.step[-1]
     how_far = (
-        f"{format_percent(done, steps)} of {format_number(steps)} steps" if _is_number(steps) else f"step {done:,.0f}"
+        f"{format_percent(done, steps)} of {format_number(steps)} steps" if is_finite(steps) else f"step {done:,.0f}"
     )
     return "unfinished", how_far
 
@@ -128,10 +104,10 @@ def _format_machine(record: RunRecord) -> str:
 
 def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     evaluation = record.last_evaluation
-    if evaluation is None or not _is_number(evaluation.get("bits_per_byte")):
+    if evaluation is None or not is_finite(evaluation.get("bits_per_byte")):
         return None
     rivals = [("this model", "bits_per_byte"), ("xz -9", "xz_bits_per_byte"), ("gzip -9", "gzip_bits_per_byte")]
-    shown = [(name, float(evaluation[key])) for name, key in rivals if _is_number(evaluation.get(key))]
+    shown = [(name, float(evaluation[key])) for name, key in rivals if is_finite(evaluation.get(key))]
     best = min(shown[1:], key=lambda one: one[1], default=None)
     traces, layout = plots.build_bars(
         [name for name, _ in shown],
@@ -149,8 +125,8 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     else:
         verdict = f"The model does not beat {best[0]} yet."
     sizes = {"bytes": evaluation.get("evaluated_bytes"), "tokens": evaluation.get("evaluated_tokens")}
-    measured = [f"{format_amount(size)} {word}" for word, size in sizes.items() if _is_number(size)]
-    size = sizes["bytes"] if _is_number(sizes["bytes"]) else None
+    measured = [f"{format_amount(size)} {word}" for word, size in sizes.items() if is_finite(size)]
+    size = sizes["bytes"] if is_finite(sizes["bytes"]) else None
     step = format_number(evaluation["step"])
     caption = f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {step}"
     caption += f" ({' = '.join(measured)} of documents the model never saw)." if measured else "."
@@ -195,13 +171,13 @@ def _build_training_section(record: RunRecord, tokens_per_byte: float | None) ->
 
 
 def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figure:
-    """Training and evaluation loss; a second view in bits per byte where the tokens per byte are known."""
+    """Return training and evaluation loss, with a second view in bits per byte where tokens per byte are known."""
     curves = record.curves
     traces = plots.build_noisy_curve("training", curves.columns["tokens"], curves.columns["loss"])
     bits_per_nat = (tokens_per_byte or 0.0) / math.log(2)
     bits: list[list[float | None]] = [[_round_value(y * bits_per_nat) for y in trace["y"]] for trace in traces]
     evaluations = [event for _, event in sorted(record.evaluations.items())]
-    measured = [event for event in evaluations if _is_number(event.get("loss")) and _is_number(event.get("tokens"))]
+    measured = [event for event in evaluations if is_finite(event.get("loss")) and is_finite(event.get("tokens"))]
     if measured:
         tokens, losses = [event["tokens"] for event in measured], [event["loss"] for event in measured]
         diamonds = {"mode": "lines+markers", "marker": {"color": plots.ORANGE, "size": 9, "symbol": "diamond"}}
@@ -275,58 +251,6 @@ def _format_samples(event: dict[str, Any]) -> Html:
         written = text.removeprefix(prompt)[:4_000]
         blocks.append(build_tag("blockquote", build_tag("b", prompt), written, dir="auto"))
     return build_tag("div", blocks, class_="samples")
-
-
-# --- Where it came from ---
-
-
-def build_run_origin(record: RunRecord) -> list[Html]:
-    """Configuration, environment and starts of the run, as parts of the section on origins."""
-    blocks = []
-    if record.starts:
-        rows = [
-            (
-                _format_time(s),
-                str(s.get("engine", "–")),
-                str(s.get("world_size", "–")),
-                str(s.get("device", "–")),
-                "the beginning" if s.get("resumed_from") is None else f"step {s['resumed_from']}",
-            )
-            for s in record.starts[-50:]
-        ]
-        head = ("started (UTC)", "engine", "processes", "device", "from")
-        blocks += [build_tag("h3", "Starts"), build_table(head, rows, numeric=[2])]
-    if record.checkpoints:
-        last = record.checkpoints[max(record.checkpoints)]
-        blocks.append(build_tag("p", f"{len(record.checkpoints)} checkpoints; the last: {last.get('folder', '?')} "))
-    if record.environment:
-        blocks.append(
-            build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment)))
-        )
-    if record.config_text:
-        blocks.append(build_details("Resolved configuration", format_user_text(record.config_text, 200_000)))
-    return blocks
-
-
-def _flatten_mapping(value: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """A nested mapping as (a.b.c, text) pairs."""
-    pairs: list[tuple[str, str]] = []
-    for key, item in value.items():
-        name = f"{before}{key}"
-        if isinstance(item, dict):
-            pairs += _flatten_mapping(item, f"{name}.")
-        else:
-            pairs.append((name, item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)))
-    return pairs
-
-
-def _format_time(event: dict[str, Any]) -> str:
-    seconds = event.get("time")
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}" if _is_number(seconds) else "–"
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _round_value(value: float) -> float:

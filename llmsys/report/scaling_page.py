@@ -1,7 +1,6 @@
-"""The page of a fitted scaling law: loss against compute, parameters and tokens, with the law through the runs.
+"""Render the page of a fitted scaling law: loss against compute, parameters and tokens, with the runs as dots.
 
-Reads points and their fit; gives one HTML file like every other report. Curves end where the runs end, and what lies
-beyond is drawn dotted.
+Reads runs and their fit; writes one HTML file. Curves are dotted beyond the largest run.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from llmsys.estimate.scaling.training_runs import TrainingRun
 from llmsys.report.html_markup import Html, build_section, build_table, format_amount, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace, build_line
-from llmsys.report.run_sections import ReportSection, build_report_section
+from llmsys.report.report_section import ReportSection, build_report_section
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 BEYOND = 30.0
@@ -25,7 +24,16 @@ BEYOND = 30.0
 
 
 def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path) -> Path:
-    """Write the page and return its path."""
+    """Write the page of a fitted law.
+
+    Args:
+        points: The runs.
+        fit: The law fitted to them, with intervals.
+        path: HTML file to write.
+
+    Returns:
+        `path`.
+    """
     numbers = [
         ("runs", format_number(len(points)), "points of the fit"),
         ("irreducible loss", f"{fit.law.irreducible:.3f}", _format_interval(fit, "E")),
@@ -53,7 +61,7 @@ def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path)
 
 
 def plot_loss_against_compute(points: Sequence[TrainingRun], fit: LawFit) -> Figure:
-    """Loss of each run over 6 N D, with the lowest loss that the law gives for each budget."""
+    """Return the loss of each run over 6 N D, with the law's lowest loss for each budget."""
     low, high = fit.law.origin.spans[2].low, fit.law.origin.spans[2].high
     runs = _build_dots("runs", [point.flops for point in points], points, BLUE)
     inside, outside = _build_log_grid(low, high), _build_log_grid(high, high * BEYOND)
@@ -69,7 +77,7 @@ def plot_loss_against_compute(points: Sequence[TrainingRun], fit: LawFit) -> Fig
 
 
 def plot_loss_against_axis(points: Sequence[TrainingRun], law: ParametricLaw, axis: str, other: str) -> Figure:
-    """Loss over one of parameters and tokens; a curve of the law for each value of the other, four at most."""
+    """Return loss over parameters or tokens, with one curve of the law per value of the other, at most four."""
     values = sorted({getattr(point, other) for point in points})
     shown = values if len(values) <= len(COLOURS) else [values[i * (len(values) - 1) // 3] for i in range(4)]
     grid = _build_log_grid(min(getattr(p, axis) for p in points), max(getattr(p, axis) for p in points))

@@ -1,6 +1,6 @@
-"""What the page says about a tokenizer: how well it fits each language, and the pieces that no document needs.
+"""Build the section about a tokenizer: its fit to each language, and the pieces that no document needs.
 
-Reads the `usage` of a `Manifest`; gives a `Part`, or none where there are no tokens.
+Reads the `usage` of a `Manifest`; returns None where there are no tokens.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from llmsys.manifest import LanguageUsage, Manifest
 from llmsys.report import plots
 from llmsys.report.html_markup import build_details, build_table, build_tag, format_bytes, format_number, format_percent
 from llmsys.report.plots import Figure
-from llmsys.report.run_sections import ReportSection, build_report_section
+from llmsys.report.report_section import ReportSection, build_report_section
 
 MAX_BARS = 24
 HEAD = ("language", "documents", "text", "tokens", "bytes per token", "words per token", "unknown", "as bytes")
 
 
 def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
-    """Bytes and words per token by language, unknowns, and dead pieces with examples."""
+    """Return bytes and words per token by language, unknowns, and unused pieces with examples."""
     usage = manifest.usage
     if usage is None or not usage.languages:
         return None
@@ -46,7 +46,7 @@ def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
 
 
 def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
-    """Bytes per token of the languages with the most text, the longest tokens first; none for a single language."""
+    """Return bytes per token of the languages with the most text, longest tokens first; [] for a single language."""
     most = list(languages.items())[:MAX_BARS]  # the manifest has them in order of their bytes
     if len(most) < 2:
         return []

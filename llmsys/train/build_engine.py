@@ -50,7 +50,7 @@ def build_engine(
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
     engine: Engine = _build_base_engine(config, meshes, device, noise)
-    half_life = config.train.average_half_life_tokens
+    half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 
 
@@ -67,9 +67,9 @@ def _build_base_engine(
     }
     model = build_model(config)
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
-    if config.train.products == "fp8":
+    if config.train.matmul_dtype == "fp8":
         convert_to_fp8(model)
-    apply_activation_checkpoint(model, config.train.recompute, compiled=config.train.compile == "block")
+    apply_activation_checkpoint(model, config.train.activation_checkpoint, compiled=config.train.compile == "block")
     if config.train.compile == "block":
         compile_blocks(model)
     # Engines are imported where they are built: deepspeed and accelerate are optional and slow to import.
@@ -81,7 +81,7 @@ def _build_base_engine(
         case DeepSpeedEngineConfig() as settings:
             from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-            return DeepSpeedEngine(model, zero_stage=settings.zero_stage, offload=settings.offload, **common)
+            return DeepSpeedEngine(model, zero_stage=settings.zero_stage, offload=settings.cpu_offload, **common)
         case TorchEngineConfig() if config.train.reproducibility == "bitwise":
             from llmsys.engine.bitwise_engine import BitwiseEngine
 
@@ -89,8 +89,13 @@ def _build_base_engine(
         case TorchEngineConfig() as settings:
             from llmsys.engine.torch_engine import TorchEngine
 
-            options = settings.model_dump(include={"data_parallel", "offload", "gradients"})
-            engine = TorchEngine(model, **common, **options)
+            engine = TorchEngine(
+                model,
+                **common,
+                data_parallel=settings.data_parallel,
+                offload=settings.cpu_offload,
+                gradients=settings.gradient_accumulation,
+            )
             if noise is not None:
                 noise.engine = engine
             return engine

@@ -79,9 +79,9 @@ def _build_window_steps(
     return WindowStepBatches(
         windows,
         build_run_plan(config, ranks, data_rank),
-        separate_documents=config.batch.attend == "document",
+        separate_documents=config.batch.attention_scope == "document",
         masking=masking,
-        deal=config.batch.deal,
+        deal=config.batch.assignment,
     )
 
 
@@ -205,7 +205,7 @@ def _build_length_buckets(config: RunConfig, objective: PairObjective, pairs: Se
         case unreachable:
             assert_never(unreachable)
     batch, key = config.batch, (pairs.fingerprint, config.run.seed)
-    return LengthBuckets(counted, other, batch.tokens_per_step, batch.length_groups, key)
+    return LengthBuckets(counted, other, batch.tokens_per_step, batch.num_length_buckets, key)
 
 
 def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Tokenizer) -> MakeBatch:

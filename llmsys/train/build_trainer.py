@@ -113,7 +113,7 @@ def check_config(config: RunConfig, ranks: int) -> str:
         LlmsysError: the layout, the data, the device or a task of evaluation does not fit.
     """
     layout = config.resolve_layout(ranks)
-    if config.train.products == "fp8":
+    if config.train.matmul_dtype == "fp8":
         require_fp8(get_local_device())
     build_step_batches(config, layout.data_parallel_size, 0)
     build_evaluator(config)
@@ -155,8 +155,8 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     evaluator = build_evaluator(config, layout.sequence_parallel_size)
     identity = config.trajectory_settings | dataset.to_identity()
     resumed = resume_from_checkpoint(engine, config, identity, control.step_guard)
-    if resumed is None and config.train.start_from is not None:
-        load_initial_weights(engine, config.train.start_from, identity)
+    if resumed is None and config.train.init_from is not None:
+        load_initial_weights(engine, config.train.init_from, identity)
     report_phase(resumed or 0, "preparing the first step")
     metric_logger = _build_metric_logger(config, stack, dataset, steps, device, resumed)
     write_prediction(metric_logger, resumed or 0, config, device, profile)

@@ -185,7 +185,7 @@ def read_resumable_record(checkpoint: Path) -> dict[str, Any]:
     if record.get("weights_only"):
         raise CheckpointError(
             f"{checkpoint} holds weights alone, without the optimizer's moments, and cannot be resumed. "
-            f"Begin a run with it: set run.folder to a new folder and train.start_from={checkpoint}."
+            f"Begin a run with it: set run.folder to a new folder and train.init_from={checkpoint}."
         )
     return record
 

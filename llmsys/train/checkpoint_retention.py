@@ -38,12 +38,12 @@ def select_kept_steps(
 
     Args:
         steps: steps of the checkpoints, in any order.
-        scores: value of `best_by` for the steps that were evaluated. Of equal scores the newer step ranks higher.
+        scores: value of `best_metric` for the steps that were evaluated. Of equal scores the newer step ranks higher.
         rule: limits of each kind.
         is_complete: asked in the order of rank, until a rule has as many as it keeps.
     """
     ordered = sorted(steps)
-    sign = 1 if rule.best_by in LOWER_IS_BETTER else -1
+    sign = 1 if rule.best_metric in LOWER_IS_BETTER else -1
     ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
     forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
     last = list(islice(filter(is_complete, reversed(ordered)), rule.keep_last))
@@ -87,7 +87,7 @@ def _read_scores(found: Mapping[int, Path], rule: CheckpointConfig) -> dict[int,
     scores = {}
     for step, path in found.items():
         try:
-            value = (read_record(path).get("evaluation") or {}).get(rule.best_by)
+            value = (read_record(path).get("evaluation") or {}).get(rule.best_metric)
         except UnreadableCheckpointError:
             raise
         except CheckpointError:

@@ -75,7 +75,7 @@ def publish_weights(
 ) -> Path:
     """Publish a checkpoint of weights alone. For one process, without a process group.
 
-    Evaluation and generation read it like any other; a run starts from it by `train.start_from`.
+    Evaluation and generation read it like any other; a run starts from it by `train.init_from`.
 
     Args:
         folder: parent of the new checkpoint.

@@ -44,7 +44,7 @@ def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tok
         shards,
         length=config.batch.sequence_length,
         opening_token=tokenizer.eos_id,
-        separate_documents=config.batch.attend == "document",
+        separate_documents=config.batch.attention_scope == "document",
         max_tokens=config.evaluation.max_tokens,
     )
 

@@ -1,16 +1,17 @@
 """Load the state that training starts from: the newest checkpoint of the run, or the weights of another run.
 
-Reads `checkpoints/` of the run folder, or `train.start_from`.
+Reads `checkpoints/` of the run folder, or `train.init_from`.
 
 Invariants:
 - Model, data and settings are compared before a tensor is read, so a rejected checkpoint changes nothing.
-- `train.start_from` takes the tensors that both models have; the log lists the others.
+- `train.init_from` takes the tensors that both models have; the log lists the others.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from llmsys.config.migration import to_current_names
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
@@ -76,7 +77,7 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
     Raises:
         CheckpointError: they differ; the message lists every difference.
     """
-    changes = format_changes(saved, now)
+    changes = format_changes(to_current_names(saved), to_current_names(now))
     if not changes:
         return
     advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]
@@ -87,25 +88,25 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
     )
 
 
-def load_initial_weights(engine: Engine, start_from: Path, identity: dict[str, Any]) -> None:
+def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, Any]) -> None:
     """Fill parameters and buffers by name from a run folder or a checkpoint. Collective.
 
     Args:
         engine: filled with the tensors that both models have.
-        start_from: `train.start_from`.
+        init_from: `train.init_from`.
         identity: fingerprints of this run.
 
     Raises:
         CheckpointError: there is no complete checkpoint, no tensor in common, a shape differs, or the tokenizer does.
     """
-    checkpoint = _resolve_checkpoint(start_from)
+    checkpoint = _resolve_checkpoint(init_from)
     _check_tokenizer(checkpoint, identity)
     # Moments belong to the old run: fine-tuning starts the optimizer anew.
     stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())
     if not common:
-        raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.start_from, or leave it out.")
+        raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.init_from, or leave it out.")
     for name in common:
         if stored[name].shape != wanted[name].shape:
             raise CheckpointError(
@@ -119,15 +120,15 @@ def load_initial_weights(engine: Engine, start_from: Path, identity: dict[str, A
         log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
 
 
-def _resolve_checkpoint(start_from: Path) -> Path:
-    if (start_from / RECORD).exists():
-        if (problem := find_checkpoint_error(start_from)) is not None:
-            raise CheckpointError(f"{start_from} cannot be used: {problem}. Name another in train.start_from.")
-        return start_from
-    found = find_newest_checkpoint(start_from / "checkpoints")
+def _resolve_checkpoint(init_from: Path) -> Path:
+    if (init_from / RECORD).exists():
+        if (problem := find_checkpoint_error(init_from)) is not None:
+            raise CheckpointError(f"{init_from} cannot be used: {problem}. Name another in train.init_from.")
+        return init_from
+    found = find_newest_checkpoint(init_from / "checkpoints")
     if found is None:
         raise CheckpointError(
-            f"train.start_from={start_from} is neither a checkpoint nor a run folder that holds a whole one. "
+            f"train.init_from={init_from} is neither a checkpoint nor a run folder that holds a whole one. "
             f"Correct the path, or train that run first."
         )
     return found

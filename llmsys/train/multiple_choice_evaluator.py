@@ -106,7 +106,7 @@ class EvaluatorWithTasks:
 
 
 def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, ranks_per_row: int) -> Evaluator:
-    """Return an evaluator that also evaluates `evaluation.sets`; the given one where there are none.
+    """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are none.
 
     Raises:
         DataError: a question is malformed or too long; the message has its file and line.
@@ -118,6 +118,6 @@ def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Token
             ranks_per_row,
             config.evaluation_sequences,
         )
-        for one in config.evaluation.sets
+        for one in config.evaluation.tasks
     }
     return EvaluatorWithTasks(heldout, tasks) if tasks else heldout

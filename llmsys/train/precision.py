@@ -167,7 +167,7 @@ def describe_slowness(precision: Precision, device: torch.device, support: Nativ
     reason = f" ({support.reason})" if precision == "bf16" else ""
     remedy = "Use train.precision=auto or fp32."
     if kept:
-        remedy = "To go on in fp32, begin another run.folder with train.start_from=THIS ONE."
+        remedy = "To go on in fp32, begin another run.folder with train.init_from=THIS ONE."
     return (
         f"train.precision={precision} is slow on this device{reason}: a product of {MATMUL_SIZE} x {MATMUL_SIZE} "
         f"takes {factor:.3g} times as long as in fp32. {remedy}"

@@ -186,7 +186,7 @@ def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int
     """Return the ids that precede every text that is continued or scored.
 
     Args:
-        settings: `generation`, whose `opening` lists pieces.
+        settings: `generation`, whose `prefix_pieces` lists pieces.
         tokenizer: the tokenizer of the run.
 
     Returns:
@@ -197,11 +197,11 @@ def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int
     """
     if settings.opening is None:
         return [tokenizer.eos_id]
-    ids = {piece: tokenizer.find_piece_id(piece) for piece in settings.opening}
+    ids = {piece: tokenizer.find_piece_id(piece) for piece in settings.prefix_pieces}
     for piece, token in ids.items():
         if token is None:
             raise ConfigError(
-                f"generation.opening names {piece}, which is no piece of the tokenizer. Correct it, or leave it out to "
-                f"open texts as in training."
+                f"generation.prefix_pieces names {piece}, which is no piece of the tokenizer. Correct it, or leave "
+                f"it out to open texts as in training."
             )
-    return [token for piece in settings.opening if (token := ids[piece]) is not None]
+    return [token for piece in settings.prefix_pieces if (token := ids[piece]) is not None]

@@ -1,4 +1,4 @@
-"""Skip bad steps: those whose loss or gradient norm is not finite, or a spike by `train.spike`.
+"""Skip bad steps: those whose loss or gradient norm is not finite, or a spike by `train.spike_detection`.
 
 Also lists the sequences and documents of a step, for the record of a skipped one.
 
@@ -28,7 +28,7 @@ class StepGuard:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self._accepted: deque[tuple[float, float]] = deque(maxlen=config.spike.window)
+        self._accepted: deque[tuple[float, float]] = deque(maxlen=config.spike_detection.window_steps)
         self._consecutive_skips = 0
         self._last_skipped = 0
         self.skipped_steps: set[int] = set()
@@ -79,33 +79,33 @@ class StepGuard:
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. A step must be finite"
-        spike = self._config.spike
+        spike = self._config.spike_detection
         # With a shorter history the median is too noisy for a limit.
-        if len(self._accepted) == spike.window:
+        if len(self._accepted) == spike.window_steps:
             losses, norms = zip(*self._accepted, strict=True)
-            for name, value, past, factor in (
-                ("gradient norm", gradient_norm, norms, spike.gradient_norm),
-                ("loss", loss, losses, spike.loss),
+            for name, value, past, key, factor in (
+                ("gradient norm", gradient_norm, norms, "max_grad_norm_ratio", spike.max_grad_norm_ratio),
+                ("loss", loss, losses, "max_loss_ratio", spike.max_loss_ratio),
             ):
                 if factor and value > factor * (middle := median(past)):
                     return (
-                        f"{name} {value:.4g}, and the median of the last {spike.window} steps is {middle:.4g}. "
-                        f"train.spike.{name.replace(' ', '_')} allows {factor:g} times that"
+                        f"{name} {value:.4g}, and the median of the last {spike.window_steps} steps is {middle:.4g}. "
+                        f"train.spike_detection.{key} allows {factor:g} times that"
                     )
         return ""
 
     def _check_bad_step_policy(self, step: int) -> None:
         config = self._config
-        if config.bad_step == "stop":
+        if config.on_bad_step == "stop":
             raise LlmsysError(
                 f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or leave such steps out "
-                f"with train.bad_step=skip; the same command goes on from the last checkpoint."
+                f"with train.on_bad_step=skip; the same command goes on from the last checkpoint."
             )
-        if self._consecutive_skips > config.bad_steps_in_a_row:
+        if self._consecutive_skips > config.max_consecutive_bad_steps:
             raise LlmsysError(
                 f"step {step}: {self.problem}. It is bad step number {self._consecutive_skips} in a row, "
-                f"train.bad_steps_in_a_row={config.bad_steps_in_a_row} are allowed. Lower optimizer.learning_rate or "
-                f"train in fp32; the same command goes on from the last checkpoint."
+                f"train.max_consecutive_bad_steps={config.max_consecutive_bad_steps} are allowed. Lower "
+                f"optimizer.learning_rate or train in fp32; the same command goes on from the last checkpoint."
             )
 
 

@@ -62,7 +62,7 @@ def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ran
     """Return the convention of a run, without a peak where the device is unknown or every step has other lengths."""
     convention, precision = config.flops.convention, config.train.resolved_precision
     source, target = get_sequence_lengths(config)
-    recompute = config.train.recompute
+    recompute = config.train.activation_checkpoint
     counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
     whole_windows = uses_windows(config.objective)
     peak = profile.peak_flops.get(precision) if profile is not None and whole_windows else None

@@ -70,10 +70,10 @@ class Trainer:
 
         Raises:
             StopRequested: a rank was asked to stop; the state is saved.
-            LlmsysError: steps were skipped that `train.bad_step` does not allow to skip.
+            LlmsysError: steps were skipped that `train.on_bad_step` does not allow to skip.
         """
         began = time.perf_counter()
-        if self.config.train.bad_step == "rewind" and self.steps_done == 0:
+        if self.config.train.on_bad_step == "rewind" and self.steps_done == 0:
             self._save_checkpoint()  # a rewind from step 1 needs a checkpoint to return to
         with self._build_progress() as progress:
             while self.steps_done < self.config.num_steps:
@@ -195,10 +195,10 @@ class Trainer:
     # Skipped steps and stops
 
     def _handle_skipped_step(self, number: int, result: StepResult, progress: Progress) -> None:
-        """Record a step that changed no weight, and rewind where `train.bad_step` asks for it."""
+        """Record a step that changed no weight, and rewind where `train.on_bad_step` asks for it."""
         guard = self.control.step_guard
         # An overflow only lowers the loss scale, so every policy skips it.
-        policy: Literal["skip", "rewind", "stop"] = self.config.train.bad_step if guard.problem else "skip"
+        policy: Literal["skip", "rewind", "stop"] = self.config.train.on_bad_step if guard.problem else "skip"
         problem = guard.problem or "gradients overflowed, and the loss scale was lowered"
         self.observability.metric_logger.log_event(
             "bad_step" if guard.problem else "overflow",

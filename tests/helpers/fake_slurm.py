@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tests.helpers.paths import ROOT
+
 COMMANDS = ("sbatch", "squeue", "scancel")
 
 
@@ -19,11 +21,10 @@ def install(folder: Path) -> dict[str, str]:
     """Write the three commands into a folder and return the environment that finds them."""
     (folder / "bin").mkdir(parents=True)
     (folder / "state").mkdir()
-    root = Path(__file__).resolve().parents[2]
     for command in COMMANDS:
         script = folder / "bin" / command
         words = shlex.join([sys.executable, "-m", "tests.helpers.fake_slurm", command])
-        script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} exec {words} "$@"\n')
+        script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {words} "$@"\n')
         script.chmod(0o755)
     return {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_SLURM": str(folder / "state")}
 

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from tests.helpers.paths import ROOT
+
 PROGRAMS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30
 
 SSHD = """Port 22

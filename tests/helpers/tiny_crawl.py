@@ -66,7 +66,7 @@ def tiny_config(folder: Path, crawl: Path | list[str], **data: Any) -> RunConfig
         "rules": [{"kind": "gopher_quality", "min_words": 30}],
         "deduplicate": {"minhash": {"kind": "minhash", "buckets": 20, "hashes_per_bucket": 4}},
         "split": {"heldout_fraction": 0.2},
-        "documents": {"shards": 2},
+        "documents": {"num_shards": 2},
         "tokens": {"shard_tokens": 4_000, "batch_tokens": 1_000},
         "executor": {"kind": "inline"},
     }

@@ -16,7 +16,7 @@ from launch.launchers.torchrun import _report_first_failure
 from launch.main import main
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET, is_lost_peer
 from llmsys.errors import LostRankError
-from tests.launch.test_launch import HOSTS, build_launch_plan, config_file, config_of
+from tests.launch.launchers.test_launch_plan import HOSTS, build_launch_plan, config_file, config_of
 
 KILL = "import os, time; os.kill(os.getpid(), {}); time.sleep(60)"
 

@@ -1,10 +1,10 @@
-"""Whole steps of a model under the three policies of recomputation, in turn in one process with one thread.
+"""Measure whole steps under the three policies of activation checkpointing, in turn in one process with one thread.
 
     python tools/bench/activation_checkpoint.py [--model demo-moe] [--sequences 4] [--length 512] [--steps 9] [--json]
 
-Seconds are CPU time, which other work on the machine changes least, and medians; what is kept between forward and
-backward is the estimate's (a test holds it to what lives). fp32 masters, products in bf16, the torch engine as
-`llmsys train` builds it. The run fails if losses differ between policies.
+Seconds are medians of CPU time, which other work on the machine changes least. Saved bytes are the estimate's; a test
+compares it with live tensors. fp32 master weights, bf16 matmuls, the torch engine as `llmsys train` builds it. The run
+fails if losses differ between policies.
 """
 
 import argparse
@@ -53,8 +53,8 @@ def main() -> int:
 
 
 def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> RunConfig:
-    """The demo's config with this model, batch and policy, on one process."""
-    train = (f"train.recompute={policy}", f"train.precision={arguments.precision}")
+    """Return the demo's config with this model, batch and policy, on one process."""
+    train = (f"train.activation_checkpoint={policy}", f"train.precision={arguments.precision}")
     demo = load_run_config("train/demo", ["layout.expert=1", "launch.processes=1", *train])
     batch = {"sequence_length": arguments.length, "sequences": arguments.sequences}
     given = {name: getattr(demo, name) for name in demo.model_fields_set}
@@ -66,7 +66,9 @@ def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> Run
 
 
 def measure_policies(configs: dict[Recompute, RunConfig], steps: int) -> tuple[dict[str, Any], dict[Recompute, float]]:
-    """One row per policy, and the last losses. Steps are taken in turn, the first of each is not timed."""
+    """Return one row per policy, and the last losses. Steps alternate between policies; the first of each is not
+    timed.
+    """
     device = torch.device("cpu")
     engines = {
         policy: build_engine(config, build_device_meshes(config.resolve_layout(1), device), device)
@@ -83,7 +85,7 @@ def measure_policies(configs: dict[Recompute, RunConfig], steps: int) -> tuple[d
 
 
 def measure_step(engine: Engine, step: int, config: RunConfig) -> tuple[float, float]:
-    """CPU seconds and loss of one step on random tokens, the same for every policy."""
+    """Return CPU seconds and loss of one step on random tokens, the same for every policy."""
     shape = config.batch.sequences_per_step, config.batch.sequence_length + 1
     ids = torch.randint(0, config.model.vocab_size, shape, generator=torch.Generator().manual_seed(step))
     batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), None)
@@ -93,7 +95,7 @@ def measure_step(engine: Engine, step: int, config: RunConfig) -> tuple[float, f
 
 
 def build_row(config: RunConfig, seconds: float) -> dict[str, float]:
-    """What is printed of one policy."""
+    """Return the printed values of one policy."""
     told = estimate_run(config)
     operations = told["flops"]["conventions"]["hardware"]["forward_backward"]
     kept = told["memory"]["activation_bytes_estimated"]["total"]
@@ -101,7 +103,7 @@ def build_row(config: RunConfig, seconds: float) -> dict[str, float]:
 
 
 def format_table(found: dict[str, Any]) -> str:
-    """For people; times and operations beside those of `none`."""
+    """Return the table as text; times and FLOPs are relative to `none`."""
     rows, base = found["policies"], found["policies"]["none"]
     lines = [f"torch {found['torch']}, {found['cores']} cores, one thread"]
     for policy, one in rows.items():

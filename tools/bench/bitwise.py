@@ -1,11 +1,11 @@
-"""What bitwise mode costs: tokens per second and bytes sent, beside fast mode, on 1, 2 and 4 processes of this machine.
+"""Measure the cost of bitwise mode: tokens per second and bytes sent, next to fast mode, on 1, 2 and 4 processes.
 
     python tools/bench/bitwise.py [--processes 1 2 4] [--steps 12]
 
-The demo's model and batch, one thread per process. Modes take turns step by step within the same processes, so that
-whatever else the machine does meets all of them. Everything is a median over steps: the time of the slowest rank, the
-CPU time of rank 0 (which a busy machine disturbs less), and the bytes that rank 0 writes to its peers, by the kernel's
-count.
+The demo's model and batch, one thread per process. Modes alternate step by step in the same processes, so that other
+work on the machine affects all of them. Everything is a median over steps: the time of the slowest rank, the CPU time
+of rank 0 (which a busy machine disturbs less), and the bytes that rank 0 writes to its peers, as the kernel counts
+them.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def measure_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[float]]:
-    """Measure on fresh processes; what rank 0 found."""
+    """Return rank 0's measurements on fresh processes."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.SimpleQueue()
@@ -78,7 +78,7 @@ def measure_ranks(processes: int, arguments: tuple[Any, ...]) -> dict[str, list[
 
 
 def run_rank(answers: Any, folder: str, rank: int, processes: int, name: str, steps: int, expert: int) -> None:
-    """One process: all modes in turns; rank 0 answers with (tokens per second, CPU seconds, megabytes) of each."""
+    """Run one process: all modes in turn. Rank 0 answers with (tokens per second, CPU seconds, megabytes) of each."""
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), processes)
@@ -98,7 +98,7 @@ def run_rank(answers: Any, folder: str, rank: int, processes: int, name: str, st
 
 
 def build_mode_engine(config: RunConfig) -> Engine:
-    """The engine of one mode, as a run would build it."""
+    """Return the engine of one mode, as a run would build it."""
     device = torch.device("cpu")
     config = config.with_precision("bf16" if find_bf16_support(device).is_native else "fp32")
     layout = config.layout.resolve(dist.get_world_size(), config.model)
@@ -106,7 +106,7 @@ def build_mode_engine(config: RunConfig) -> Engine:
 
 
 def build_batches(config: RunConfig, step: int, rank: int, processes: int) -> list[Batch]:
-    """Random tokens: a step's sequences dealt to ranks, in micro-batches of the config's size."""
+    """Return random tokens: a step's sequences sharded over ranks, in micro-batches of the config's size."""
     length, total = config.batch.sequence_length, config.batch.sequences_per_step
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, config.model.vocab_size, (total, length + 1), generator=generator)[rank::processes]
@@ -115,7 +115,7 @@ def build_batches(config: RunConfig, step: int, rank: int, processes: int) -> li
 
 
 def measure_step(engine: Engine, batches: list[Batch]) -> tuple[float, ...]:
-    """(seconds until the last rank was through, CPU seconds of this rank, megabytes that it wrote)."""
+    """Return (seconds until the last rank finished, CPU seconds of this rank, megabytes that it wrote)."""
     process = psutil.Process()
     dist.barrier()
     written, busy, began = process.io_counters().write_chars, time.process_time(), time.perf_counter()

@@ -1,11 +1,11 @@
-"""How often a page is decoded right, by what its server says: pages in 47 charsets of real sentences in 26 languages.
+"""Measure the share of pages decoded correctly: pages in 47 charsets of real sentences in 26 languages.
 
     python tools/bench/charset.py sentences.jsonl.gz [--pages 12] [--sentences 5]
 
-Reads lines with `lang` and `text`. Each page holds some sentences that the charset can write; a charset and language
+Reads lines with `lang` and `text`. Each page holds some sentences that the charset can write. A charset and language
 without enough of them has no pages (lingua's sentences leave 44 charsets and 25 languages). Prints, by charset and in
-all, the share of pages that are decoded to what was written: with the right header, without one, and with eight wrong
-ones; and the same for a reader who believes the header (Python's codec of that name, else UTF-8, else cp1252).
+total, the share of pages decoded to the original: with the right header, without one, and with eight wrong ones; and
+the same for a reader who trusts the header (Python's codec of that name, else UTF-8, else cp1252).
 """
 
 import argparse
@@ -65,7 +65,7 @@ def _can_write(text: str, charset: str) -> bool:
 
 
 def decode_page(payload: bytes, header: str, *, believe: bool) -> str:
-    """The page as we decode it, or as someone does who believes its header."""
+    """Return the page as our reader decodes it, or as a reader who trusts its header."""
     if not believe:
         return payload.decode(detect_charset(payload, header), "replace")
     for charset in (header, "utf-8"):

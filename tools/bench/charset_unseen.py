@@ -1,12 +1,12 @@
-"""How often a right charset header is believed in languages that the table of pairs was not counted on.
+"""Measure how often a correct charset header is trusted in languages that the pair table was not counted on.
 
     python tools/bench/charset_unseen.py udhr2.zip [--lines 0] [--half held-out]
 
 Reads a zip with one UTF-8 text per language, named by its ISO 639-3 code, such as the declaration of human rights in
-NLTK's `udhr2.zip`. Texts of languages that the table knows are left out. Each text that has letters beyond ASCII is
-written in every charset that can write all of it, and read with that charset as its header: as one page, or as pages of
-`--lines` lines. Prints by charset how many pages are decoded to what was written, and which languages are not. `--half`
-takes the languages that constants were chosen on, or the others; a hash of the code decides.
+NLTK's `udhr2.zip`. Languages that the table knows are left out. Each text with letters beyond ASCII is encoded in every
+charset that can encode all of it, and read with that charset as its header: as one page, or as pages of `--lines`
+lines. Prints by charset the number of pages decoded to the original, and the languages that failed. `--half` selects
+the languages that constants were chosen on, or the others, by a hash of the code.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def read_pages(path: str, half: str, lines: int) -> Iterator[tuple[str, str]]:
 
 
 def find_half(code: str) -> str:
-    """Return which half of the languages a code belongs to."""
+    """Return the half of the languages that a code belongs to."""
     return HALVES[1 + hashlib.sha256(code.encode()).digest()[0] % 2]
 
 

@@ -1,10 +1,10 @@
-"""How long a save holds training up: at once, and in the background; and what the background costs the steps beside it.
+"""Measure how long a save stalls training, in the foreground and in the background, and how it slows concurrent steps.
 
     python tools/bench/checkpoint.py --megabytes 400 --processes 2
 
-Each process holds its share of a state of so many megabytes (as FSDP2 would split it) on the accelerator if there is
-one, and "trains" by multiplying matrices. Saves go through the trainer's own Saver. Stall is the time from the call to
-its return; "steps beside it" is what steps took longer until the save was on disk.
+Each process holds its share of a state of that size (as FSDP2 would shard it) on the accelerator if there is one, and
+"trains" by multiplying matrices. Saves use the trainer's own Saver. Stall is the time from the call to its return;
+"steps beside it" is the extra time of steps until the save was on disk.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def _run_rank(rank: int, arguments: argparse.Namespace, folder: str) -> None:
 
 
 def _build_state(megabytes: int, device: torch.device) -> dict[str, Tensor]:
-    """Tensors of 16 MB, split over the ranks."""
+    """Return tensors of 16 MB, sharded over the ranks."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     columns = 16 * 2**20 // 4 // ROWS
     local = torch.randn(ROWS // dist.get_world_size(), columns, device=device)
@@ -73,7 +73,7 @@ def _build_state(megabytes: int, device: torch.device) -> dict[str, Tensor]:
 
 
 def _build_step(device: torch.device) -> Any:
-    """Products of matrices that take about STEP_SECONDS."""
+    """Return a function that multiplies matrices for about STEP_SECONDS."""
     a = torch.randn(512 if device.type == "cpu" else 8192, 512 if device.type == "cpu" else 8192, device=device)
     once = min(_measure_seconds(lambda: a @ a) for _ in range(5))
     count = max(1, round(STEP_SECONDS / max(once, 1e-5)))
@@ -96,7 +96,7 @@ def _measure_seconds(action: Any) -> float:
 def _measure_saves(
     mode: str, state: dict[str, Tensor], step: Any, alone: float, count: int, folder: Path
 ) -> dict[str, float]:
-    """Seconds: making buffers, stall of a save, all of a save, and what the steps beside it cost."""
+    """Return seconds: making buffers, stall of a save, all of a save, and the slowdown of concurrent steps."""
     saver = CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode, "keep_last": 1}))
     prepared = _measure_seconds(lambda: saver.allocate_buffers(EngineState(state, 0)))
     stalls, totals, beside = [], [], []

@@ -2,9 +2,11 @@
 
     python tools/bench/choose_extraction.py article-extraction-benchmark.tar.gz [--rounds 2]
 
-Reads what tools/bench/extract.py reads, and parts the pages as it does. Each constant in turn is made smaller and
-larger by a quarter and a half, and the value with the best F1 on `chosen-on` stays; `held-out` is scored at
-the beginning and at the end and decides nothing. Prints the values that differ; changes no file.
+Reads the archive of tools/bench/extract.py, and splits the pages alike. Each constant in turn is decreased and
+increased
+by a quarter and a half, and the value with the best F1 on `chosen-on` is kept. `held-out` is scored at the beginning
+and
+at the end and decides nothing. Prints the values that differ; changes no file.
 """
 
 import argparse

@@ -1,12 +1,15 @@
-"""The data pipeline part by part, beside the tools that people use today, on the same files in one run.
+"""Measure each part of the data pipeline next to the tools in common use, on the same files in one run.
 
     python tools/bench/data.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--pages 60] [--repeats 3] [--output table.md]
 
 PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'
-lxml_html_clean`, and libmagic). Speeds are by CPU seconds of one process (datatrove's extractor works in a second one,
-which counts), medians of the repeats; but token ids, SentencePiece's too, are medians of three, and from WARC to
-documents the row that is called first and that of resiliparse are of one run. One process and two are by the clock: the
-best of the repeats. The table states agreement beside speed. Our encoder is held to SentencePiece.
+lxml_html_clean`, and libmagic).
+
+- Speeds are medians of CPU seconds of one process. datatrove's extractor works in a second process, which counts.
+- Token ids, SentencePiece's too, are medians of three. From WARC to documents, the first row and resiliparse's are of
+  one run.
+- One process and two are wall time: the best of the repeats.
+- The table shows agreement next to speed. Our encoder is compared with SentencePiece.
 """
 
 import argparse
@@ -55,14 +58,14 @@ class PartRow(NamedTuple):
     agreement: str
 
     def to_markdown(self) -> str:
-        """Return the line."""
+        """Return the line as Markdown."""
         return f"| {' | '.join(self)} |"
 
 
 def build_row(
     part: str, unit: str, amount: float, seconds: float, beside: str, other: float | None, agreement: str
 ) -> PartRow:
-    """One part: `amount` of a unit in our seconds, and what the other needed per amount (seconds) when it ran."""
+    """Return one part: `amount` of a unit in our seconds, and the other tool's seconds per amount where it ran."""
     this = f"{amount / seconds:,.4g} {unit}/s"
     if other is None:
         return PartRow(part, this, beside, "not run", "", "")
@@ -70,7 +73,7 @@ def build_row(
 
 
 def measure_reading(files: list[str], repeats: int) -> PartRow:
-    """WARC records beside FastWARC."""
+    """Measure reading WARC records next to FastWARC."""
     size = sum(Path(path).stat().st_size for path in files) / 1e6
     mine, found = measure_median_seconds(lambda: ours.read_llmsys_records(files), repeats)
     fast, other = measure_median_seconds(lambda: ours.read_fastwarc_records(files), repeats)
@@ -81,9 +84,9 @@ def measure_reading(files: list[str], repeats: int) -> PartRow:
 def measure_documents(
     files: list[str], config: CrawlConfig, addresses: list[str], arguments: argparse.Namespace
 ) -> list[PartRow]:
-    """From WARC to filtered documents, by the recipe's extractor from cold and warm, and by resiliparse.
+    """Measure WARC to filtered documents: the recipe's extractor cold and warm, and resiliparse.
 
-    datatrove does so many records of each file only, since it takes minutes.
+    datatrove reads only `--pages` records of each file, since it takes minutes.
     """
     found: dict[str, int] = {}
     if arguments.datatrove:
@@ -105,7 +108,7 @@ def measure_documents(
 
 
 def measure_rules(texts: list[str], arguments: argparse.Namespace) -> list[PartRow]:
-    """The FineWeb chain on the same texts."""
+    """Measure the FineWeb rules on the same texts."""
     cold, warm, results = ours.measure_rule_chain(texts, arguments.repeats)
     other, agreement = None, ""
     if arguments.datatrove:
@@ -117,7 +120,7 @@ def measure_rules(texts: list[str], arguments: argparse.Namespace) -> list[PartR
 
 
 def measure_signatures(texts: list[str], arguments: argparse.Namespace) -> list[PartRow]:
-    """MinHash 14 x 8 over 5-grams."""
+    """Measure MinHash 14 x 8 over 5-grams."""
     other, found = None, None
     if arguments.datatrove:
         other, found = theirs.measure_datatrove_minhash(arguments.datatrove, texts, arguments.repeats)
@@ -132,7 +135,7 @@ def measure_signatures(texts: list[str], arguments: argparse.Namespace) -> list[
 
 
 def measure_encoding(texts: list[str]) -> list[PartRow]:
-    """Token ids of a BPE of 32,000 pieces beside SentencePiece asked for each document."""
+    """Measure token ids of a BPE of 32,000 pieces next to SentencePiece, called per document."""
     with tempfile.TemporaryDirectory() as folder:
         _, tokenizer = next(token_encoding.train_tokenizers(Path(folder), texts, 32_000))
         found = token_encoding.measure_tokenizer(texts, tokenizer)
@@ -145,7 +148,7 @@ def measure_encoding(texts: list[str]) -> list[PartRow]:
 
 
 def measure_processes(files: list[str], config: CrawlConfig, repeats: int) -> list[PartRow]:
-    """A whole preparation of documents by one process and by two: the clock, and the largest process."""
+    """Measure a whole preparation by one process and by two: wall time, and the largest process."""
     best: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(repeats):

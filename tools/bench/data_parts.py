@@ -1,4 +1,4 @@
-"""Our side of tools/bench/data.py: each part of the pipeline alone, in this process, with its CPU seconds."""
+"""Run each part of the pipeline alone, in this process, with its CPU seconds: our side of tools/bench/data.py."""
 
 import statistics
 import tempfile
@@ -32,11 +32,11 @@ NO_DUPLICATES = DeduplicationConfig.model_validate({"exact": {"kind": "none"}, "
 
 
 def ignore_progress(amount: float, dropped: int) -> None:
-    """Progress that nobody sees."""
+    """Accept progress and show none."""
 
 
 def read_llmsys_records(files: Sequence[str]) -> tuple[int, int]:
-    """Records and bytes of payloads, read as a preparation reads them."""
+    """Return the number of records and the bytes of payloads, read as a preparation reads them."""
     records = size = 0
 
     def count_record(record: Any) -> NonPageRecord:
@@ -52,7 +52,7 @@ def read_llmsys_records(files: Sequence[str]) -> tuple[int, int]:
 
 
 def read_fastwarc_records(files: Sequence[str]) -> tuple[int, int]:
-    """The same records by FastWARC alone."""
+    """Return the same counts by FastWARC alone."""
     kinds = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion | WarcRecordType.continuation
     records = size = 0
     for path in files:
@@ -63,7 +63,7 @@ def read_fastwarc_records(files: Sequence[str]) -> tuple[int, int]:
 
 
 def prepare_documents(files: Sequence[str], config: CrawlConfig) -> dict[str, int]:
-    """From WARC to filtered documents by a whole preparation in this process, without comparing documents."""
+    """Prepare filtered documents from WARC in this process, without deduplication; return the counts."""
     with tempfile.TemporaryDirectory() as folder:
         given = {"folder": Path(folder), "inputs": tuple(files), "deduplicate": NO_DUPLICATES}
         data = config.model_copy(update=given | {"executor": InlineExecutorConfig()})
@@ -73,7 +73,7 @@ def prepare_documents(files: Sequence[str], config: CrawlConfig) -> dict[str, in
 
 
 def extract_english_texts(files: Sequence[str], config: CrawlConfig) -> tuple[list[str], list[str]]:
-    """Texts and addresses of the English pages, in the order of the crawl."""
+    """Return texts and URLs of the English pages, in crawl order."""
     texts: list[str] = []
     addresses: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def extract_english_texts(files: Sequence[str], config: CrawlConfig) -> tuple[li
 
 
 def measure_rule_chain(texts: Sequence[str], repeats: int) -> tuple[float, float, list[str | None]]:
-    """CPU seconds of FineWeb's rules from cold and once warm, and the rewritten text of each document that stays."""
+    """Return CPU seconds of FineWeb's rules cold and warm, and the rewritten text of each kept document."""
     apply_rules(RuleChain(RULES), ["Load the word splitter before the clock starts."])
     cold, warm = [], []
     for _ in range(repeats):
@@ -105,7 +105,7 @@ def measure_rule_chain(texts: Sequence[str], repeats: int) -> tuple[float, float
 
 
 def measure_minhash(texts: Sequence[str], kind: str, repeats: int) -> tuple[float, list[Any]]:
-    """CPU seconds of signatures with a hash, and the signatures; None for a text too short for one."""
+    """Return CPU seconds of signatures with a hash, and the signatures; None for a text that is too short."""
     signer = MinHasher(MinHashDedupConfig.model_validate({"hash": kind}))
 
     def compute_signatures() -> list[Any]:
@@ -120,7 +120,7 @@ def measure_minhash(texts: Sequence[str], kind: str, repeats: int) -> tuple[floa
 
 
 def compute_equal_share(ours: Sequence[Any], theirs: Sequence[list[list[int]]]) -> float:
-    """The share of texts whose signatures have the same bits; a text too short for one has none on our side."""
+    """Return the share of texts with bit-equal signatures. A text that is too short has none on our side."""
     same = 0
     for mine, other in zip(ours, theirs, strict=True):
         flat = np.array(other, np.uint64).reshape(-1) if other else None

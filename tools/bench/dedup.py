@@ -1,12 +1,13 @@
-"""MinHash, repeated sentences and long strings: speed, and agreement with datatrove on the same texts of one crawl.
+"""Measure MinHash, repeated sentences and repeated strings: speed, and agreement with datatrove on the same texts.
 
     python tools/bench/dedup.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500] [--runs 3]
 
 PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
-the two cannot share an environment. Prints CPU seconds of one process: for signatures the median of the runs, of the
-first time that a signer sees the texts (cold) and of its second (warm); for sentences, strings and all that datatrove
-does those of one run, the first in its process. Says how many signatures, clusters and texts left of repeated sentences
-are equal. Texts are taken in the order of the crawl, and so are copies: the first stays.
+the two cannot share an environment. Prints CPU seconds of one process. Signatures: median of the runs, of a signer's
+first pass (cold) and second (warm). Sentences, strings and datatrove: one run, the first in its process. Also prints
+how
+many signatures, clusters and texts without repeated sentences are equal. Texts are in crawl order; of copies the first
+is kept.
 """
 
 import json
@@ -65,12 +66,12 @@ json.dump({"minhash": minhash, "signatures": signatures, "spans": spans,
 
 
 def map_batches(work: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> list[Any]:
-    """What `work` gives for batches of texts, joined."""
+    """Return the results of `work` on batches of texts, joined."""
     return [one for start in range(0, len(texts), BATCH) for one in work(texts[start : start + BATCH])]
 
 
 def measure_cold_and_warm(make: Callable[[], Callable[[], Any]], runs: int) -> tuple[float, float, Any]:
-    """Median CPU seconds of a first and of a second call of what `build_signer` gives, and the result."""
+    """Return median CPU seconds of a first and of a second call of the function that `make` builds, and the result."""
     cold, warm = [], []
     for _ in range(runs):
         call = make()
@@ -81,7 +82,7 @@ def measure_cold_and_warm(make: Callable[[], Callable[[], Any]], runs: int) -> t
 
 
 def build_signer_factory(texts: Sequence[str], kind: Any) -> Callable[[], Callable[[], Any]]:
-    """A signer that has not asked spaCy about any of the words, and its work."""
+    """Return a function that builds a signer without cached words, and its work."""
 
     def build_signer() -> Callable[[], Any]:
         signer = MinHasher(MinHashDedupConfig(hash=kind))
@@ -92,7 +93,7 @@ def build_signer_factory(texts: Sequence[str], kind: Any) -> Callable[[], Callab
 
 
 def remove_repeated_spans(texts: Sequence[str]) -> list[str | None]:
-    """What is left of each text when runs of three sentences that stood before are taken out; None when too little."""
+    """Return each text without its repeated runs of three sentences; None when too little is left."""
     units = map_batches(lambda batch: split_segments(batch, SPANS), texts)
     before: set[str] = set()
     left: list[str | None] = []
@@ -109,13 +110,13 @@ def remove_repeated_spans(texts: Sequence[str]) -> list[str | None]:
 
 
 def _is_enough(text: str) -> bool:
-    """Whether a text that was cut has the words and sentences that it must keep."""
+    """Return whether a cut text has the minimum of words and sentences."""
     ends, words = get_sentence_splitter().find_boundaries([text])[0]
     return bool(text) and words >= SPANS.min_words and len(ends) >= SPANS.min_sentences
 
 
 def cluster_by_bucket(signatures: Sequence[Any]) -> list[list[int]]:
-    """Clusters of documents that agree in a whole bucket of 8 of their 112 hashes."""
+    """Return clusters of documents that agree in a whole bucket of 8 of their 112 hashes."""
     first: dict[tuple[int, ...], int] = {}
     pairs = []
     for document, signature in enumerate(signatures):
@@ -126,7 +127,7 @@ def cluster_by_bucket(signatures: Sequence[Any]) -> list[list[int]]:
 
 
 def run_datatrove(python: str, texts: Sequence[str]) -> dict[str, Any]:
-    """CPU seconds and results of datatrove under another interpreter."""
+    """Return CPU seconds and results of datatrove under another interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "texts.jsonl"), Path(folder, "results.json")
         given.write_text("".join(json.dumps(text) + "\n" for text in texts))
@@ -145,7 +146,7 @@ def print_measurement(name: str, seconds: float, texts: Sequence[str], theirs: f
 
 
 def print_filter_errors() -> None:
-    """Print the error rate of the filter, asked for and found."""
+    """Print the error rate of the filter, requested and measured."""
     generator = np.random.default_rng(0)
     keys = generator.integers(0, 1 << 64, size=1_000_000, dtype=np.uint64)
     for asked in (0.1, 0.01, 0.001):

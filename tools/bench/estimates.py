@@ -1,4 +1,4 @@
-"""The estimate against everything that was published and checked: parameters, operations, memory, time, energy.
+"""Compare the estimate with published and checked numbers: parameters, FLOPs, memory, time, energy.
 
 python tools/bench/estimates.py                      print the tables
 python tools/bench/estimates.py --truth FILE         the same for other rows of the same form
@@ -35,7 +35,7 @@ BEGIN, END = "<!-- published errors: begin -->", "<!-- published errors: end -->
 
 
 def main() -> int:
-    """Print, and with --write keep."""
+    """Print the tables; with --write, calibrate and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--truth", type=Path, default=RUNS, help="rows of published runs (default: the tests' copy)")
     parser.add_argument("--write", action="store_true", help="calibrate on every second row, and write both files")
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def write_residuals(fitted: dict[str, ResidualModel]) -> None:
-    """The calibrated constants, with the names of their rows."""
+    """Write the calibrated constants, with the names of their rows."""
     energies = build_energy_rows(json.loads(RUNS.read_text(encoding="utf-8"))["energy_measured"], fitted["run"])
     values = {kind: one.model_dump(mode="json") for kind, one in fitted.items()}
     values["energy"] = fit_energy(energies, fitted["run"]).model_dump(mode="json")
@@ -72,7 +72,7 @@ def write_residuals(fitted: dict[str, ResidualModel]) -> None:
 def iter_time_lines(
     rows: Sequence[TimeRow], constants: Sequence[TimeRow], skipped: Sequence[SkippedRow], foreign: bool
 ) -> Iterator[str]:
-    """Time: a summary by table, and every row with its signed error, the calibration rows marked."""
+    """Yield a summary by table, and every row with its signed error, calibration rows marked."""
     calibration = [row for row in constants if row.calibrates]
     fitted = get_shipped_residuals()
     constant = {run: compute_utilisation(calibration, run=run) for run in (False, True)}
@@ -126,7 +126,7 @@ def _compute_error(row: TimeRow, predicted: float) -> float:
 
 
 def iter_energy_lines(path: Path, foreign: bool) -> Iterator[str]:
-    """Measured energies."""
+    """Yield the table of measured energies."""
     yield "### Energy"
     yield ""
     yield "| run | measured, MWh | P10 | P50 | P90 | error | covered | |"
@@ -142,7 +142,7 @@ def iter_energy_lines(path: Path, foreign: bool) -> Iterator[str]:
 
 
 def write_readme(lines: Sequence[str]) -> None:
-    """Put the tables between the two marks."""
+    """Write the tables between the two marks of the README."""
     text = README.read_text(encoding="utf-8") if README.is_file() else f"# Estimate\n\n{BEGIN}\n{END}\n"
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]

@@ -1,4 +1,4 @@
-"""Parameters and operations against what was counted on the models' own implementations: equal, or an error here."""
+"""Compare parameters and FLOPs with counts on the models' own implementations, which should be equal."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tools.bench.published_setup import DATA
 
 
 def list_count_lines() -> list[str]:
-    """Two tables, of parameters and of operations."""
+    """Return two tables, of parameters and of FLOPs."""
     return [*_iter_parameter_lines(), "", *_iter_operation_lines(), ""]
 
 
@@ -39,7 +39,7 @@ def _iter_operation_lines() -> Iterator[str]:
 
 
 def _iter_table_lines(rows: list[tuple[str, int, int]], what: str) -> Iterator[str]:
-    """A sentence with how many are equal, and every row."""
+    """Yield a sentence with the number of equal rows, and every row."""
     equal = sum(counted == ours for _, counted, ours in rows)
     yield f"{equal} of {len(rows)} rows are equal to the last digit."
     yield ""

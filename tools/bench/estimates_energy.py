@@ -1,4 +1,4 @@
-"""Measured energies of whole runs against the estimate; other published ones are hours times assumed watts."""
+"""Compare measured energies of whole runs with the estimate. Other published energies are hours times assumed watts."""
 
 import re
 from contextlib import suppress
@@ -27,7 +27,7 @@ POWER_SPREAD = 0.2  # mean power of an accelerator in training lies between 0.7 
 
 @dataclass(frozen=True)
 class EnergyRow:
-    """One measured energy and what hours and watts make of it, in MWh. `note` says what the number is of."""
+    """One measured energy and the modelled one, in MWh. `note` names what the number covers."""
 
     name: str
     measured: float
@@ -36,12 +36,12 @@ class EnergyRow:
     note: str
 
     def predict_interval(self, fitted: ResidualModel) -> PercentileInterval:
-        """The interval."""
+        """Return the predicted interval in MWh."""
         return build_log_normal_interval(self.modelled * fitted.factor, fitted.spread)
 
 
 def build_energy_rows(rows: list[dict[str, Any]], run: ResidualModel) -> list[EnergyRow]:
-    """Every row whose model and device have a description; of the others there is nothing to say."""
+    """Return every row whose model and device have a description."""
     found: list[EnergyRow] = []
     for row in rows:
         with suppress(LlmsysError, KeyError):
@@ -50,7 +50,7 @@ def build_energy_rows(rows: list[dict[str, Any]], run: ResidualModel) -> list[En
 
 
 def fit_energy(rows: list[EnergyRow], run: ResidualModel) -> ResidualModel:
-    """Factor of the calibration rows; they are too few for a spread, so it is that of runs and of power."""
+    """Return the factor of the calibration rows. They are too few for a spread, which is that of runs and of power."""
     kept = [row for row in rows if row.calibrates]
     middle = mean(log(row.measured / row.modelled) for row in kept)
     names = tuple(row.name for row in kept)

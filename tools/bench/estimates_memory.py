@@ -1,8 +1,7 @@
-"""The memory estimate beside published measurements: `read_memory_rows()` gives one comparison for each measured
-number.
+"""Compare the memory estimate with published measurements; `read_memory_rows()` gives one comparison per number.
 
-Reads the rows of tests/estimate/data/published_runs.json (public facts; each table names its source). What a row does
-not say is filled in by its table, never by the row. Run as a script it prints the table of the room's README.
+Reads tests/data/estimate/published_runs.json (public facts; each table names its source). What a row does not say is
+filled in by its table, never by the row. As a script it prints the table of llmsys/estimate/README.md.
 """
 
 import json
@@ -40,7 +39,7 @@ CALIBRATED = ("T1 llama3.1-8b eager", "T3 llama3.1-8b compile,", "T5 llama3.1-40
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """One measured number beside the prediction, in GiB per rank."""
+    """One measured number and its prediction, in GiB per rank."""
 
     id: str
     source: str
@@ -50,22 +49,22 @@ class MemoryRow:
 
     @property
     def error(self) -> float:
-        """Signed; below zero is an out-of-memory error that nobody was told of."""
+        """Signed relative error; below zero, a run would meet an out-of-memory error that was not predicted."""
         return self.predicted / self.measured - 1
 
     @property
     def is_calibration(self) -> bool:
-        """Whether a constant or a setting was chosen by this row."""
+        """True where a constant or a setting was chosen by this row."""
         return self.id.startswith(CALIBRATED)
 
 
 def read_memory_rows(path: Path = ROWS) -> list[MemoryRow]:
-    """Every measured row of a file of published rows that says enough to be predicted."""
+    """Return every measured row of a file that says enough to be predicted."""
     return [row for row in read_published_rows(path) if isinstance(row, MemoryRow)]
 
 
 def read_published_rows(path: Path) -> Iterator[MemoryRow | str]:
-    """Rows, or why one is not predicted."""
+    """Yield each row, or the reason why it cannot be predicted."""
     tables = json.loads(path.read_text(encoding="utf-8"))
     readers: dict[str, Callable[[Row], MemoryRow]] = {
         "torchtitan": build_titan_row,
@@ -84,7 +83,7 @@ def read_published_rows(path: Path) -> Iterator[MemoryRow | str]:
 
 
 def build_titan_row(row: Row) -> MemoryRow:
-    """torchtitan's tables: max_memory_reserved."""
+    """Return a row of torchtitan's tables, which report max_memory_reserved."""
     parallel, local, options = row["parallel"], row["local_batch"], row["options"]
     tensor, context, pipeline = (parallel.get(key) or 1 for key in ("tp", "cp", "pp"))
     shard = max(1, row["gpus"] // (tensor * context * pipeline))
@@ -104,7 +103,7 @@ def build_titan_row(row: Row) -> MemoryRow:
 
 
 def build_graph_trainer_row(row: Row) -> MemoryRow:
-    """torchtitan's notes on traced graphs; rows in GB are decimal."""
+    """Return a row of torchtitan's notes on traced graphs. Rows in GB are decimal."""
     gpus, local, policy = row["gpus"], row["local_batch"], row["policy"]
     model = load_published_model(row["model"], row)
     if row["model"].startswith("llama3-1B"):  # Llama 3.2 1B ties its head; untied, its state alone is above the row
@@ -119,23 +118,23 @@ def build_graph_trainer_row(row: Row) -> MemoryRow:
 
 
 def parse_policy(words: str) -> str:
-    """Our name of a recompute policy."""
-    return {"full": "block", "full recompute": "block", "none": "none"}.get(words, "selective")
+    """Return our name of a recomputation policy."""
+    return {"full": "full", "full recompute": "full", "none": "none"}.get(words, "selective")
 
 
 def set_compile(config: RunConfig, yes: bool) -> RunConfig:
-    """The config with compiled blocks, or with eager ones."""
+    """Return the config with compiled blocks, or with eager ones."""
     train = config.train.model_copy(update={"compile": "block" if yes else "none"})
     return config.model_copy(update={"train": train})
 
 
 def build_memory_row(name: str, source: str, measured: float, ledger: MemoryTimeline) -> MemoryRow:
-    """The row of a measured peak in GiB."""
+    """Return the row of a measured peak in GiB."""
     return MemoryRow(name, source, measured, ledger.peak_bytes / GIB, ledger.peak_instant)
 
 
 def iter_memory_lines(path: Path = ROWS) -> Iterator[str]:
-    """The tables of the README: measured peaks, and a paper's analytical numbers."""
+    """Yield the tables of the README: measured peaks, and a paper's analytical numbers."""
     rows = read_memory_rows(path)
     yield "### Memory"
     yield ""

@@ -1,7 +1,11 @@
-"""Published times against the estimate: signed errors, coverage of P10 to P90, and a constant utilisation beside it.
+"""Compare published times with the estimate: signed errors, coverage of P10 to P90, and a constant-utilisation
+baseline.
 
-Every second row of a table calibrates: they give the factors and spreads in llmsys/estimate/residual.yaml, and the
-constant of the baseline. Everything that is reported as an error is of the other rows.
+Every second row of a table calibrates: these rows give the factors and spreads in llmsys/estimate/residual.yaml, and
+the constant of the baseline.
+
+Invariants:
+- Reported errors are of the other rows only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,19 +30,19 @@ COVERED = 0.87
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One measured time and what is modelled for it, before the residual; seconds of a step, or hours of a run."""
+    """One measured time and its modelled time without residual; seconds of a step, or hours of a run."""
 
     setup: Setup
     calibrates: bool
 
     @property
     def kind(self) -> str:
-        """The class of residuals that it belongs to."""
+        """The class of residuals that the row belongs to."""
         return "run" if self.setup.kind == "run" else "dense" if self.setup.config.model.moe is None else "moe"
 
     @cached_property
     def modelled_time(self) -> float:
-        """Without the residual's factor."""
+        """The modelled time without the residual's factor."""
         setup = self.setup
         device = load_device_profile(setup.device)
         step = estimate_step_time(
@@ -58,7 +62,7 @@ class TimeRow:
 
     @cached_property
     def ideal_time(self) -> float:
-        """6 · N · D operations at the peak: what a constant utilisation divides."""
+        """The time of 6 · N · D FLOPs at the peak, which a constant utilisation divides."""
         setup, config = self.setup, self.setup.config
         number: Number = "bf16" if "bf16" in load_device_profile(setup.device).peak_flops else "fp16"
         step = 6 * count_parameters(config.model).active.all * config.batch.tokens_per_step
@@ -66,12 +70,12 @@ class TimeRow:
         return seconds if setup.kind == "step" else seconds * config.num_steps * setup.num_ranks / 3600
 
     def compute_log_error(self, modelled: float) -> float:
-        """Natural logarithm of modelled over measured."""
+        """Return the natural logarithm of modelled over measured."""
         return log(modelled / self.setup.measured)
 
 
 def build_time_rows(setups: Iterable[Setup]) -> list[TimeRow]:
-    """Every second row of each table and kind calibrates, the first one included."""
+    """Return a row for each setup. The first, third, … of each table and kind calibrate."""
     seen: dict[str, int] = {}
     rows = []
     for setup in setups:
@@ -82,16 +86,17 @@ def build_time_rows(setups: Iterable[Setup]) -> list[TimeRow]:
 
 
 def fit_residuals(rows: Sequence[TimeRow]) -> dict[str, ResidualModel]:
-    """Factor and spread of each class from those rows."""
+    """Return factor and spread of each class from those rows."""
     return {kind: fit_residual([row for row in rows if row.kind == kind]) for kind in KINDS}
 
 
 def fit_residual(rows: Sequence[TimeRow], covered: float = COVERED) -> ResidualModel:
-    """The mean of the logarithm of measured over modelled, and the spread with which the next row is predicted.
+    """Return the mean log of measured over modelled, and the spread for predicting the next row.
 
-    P10 to P90 of that spread hold the next row with probability `covered`, by Student's t for as few rows as there are.
-    What lies outside Tukey's outer fences (three quartile distances) counts as if it lay on them: rows out of line are
-    reported, and neither bent to nor forgotten.
+    P10 to P90 of that spread hold the next row with probability `covered`, by Student's t for the number of rows.
+    Values
+    outside Tukey's outer fences (three quartile distances) count as if on the fence: outliers are reported, but neither
+    dominate the fit nor are dropped.
     """
     errors = [-row.compute_log_error(row.modelled_time) for row in rows]
     low, _, high = quantiles(errors, n=4, method="inclusive")
@@ -103,22 +108,22 @@ def fit_residual(rows: Sequence[TimeRow], covered: float = COVERED) -> ResidualM
 
 
 def compute_student_quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's t, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5)."""
+    """Return a quantile of Student's t, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5)."""
     z = NormalDist().inv_cdf(probability)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def compute_utilisation(rows: Sequence[TimeRow], *, run: bool) -> float:
-    """The constant of the baseline: the median of the calibration rows, one for steps and one for whole runs."""
+    """Return the baseline's constant: the median of the calibration rows, one for steps and one for whole runs."""
     return median(row.ideal_time / row.setup.measured for row in rows if (row.kind == "run") == run)
 
 
 def predict_interval(row: TimeRow, fitted: dict[str, ResidualModel]) -> PercentileInterval:
-    """What is predicted for a row."""
+    """Return the predicted interval of a row."""
     return fitted[row.kind].compute_interval(row.modelled_time)
 
 
 def get_shipped_residuals() -> dict[str, ResidualModel]:
-    """The residuals that the estimate uses."""
+    """Return the residuals that the estimate uses."""
     found = load_residuals()
     return {"dense": found.dense, "moe": found.moe, "run": found.run}

@@ -1,14 +1,14 @@
-"""Extractors on pages whose text a person marked: token F1, precision, recall, and pages per second of CPU.
+r"""Score extractors on pages with hand-marked text: token F1, precision, recall, and pages per CPU second.
 
     python tools/bench/extract.py article-extraction-benchmark.tar.gz [--rounds 3]
 
 The archive (or its unpacked folder) is Scrapinghub's article-extraction-benchmark: `ground-truth.json` and
-`html/ID.html.gz`. The metric is theirs: multisets of 4-grams of `\\w+` tokens, precision and recall of each page,
-their means, and F1 of the two means. Every extractor reads the same bytes in the same run, one process, in turns;
+`html/ID.html.gz`. The metric is theirs: multisets of 4-grams of `\w+` tokens, precision and recall of each page,
+their means, and F1 of the two means. Every extractor reads the same bytes in the same run, one process, in turn;
 the median of the rounds counts. Trafilatura takes part when it is installed: pip install 'llmsys[trafilatura]'.
 
 Each page belongs to one of two parts, by a hash of its id: `chosen-on`, which rules and constants may be chosen on, and
-`held-out`, which only this bench looks at. Both are printed, and only the second may be claimed.
+`held-out`, which only this bench reads. Both are printed; only the second may be claimed.
 """
 
 import argparse
@@ -51,7 +51,7 @@ Shingles = Counter[tuple[str, ...]]
 
 
 def read_benchmark(path: Path) -> tuple[list[bytes], list[str], list[str]]:
-    """Pages, the texts that a person marked in them, and the part of each page, in the order of their ids."""
+    """Return pages, their marked texts, and the part of each page, in the order of their ids."""
     if path.is_dir():
         files = {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     else:
@@ -70,7 +70,7 @@ def find_part(page_id: str) -> str:
 
 
 def compute_shingles(text: str) -> Shingles:
-    """The 4-grams of a text's tokens; a text with fewer tokens is one shingle."""
+    """Return the 4-grams of a text's tokens; a text with fewer tokens is one shingle."""
     tokens = TOKEN.findall(text)
     if len(tokens) < NGRAM:
         return Counter([tuple(tokens)] if tokens else [])
@@ -78,7 +78,7 @@ def compute_shingles(text: str) -> Shingles:
 
 
 def compute_scores(gold: list[str], found: list[str]) -> tuple[float, float, float]:
-    """F1, precision and recall; a page counts for a measure when that measure is defined on it."""
+    """Return F1, precision and recall. A page counts for a measure that is defined on it."""
     precisions, recalls = [], []
     for true, made in zip(map(compute_shingles, gold), map(compute_shingles, found), strict=True):
         both = (true & made).total()
@@ -91,7 +91,7 @@ def compute_scores(gold: list[str], found: list[str]) -> tuple[float, float, flo
 
 
 def measure_extraction(pages: pa.RecordBatch, config: ExtractConfig) -> tuple[list[str], float]:
-    """The texts, and the CPU seconds that they took, as the mean of so many times as fill `LEAST_SECONDS`."""
+    """Return the texts and their CPU seconds, the mean of as many runs as fill `LEAST_SECONDS`."""
     start = time.process_time()
     times, seconds = 0, 0.0
     while seconds < LEAST_SECONDS:

@@ -1,10 +1,10 @@
-"""The filters that take something of the user's, measured on the pages of a crawl; beside datatrove's where it has one.
+"""Measure the filters that use the user's own lists on the pages of a crawl, next to datatrove's where it has one.
 
     python tools/bench/filters.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500] [--eval FILE FIELD]...
 
-PYTHON is an interpreter with datatrove, ftfy, tldextract and pyahocorasick. Lists are made up from the words of the
-crawl itself. Prints CPU seconds of one process and the share of pages with an equal outcome; for personal data both
-write tokens, because datatrove's other replacements depend on what was replaced before.
+PYTHON is an interpreter with datatrove, ftfy, tldextract and pyahocorasick. Lists are made of the crawl's own words.
+Prints CPU seconds of one process and the share of pages with an equal outcome. For personal data both write tokens,
+because datatrove's other replacements depend on earlier replacements.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def _read_pages(pattern: str, limit: int) -> list[Page]:
 
 
 def _build_lists(pages: Sequence[Page]) -> dict[str, list[str]]:
-    """Lists that refuse some of the pages."""
+    """Return lists that reject some of the pages."""
     seen = sorted({word for _, text in pages for word in text.lower().split() if word.isascii() and word.isalpha()})
     hosts = sorted({url.split("/")[2] for url, _ in pages})
     return {
@@ -123,14 +123,14 @@ def _measure_ours(pages: Sequence[Page], words: dict[str, list[str]]) -> dict[st
             hosts=listed["hosts"], hard_words=listed["hard"], soft_words=listed["soft"], substrings=listed["parts"]
         )
     )
-    bad = BadWordsRule(BadWordsConfig(words=(WordListConfig(entries=tuple(words["bad"])),)))
+    bad = BadWordsRule(BadWordsConfig(word_lists=(WordListConfig(entries=tuple(words["bad"])),)))
     texts = pa.array([text for _, text in pages], pa.large_string())
     batch = DocumentBatch(texts.to_pylist(), WordSplitters(WordSplitter(WhitespaceTokenizer())))
     rules.apply([pages[0][0]])
     repair_texts(texts[:1], FtfyRepairConfig())
     urls, refusals = measure_cpu_seconds(lambda: rules.apply([url for url, _ in pages]))
     unicode, repaired = measure_cpu_seconds(lambda: repair_texts(texts, FtfyRepairConfig()).texts.to_pylist())
-    tokens = PiiReplacementConfig(replace_with="token")
+    tokens = PiiReplacementConfig(replacement="token")
     pii, replaced = measure_cpu_seconds(lambda: replace_pii(texts, [""] * len(texts), tokens)[0].to_pylist())
     bad_words, verdicts = measure_cpu_seconds(lambda: bad.apply(batch))
     return {
@@ -158,9 +158,9 @@ def _format_comparison(theirs: Any, seconds: float, outcome: list[Any]) -> str:
 
 
 def _measure_decontamination(texts: Sequence[str], sets: Sequence[Sequence[str]], size: float) -> None:
-    """Index the sets and look for them in all texts, twice."""
+    """Index the sets and search for them in all texts, twice."""
     config = NgramDecontaminationConfig(
-        sets=tuple(EvaluationSetConfig(name=path, files=(Path(path),), query=(field,)) for path, field in sets)
+        sets=tuple(EvaluationSetConfig(name=path, files=(Path(path),), query_fields=(field,)) for path, field in sets)
     )
     with tempfile.TemporaryDirectory() as folder:
         grams, items = Path(folder, "grams.arrow"), Path(folder, "items.arrow")

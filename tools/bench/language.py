@@ -1,10 +1,10 @@
-"""How often each identifier names the right language, which it confuses, and how many documents a second it reads.
+"""Measure language identifiers: accuracy, confusions, and documents per second.
 
     python tools/bench/language.py SENTENCES.jsonl.gz [--join 10] [--every 1]
 
-SENTENCES has one {"lang": …, "text": …} a line, such as lingua's accuracy report. `--join` also asks about texts of so
-many sentences, `--every` takes a part of the sentences. Seconds are CPU seconds of one process. Prints, at the end, how
-often the batched model and py3langid itself differ.
+SENTENCES has one {"lang": …, "text": …} a line, such as lingua's accuracy report. `--join` also measures texts of that
+many sentences, `--every` takes a part of the sentences. Seconds are CPU seconds of one process. Prints last how often
+the batched model and py3langid itself differ.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def report_accuracy(title: str, samples: Sequence[tuple[str, str]]) -> None:
-    """Accuracy by language, what is confused, and speed, for each identifier."""
+    """Print accuracy by language, confusions, and speed, for each identifier."""
     print(f"\n{title}")
     texts = pa.array([text for _, text in samples], pa.large_string())
     truth = [code for code, _ in samples]
@@ -65,7 +65,7 @@ def report_accuracy(title: str, samples: Sequence[tuple[str, str]]) -> None:
 
 
 def print_languages(truth: Counter[str], right: dict[str, Counter[str]]) -> None:
-    """One row per language that some identifier misses more than one time in ten."""
+    """Print one row per language that some identifier misses more than one time in ten."""
     print(f"  {'':6}" + "".join(f"{kind:>11}" for kind in right))
     for code in sorted(truth):
         shares = [counts[code] / truth[code] for counts in right.values()]
@@ -74,7 +74,7 @@ def print_languages(truth: Counter[str], right: dict[str, Counter[str]]) -> None
 
 
 def join_sentences(sentences: Sequence[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    """Texts of several sentences in one language."""
+    """Return texts of several sentences in one language."""
     by_code: defaultdict[str, list[str]] = defaultdict(list)
     for code, text in sentences:
         by_code[code].append(text)

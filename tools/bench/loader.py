@@ -1,16 +1,16 @@
-"""Tokens per second of the loader, beside what a user would otherwise run on the same tokens.
+"""Measure tokens per second of the loader, next to common loaders on the same tokens.
 
     python tools/bench/loader.py DATASET [--length 512] [--sequences 32] [--seconds 2] [--consumes 8000] [--json]
 
-DATASET is a folder that `llmsys prepare` has made. Every contender makes batches of inputs and targets on the CPU, in
-one thread, and all take turns in rounds; rates are medians over the rounds. The memory-mapped file with random crops is
-what small trainers do (nanoGPT): no epochs, no documents, no resuming. MosaicML streaming reads samples of one window
-each, shuffled (py1e), through torch's DataLoader in this process; it is measured where it is installed:
+DATASET is a folder that `llmsys prepare` has written. Every loader makes batches of inputs and targets on the CPU, in
+one thread, and all alternate in rounds; rates are medians over the rounds. The memory-mapped file with random crops is
+nanoGPT's loader: no epochs, no documents, no resume. MosaicML streaming reads samples of one packed sequence each,
+shuffled (py1e), through torch's DataLoader in this process; it is measured where it is installed:
 
     python -m venv streaming && streaming/bin/pip install -e . mosaicml-streaming
     streaming/bin/python tools/bench/loader.py DATASET
 
-It also says how uneven attention is over ranks in the order of the data and when balanced (`batch.deal`).
+It also prints how uneven attention is over ranks in data order and when balanced (`batch.assignment`).
 """
 
 import argparse
@@ -42,20 +42,20 @@ Next = Callable[[], Any]
 
 
 def build_packed_source(
-    shards: TokenShards, length: int, sequences: int, *, deal: str = "in_order", masked: bool = True
+    shards: TokenShards, length: int, sequences: int, *, deal: str = "sequential", masked: bool = True
 ) -> Next:
-    """Our steps: shuffled epochs of packed documents, with document numbers where they are `masked`."""
+    """Return our steps: shuffled epochs of packed documents, with document ids where they are `masked`."""
     micro = max(1, sequences // 4) if deal == "balanced" else 0
-    settings = {"sequence_length": length, "sequences": sequences, "deal": deal, "micro_sequences": micro}
+    settings = {"sequence_length": length, "sequences": sequences, "assignment": deal, "micro_sequences": micro}
     batch = BatchConfig.model_validate(settings)
     packed = PackedDocuments(shards, length=length, seed=0)
-    steps = WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=masked, deal=batch.deal)
+    steps = WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=masked, deal=batch.assignment)
     numbers = iter(range(1 << 40))
     return lambda: steps.get_micro_batches(next(numbers))
 
 
 def build_read_ahead_source(shards: TokenShards, length: int, sequences: int) -> Next:
-    """The same through the reading thread, as the trainer gets it."""
+    """Return the same through the prefetch thread, as the trainer reads it."""
     batch = BatchConfig(sequence_length=length, sequences=sequences)
     steps = WindowStepBatches(
         PackedDocuments(shards, length=length, seed=0), RunPlan(batch, 1, 0), separate_documents=True
@@ -65,7 +65,7 @@ def build_read_ahead_source(shards: TokenShards, length: int, sequences: int) ->
 
 
 def build_random_crop_source(file: Path, length: int, sequences: int) -> Next:
-    """nanoGPT's way: a memory map of all tokens, and windows from random places."""
+    """Return nanoGPT's loader: a memory map of all tokens, and sequences from random offsets."""
     data = np.memmap(file, dtype=np.uint16, mode="r")
     generator = torch.Generator().manual_seed(0)
 
@@ -79,7 +79,7 @@ def build_random_crop_source(file: Path, length: int, sequences: int) -> Next:
 
 
 def build_streaming_source(folder: Path, shards: TokenShards, length: int, sequences: int) -> Next | None:
-    """MosaicML streaming over windows of the same tokens; None where it is not installed."""
+    """Return MosaicML streaming over sequences of the same tokens; None where it is not installed."""
     try:
         from streaming import MDSWriter, StreamingDataset  # type: ignore[import-not-found]
     except ImportError:
@@ -104,7 +104,7 @@ def _repeat_loader(loader: Any) -> Any:
 
 
 def measure_rates(contenders: dict[str, Next], tokens: int, seconds: float) -> dict[str, float]:
-    """Tokens per second of each, in turns."""
+    """Return tokens per second of each loader, measured in turn."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for following in contenders.values():
         following()  # maps files, orders the first epoch
@@ -119,22 +119,24 @@ def measure_rates(contenders: dict[str, Next], tokens: int, seconds: float) -> d
 
 
 def compute_imbalance(shards: TokenShards) -> list[dict[str, Any]]:
-    """How long ranks' attention takes over the even share, in order and balanced, means over the first steps."""
+    """Return the attention time of the slowest rank over the even share, in order and balanced, means over first
+    steps.
+    """
     found = []
     for length, ranks, per_rank, micro in SHAPES:
         settings = {"sequence_length": length, "sequences": ranks * per_rank, "micro_sequences": micro}
-        batch = BatchConfig.model_validate(settings | {"deal": "balanced"})
+        batch = BatchConfig.model_validate(settings | {"assignment": "balanced"})
         packed = PackedDocuments(shards, length=length, seed=0)
-        steps = WindowStepBatches(packed, RunPlan(batch, ranks, 0), separate_documents=True, deal=batch.deal)
+        steps = WindowStepBatches(packed, RunPlan(batch, ranks, 0), separate_documents=True, deal=batch.assignment)
         said = [steps.get_step_metrics(step) for step in range(20)]
         means = [statistics.fmean(one[f"attention_imbalance{end}"] for one in said) for end in ("_in_order", "")]
         shape = {"length": length, "ranks": ranks, "windows": per_rank, "micro": micro}
-        found.append(shape | {"in_order": means[0], "balanced": means[1]})
+        found.append(shape | {"sequential": means[0], "balanced": means[1]})
     return found
 
 
 def measure_loader(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Return every printed value."""
     shards = open_tokens(arguments.dataset, "train")
     length, sequences = arguments.length, arguments.sequences
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -145,8 +147,8 @@ def measure_loader(arguments: argparse.Namespace) -> dict[str, Any]:
         contenders: dict[str, Next | None] = {
             "llmsys": build_packed_source(shards, length, sequences),
             "llmsys, read ahead by its thread": build_read_ahead_source(shards, length, sequences),
-            "llmsys, deal=balanced": build_packed_source(shards, length, sequences, deal="balanced"),
-            "llmsys, attend=window": build_packed_source(shards, length, sequences, masked=False),
+            "llmsys, assignment=balanced": build_packed_source(shards, length, sequences, deal="balanced"),
+            "llmsys, attention_scope=window": build_packed_source(shards, length, sequences, masked=False),
             "memory map, random crops": build_random_crop_source(file, length, sequences),
             "MosaicML streaming": build_streaming_source(Path(folder) / "mds", shards, length, sequences),
         }
@@ -168,7 +170,7 @@ def measure_loader(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def format_table(found: dict[str, Any]) -> str:
-    """The measurement for people."""
+    """Return the measurement as text."""
     lines = [f"{found['cores']} cores of {found['machine']}, torch {found['torch']}"]
     lines += [f"{part}: {', '.join(f'{k} {v:,}' for k, v in found[part].items())}" for part in ("dataset", "batch")]
     lines += [f"  {name:<34} {rate / 1e6:8.2f} million tokens/s" for name, rate in found["tokens_per_second"].items()]
@@ -177,7 +179,7 @@ def format_table(found: dict[str, Any]) -> str:
     lines.append("work of attention over the even share (1 is even):   in order   balanced")
     for one in found["unevenness"]:
         shape = f"{one['ranks']} ranks of {one['windows']} windows of {one['length']}, {one['micro']} in a forward pass"
-        lines.append(f"  {shape:<50} {one['in_order']:8.3f} {one['balanced']:10.3f}")
+        lines.append(f"  {shape:<50} {one['sequential']:8.3f} {one['balanced']:10.3f}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The chunked cross entropy beside torch's `cross_entropy(logits.float())`: forward and backward, one thread, in turn.
+"""Measure the chunked cross entropy next to torch's `cross_entropy(logits.float())`: forward and backward, one thread.
 
 python tools/bench/loss.py [--tokens 4096] [--vocabulary 8192] [--runs 7]
 """
@@ -16,12 +16,12 @@ from llmsys.train.cross_entropy import compute_sequence_losses
 
 
 def compute_plain_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """What one would write first."""
+    """Return the loss as usually written."""
     return torch.nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
 
 
 def measure_seconds(loss: Callable[[Tensor, Tensor], Tensor], logits_BTV: Tensor, targets_BT: Tensor) -> float:
-    """One forward and backward."""
+    """Return the seconds of one forward and backward."""
     logits_BTV.grad = None
     start = time.perf_counter()
     loss(logits_BTV, targets_BT).sum().backward()

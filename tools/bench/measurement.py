@@ -1,7 +1,4 @@
-"""What the benches of the data pipeline do alike: count CPU seconds, and take the texts out of a crawl's pages.
-
-What the benches that stand beside datatrove ask for: crawl files, its interpreter, and how many documents.
-"""
+"""Shared parts of the data benches: CPU seconds, texts of a crawl's pages, and the options for datatrove."""
 
 import argparse
 import statistics
@@ -20,20 +17,22 @@ Result = TypeVar("Result")
 
 
 def measure_cpu_seconds(work: Callable[[], Result]) -> tuple[float, Result]:
-    """The CPU seconds of this process in one run, and the result."""
+    """Return the CPU seconds of this process in one run, and the result."""
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
 
 
 def measure_median_seconds(work: Callable[[], Result], runs: int) -> tuple[float, Result]:
-    """The median of the CPU seconds of so many runs, and the last result."""
+    """Return the median of the CPU seconds of so many runs, and the last result."""
     measured = [measure_cpu_seconds(work) for _ in range(runs)]
     return statistics.median(seconds for seconds, _ in measured), measured[-1][1]
 
 
 def iter_crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """URLs and texts of the pages of a crawl that give a text, by resiliparse: batch by batch, in the crawl's order."""
+    """Yield URLs and texts of the pages of a crawl that resiliparse extracts a text from, batch by batch, in crawl
+    order.
+    """
     extract = ResiliparseExtractorConfig()
     for path in find_inputs(patterns):
         for batch in read_pages(path, max_page_bytes=extract.max_page_bytes):
@@ -42,7 +41,7 @@ def iter_crawl_texts(patterns: Sequence[str]) -> Iterator[tuple[pa.Array, pa.Arr
 
 
 def build_datatrove_parser(description: str | None, limit: int) -> argparse.ArgumentParser:
-    """A parser that knows these; `limit` is the default number of documents."""
+    """Return a parser for crawl files, datatrove's interpreter and the number of documents (default `limit`)."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("crawl", nargs="+", help="WARC files or patterns")
     parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")

@@ -1,16 +1,15 @@
-"""The models that tools/bench/model_step.py races: ours, and transformers' with the same shapes and copied weights.
-
-Forward and backward of a dense and a mixture-of-experts model beside transformers' own, in turn in one run.
+"""Measure forward and backward of a dense and a mixture-of-experts model next to transformers' own, in turn in one run.
 
     python tools/bench/model_step.py [--rows 8] [--length 512] [--vocabulary 32000] [--precision fp32 bf16]
         [--runs 9] [--json]
 
-Both sides have the same shapes, copied weights in one number type, batch, loss (a mean over the shifted tokens) and
-gradients set to None before each step; the run fails if losses or norms of the gradients part. transformers takes SDPA
-and no cache, as fast as it goes here, and Mixtral the quickest of the measured implementations of experts ("batched_mm"
-copies the weights once per assignment and would need 70 GB). The dense layers are as wide as the two experts of a
-token, so that both models spend equal FLOPs on a token but for the router, 0.1 % and less. 32,000 pieces are what both
-classes have by default. Ratios are medians over the rounds of each round's.
+- Both sides have the same shapes, copied weights in one dtype, batch, loss (a mean over the shifted tokens) and
+  gradients set to None before each step. The run fails if losses or gradient norms differ.
+- transformers uses SDPA and no cache, its fastest setting here, and Mixtral the fastest of the measured implementations
+  of experts ("batched_mm" copies the weights once per assignment and would need 70 GB).
+- Dense layers are as wide as the two experts of a token, so that both models spend equal FLOPs per token but for the
+  router, 0.1 % and less. 32,000 pieces are the default of both classes.
+- Ratios are medians over the rounds of each round's ratio.
 """
 
 import argparse
@@ -56,14 +55,14 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A model, and the function that runs it forward and gives the mean loss."""
+    """A model, and the function that runs it forward and returns the mean loss."""
 
     name: str
     model: nn.Module
     loss: Callable[[], Tensor]
 
     def measure_step(self, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-        """Seconds and loss of one forward and backward."""
+        """Return seconds and loss of one forward and backward."""
         start = clock()
         self.model.zero_grad(set_to_none=True)
         loss = self.loss()
@@ -72,7 +71,7 @@ class Contender:
 
 
 def build_model_config(kind: str, length: int, vocabulary: int) -> ModelConfig:
-    """The shapes of both sides, in our words."""
+    """Return the shapes of both sides as our config."""
     moe = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_WIDTH}
     fields = {
         "vocab_size": vocabulary,
@@ -88,7 +87,7 @@ def build_model_config(kind: str, length: int, vocabulary: int) -> ModelConfig:
 
 
 def build_their_model(config: ModelConfig, ours: Transformer) -> Any:
-    """LlamaForCausalLM or MixtralForCausalLM in training mode, with our weights."""
+    """Return LlamaForCausalLM or MixtralForCausalLM in training mode, with our weights."""
     shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     fields: dict[str, Any] = {name: getattr(config, name) for name in shared}
     fields["max_position_embeddings"] = config.max_position_embeddings
@@ -106,7 +105,7 @@ def build_their_model(config: ModelConfig, ours: Transformer) -> Any:
 
 
 def convert_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our names and layout in theirs: experts are stacked (expert, out, in) there, gate and up in one."""
+    """Return our weights in their names and layout: experts are stacked (expert, out, in), gate and up in one."""
     theirs = {}
     for name, weight in ours.items():
         if name.endswith((".experts.up_proj", ".balance_bias_E")):
@@ -125,7 +124,7 @@ def convert_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
 def build_contenders(
     kind: str, tokens_BT: Tensor, vocabulary: int, experts: list[str], dtype: torch.dtype = torch.bfloat16
 ) -> list[Contender]:
-    """Ours first, then theirs; all weights in `dtype`."""
+    """Return ours first, then theirs; all weights in `dtype`."""
     config = build_model_config(kind, tokens_BT.shape[1], vocabulary)
     ours = Transformer(config)
     initialize_parameters(ours, seed=0)
@@ -137,7 +136,7 @@ def build_contenders(
     in_training = build_training_loss(LossConfig())
 
     def compute_our_loss() -> Tensor:
-        """As an engine takes it: where the head is."""
+        """Return the loss as an engine computes it: inside the head."""
         loss: Tensor = ours(tokens_BT, finish=lambda head, x_BTD, _: in_training(head, x_BTD, targets_BT))
         return loss / num_targets
 
@@ -160,7 +159,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class StepRow:
-    """One line of the table; `times` is the speed beside ours of the same kind: above 1, ours is faster."""
+    """One line of the table; `times` is the speed relative to ours of the same kind: above 1, ours is faster."""
 
     kind: str
     name: str
@@ -171,7 +170,7 @@ class StepRow:
 
 
 def compute_gradient_norm(contender: Contender) -> float:
-    """The norm over all parameters, from a step of its own."""
+    """Return the norm over all parameters, from a step of its own."""
     contender.measure_step()
     gradients = [p.grad.float() for p in contender.model.parameters() if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients))
@@ -180,7 +179,7 @@ def compute_gradient_norm(contender: Contender) -> float:
 def measure_contenders(
     kinds: dict[str, list[Contender]], num_tokens: int, runs: int, clock: Callable[[], float]
 ) -> list[StepRow]:
-    """Steps in turn, `runs` rounds after one that warms up and takes the norms."""
+    """Measure steps in turn: `runs` rounds after a warm-up round, which also takes the norms."""
     everyone = [contender for kind in kinds.values() for contender in kind]
     norms = {contender.name: compute_gradient_norm(contender) for contender in everyone}
     rounds = [{contender.name: contender.measure_step(clock) for contender in everyone} for _ in range(runs)]
@@ -194,7 +193,7 @@ def measure_contenders(
 
 
 def build_summary(rows: list[StepRow], arguments: argparse.Namespace, precision: str) -> dict[str, Any]:
-    """Everything that is printed, as plain values."""
+    """Return every printed value."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
@@ -219,7 +218,7 @@ def build_summary(rows: list[StepRow], arguments: argparse.Namespace, precision:
 
 
 def format_table(found: dict[str, Any]) -> str:
-    """The summary for people."""
+    """Return the summary as text."""
     lines = [f"{part}: {', '.join(f'{k} {v}' for k, v in found[part].items())}" for part in list(found)[:3]]
     title = f"{found['precision']}, forward and backward"
     lines.append(f"{'':<6} {title:<30} {'tokens/s':>8} {'ours is':>8} {'loss':>7} {'norm':>7}")

@@ -1,11 +1,11 @@
-"""Published measurements of step and run times as setups that the estimate can price.
+"""Read published step and run times as setups that the estimate can price.
 
-Reads the rows of tests/estimate/data/published_runs.json (public facts; each table names its source) and gives one
-`Setup` for each measured number. What a row does not say is filled in by rules, by table and never by row.
+Reads tests/data/estimate/published_runs.json (public facts; each table names its source). What a row does not say is
+filled in by table, never by row: data/published_tables.yaml for steps, published_runs.py for whole runs.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,30 +13,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.errors import LlmsysError
-from tools.bench import published_megatron, published_runs, published_torch
+from tools.bench.published_runs import iter_full_run_setups
 from tools.bench.published_setup import DATA, Setup
+from tools.bench.published_table import iter_table_setups, load_tables
 
 RUNS = DATA / "published_runs.json"
-READERS: dict[str, Callable[[str, Any], Iterator[Setup]]] = {
-    "full_runs": published_runs.iter_full_run_setups,
-    "megatron_sep2020": published_megatron.iter_september_2020_setups,
-    "megatron_jan2021": published_megatron.iter_january_2021_setups,
-    "megatron_sc21": published_megatron.iter_april_2021_setups,
-    "mtnlg530b": published_megatron.iter_mtnlg_setups,
-    "korthikanti2022": published_megatron.iter_korthikanti_setups,
-    "deepspeed_azure": published_torch.iter_azure_setups,
-    "megatron_h100": published_megatron.iter_h100_setups,
-    "llama3_table4": published_megatron.iter_llama3_setups,
-    "torchtitan": published_torch.iter_titan_setups,
-    "torchtitan_graph_trainer": published_torch.iter_graph_trainer_setups,
-    "estimator_bar_runtime": published_torch.iter_roofline_setups,
-    "megatron_bridge": published_megatron.iter_bridge_setups,
-}
 
 
 @dataclass(frozen=True)
 class SkippedRow:
-    """A row that cannot be priced, and why: a model or a device that nobody described."""
+    """A row that cannot be priced, with the reason: its model or device has no description."""
 
     table: str
     row: str
@@ -44,9 +30,10 @@ class SkippedRow:
 
 
 def read_setups(path: Path = RUNS) -> Iterator[Setup | SkippedRow]:
-    """Every row with a measured time: as a setup, or with the reason why it is none."""
+    """Yield every row with a measured time as a setup, or the reason why it cannot be one."""
     truth = json.loads(path.read_text(encoding="utf-8"))
-    for table, reader in READERS.items():
+    readers = {"full_runs": iter_full_run_setups} | dict.fromkeys(load_tables(), iter_table_setups)
+    for table, reader in readers.items():
         for row in list_rows(truth.get(table, [])):
             try:
                 yield from list(reader(table, row))
@@ -56,7 +43,7 @@ def read_setups(path: Path = RUNS) -> Iterator[Setup | SkippedRow]:
 
 
 def list_rows(truth: Any) -> list[dict[str, Any]]:
-    """The rows of a table."""
+    """Return the rows of a table."""
     if isinstance(truth, list):
         return truth
     return [*truth.get("rows", []), *truth.get("time", [])]

@@ -1,7 +1,7 @@
-"""Whole published runs: accelerator-hours for a number of tokens, with whatever else the report says.
+"""Read whole published runs as setups: accelerator-hours for a number of tokens.
 
-Few reports name a layout. Where one does not, the run is taken to have used the fastest one that fits, as its makers
-will have looked for: sizes of the tensor and pipeline axes, of the micro-batch, and what is recomputed.
+Few reports name a layout. Where one does not, the run gets the fastest layout that fits, over sizes of the tensor and
+pipeline axes, micro-batches and recomputation policies.
 """
 
 import re
@@ -14,14 +14,12 @@ from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.software_profile import SoftwareProfile
 from llmsys.estimate.step_time import estimate_step_time
 from tools.bench.published_setup import (
-    MEGATRON,
-    MEGATRON_2021,
-    PYTORCH_2022,
     Row,
     Setup,
     build_layout,
     build_run_config,
     load_published_model,
+    load_software,
     resolve_device_name,
 )
 
@@ -31,7 +29,7 @@ MEMORY_USED = 0.85  # of a device, by state and activations
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """One way to lay a run out."""
+    """One candidate layout of a run."""
 
     tensor: int
     pipeline: int
@@ -41,7 +39,7 @@ class LayoutChoice:
 
 
 def iter_full_run_setups(table: str, row: Row) -> Iterator[Setup]:
-    """The hours of a run, and the seconds of a step where the row has them."""
+    """Yield the hours of a run, and the seconds of a step where the row has them."""
     if row.get("tokens") and row.get("accel_hours"):
         run = _build_full_run(table, row)
         yield run
@@ -60,7 +58,7 @@ def _build_full_run(table: str, row: Row) -> Setup:
 
 
 def _build_setup(table: str, row: Row, model: ModelConfig, device: str, choice: LayoutChoice) -> Setup:
-    """The run in one layout: 256, 1,024 or 2,048 devices and 2 to 32 million tokens a step where it does not say."""
+    """Return the run in one layout. Defaults, by size: 256 to 2,048 devices, and 2 to 32 million tokens a step."""
     total, length = row["params_total"], row.get("seq") or (2048 if row["hardware"] in OLD else 4096)
     ranks = row.get("n_accelerators") or (256 if total < 10e9 else 1024 if total < 50e9 else 2048)
     shard = max(1, ranks // (choice.tensor * choice.pipeline))
@@ -88,38 +86,30 @@ def _choose_batch_tokens(row: Row) -> float:
 
 
 def choose_software(row: Row) -> SoftwareProfile:
-    """Pipelines on A100s and all runs on TPUs and V100s are of before fused attention.
-
-    Mixtures of experts hide most of their exchange behind compute (DeepSeek-V3, section 3.2.1).
-    """
+    """Return the software of a row. TPU, V100 and pipelined A100 runs predate fused attention."""
     if row["hardware"] == "A100":
-        return MEGATRON_2021 if row.get("layout") else PYTORCH_2022
+        return load_software("megatron_2021" if row.get("layout") else "pytorch_2022")
     if row["hardware"].startswith("TPU"):
-        return XLA
-    mixture = row["params_active"] < row["params_total"]
-    return MEGATRON_2021 if row["hardware"] in OLD else HIDDEN_EXPERTS if mixture else MEGATRON
-
-
-# XLA splits collectives and hides them behind the products that need them (Wang 2023).
-XLA = SoftwareProfile(name="XLA 2021", attention="unfused", loss_bytes=20, data_overlap=0.8, tensor_overlap=0.5)
-HIDDEN_EXPERTS = MEGATRON.model_copy(update={"name": "Megatron with hidden exchanges", "expert_overlap": 0.8})
+        return load_software("xla")
+    is_mixture = row["params_active"] < row["params_total"]
+    return load_software("megatron_2021" if row["hardware"] in OLD else "megatron_moe" if is_mixture else "megatron")
 
 
 def _list_choices(row: Row) -> list[LayoutChoice]:
-    """The row's own layout, or everything that its size lets one think of; the last one needs least memory."""
+    """Return the row's own layout, or every candidate for its size. The last one needs the least memory."""
     tensors, pipelines = _list_axis_sizes(row)
     expert = 8 if row["params_active"] < row["params_total"] else 1
     if layout := row.get("layout"):
         found = {key: int(size) for key, size in re.findall(r"(TP|PP|EP)(\d+)", layout)}
         tensors, pipelines, expert = [found.get("TP", 1)], [found.get("PP", 1)], found.get("EP", 1)
-    kept = ["block"] if _must_recompute_all(row) else ["selective", "block"]
+    kept = ["full"] if _must_recompute_all(row) else ["selective", "full"]
     return [
         LayoutChoice(one, two, expert, micro, how) for one, two, micro, how in product(tensors, pipelines, (2, 1), kept)
     ]
 
 
 def _list_axis_sizes(row: Row) -> tuple[list[int], list[int]]:
-    """Sizes of the tensor and the pipeline axis that are worth a thought."""
+    """Return candidate sizes of the tensor axis and of the pipeline axis."""
     if row["hardware"].startswith("TPU"):
         return [1, 2, 4, 8, 16], [1]
     if row["params_total"] < 15e9:
@@ -128,20 +118,23 @@ def _list_axis_sizes(row: Row) -> tuple[list[int], list[int]]:
 
 
 def _must_recompute_all(row: Row) -> bool:
-    """Before fused attention there was nothing else, and on 40 GB there is no room for anything but small models."""
+    """Return whether only full recomputation fits: without fused attention, or on 40 GB with a large model."""
     small = row["params_total"] < 5e9
     return choose_software(row).attention == "unfused" or ("40GB" in row.get("gpu", "") and not small)
 
 
 def _estimate_bytes(row: Row, setup: Setup) -> float:
-    """State and activations, roughly: Rajbhandari 2019, section 3.1; Korthikanti 2022, table 2 (34·s·b·h)."""
+    """Return a rough memory of state and activations.
+
+    Rajbhandari 2019, section 3.1; Korthikanti 2022, table 2 (34·s·b·h).
+    """
     parameters, model, split = float(row["params_total"]), setup.config.model, setup.layout.tensor * setup.pipeline
     whole = max(setup.layout.tensor, setup.layout.expert) * setup.pipeline
     state = 12 * parameters / setup.num_ranks + (
         4 * parameters / setup.num_ranks if split == 1 else 6 * parameters / whole
     )
     sequences = float(setup.config.batch.resolve_micro_sequences(10**9))
-    one = 34 if setup.config.train.recompute == "selective" else 4
+    one = 34 if setup.config.train.activation_checkpoint == "selective" else 4
     tokens = sequences * setup.config.batch.sequence_length
     return state + one * tokens * model.hidden_size * model.num_hidden_layers / setup.layout.tensor
 

@@ -1,13 +1,16 @@
-"""What a published measurement becomes: a config, a layout, a device, a software, and the number.
+"""Types and builders of published setups: a config, a layout, a device, a software, and the measured number.
 
-Gives `Setup`, the generations that the tables were measured with, and the shapes of their models.
+Reads data/published_tables.yaml (software generations, devices, shapes) and tests/estimate/data/published_models.json.
 """
 
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
@@ -17,27 +20,38 @@ from llmsys.errors import LlmsysError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.software_profile import COMPILED, EAGER, SoftwareProfile
 
-DATA = Path(__file__).resolve().parents[2] / "tests" / "estimate" / "data"
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "estimate"
 SHAPES = DATA / "published_models.json"
+TABLES = Path(__file__).resolve().parent / "data" / "published_tables.yaml"
+BASES = {"eager": EAGER, "compiled": COMPILED}
 Row = dict[str, Any]
 
-MEGATRON_2020 = SoftwareProfile(name="Megatron 2020", attention="unfused", traffic=1.4, loss_bytes=28, data_overlap=0.0)
-MEGATRON_2021 = MEGATRON_2020.model_copy(update={"name": "Megatron 2021", "traffic": 1.15})
-MEGATRON_2022 = MEGATRON_2021.model_copy(update={"name": "Megatron 2022", "traffic": 1.0, "data_overlap": 0.5})
-PYTORCH_2022 = EAGER.model_copy(update={"name": "PyTorch 2022", "data_overlap": 0.6})
-MEGATRON = SoftwareProfile(
-    name="Megatron since 2023", attention="native", data_overlap=0.8, tensor_overlap=0.4, expert_overlap=0.2
-)
-TITAN_EAGER = EAGER.model_copy(update={"name": "torchtitan eager", "recomputed_matmuls": 0.5, "context": "ring"})
-TITAN = COMPILED.model_copy(update={"name": "torchtitan compiled", "recomputed_matmuls": 0.5, "context": "ring"})
-# A traced graph whose norms, rotations and activations are run piece by piece.
-TITAN_GRAPH = TITAN_EAGER.model_copy(update={"name": "torchtitan graph trainer", "traffic": 4.0, "loss_bytes": 40})
-ZERO_3_2022 = MEGATRON_2022.model_copy(update={"name": "DeepSpeed ZeRO-3 2022", "data_overlap": 0.3, "traffic": 1.4})
+
+@cache
+def _read_tables() -> Row:
+    values: Row = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
+    return values
+
+
+@cache
+def load_software(name: str) -> SoftwareProfile:
+    """Return a software generation by its name in data/published_tables.yaml, or `eager` or `compiled`."""
+    if name in BASES:
+        return BASES[name]
+    values = dict(_read_tables()["software"][name])
+    base = load_software(values.pop("base")).model_dump() if "base" in values else {}
+    return SoftwareProfile.model_validate(base | values)
+
+
+def load_shapes() -> dict[str, dict[str, int]]:
+    """Return the shapes and memory settings of Korthikanti's models, by name."""
+    shapes: dict[str, dict[str, int]] = _read_tables()["shapes"]
+    return shapes
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One measured number and all that is needed to predict it: seconds of a step, or accelerator-hours of a run."""
+    """One measured number and the setup that predicts it: seconds of a step, or accelerator-hours of a run."""
 
     name: str
     table: str
@@ -52,12 +66,12 @@ class Setup:
 
     @property
     def num_ranks(self) -> int:
-        """Devices."""
+        """Number of devices."""
         return self.layout.world_size * self.pipeline
 
 
 def load_published_model(name: str, row: Row) -> ModelConfig:
-    """The model of that name: one of ours, one of the shapes kept for this table, or a dense one of that many."""
+    """Return a model by name: one of our configs, a shape of published_models.json, or a dense one by its size."""
     shapes: dict[str, Row] = json.loads(SHAPES.read_text(encoding="utf-8"))
     plain = re.sub(r"\(.*\)| .*", "", name).lower()
     if plain in shapes:
@@ -70,30 +84,21 @@ def load_published_model(name: str, row: Row) -> ModelConfig:
         return build_dense_model(float(row["params_active"]))
 
 
-DEVICES = {
-    "A100": "a100-80gb",
-    "TPUv3": "tpu-v3",
-    "TPUv4": "tpu-v4",
-    "H100": "h100-sxm",
-    "P100fp32": "p100",
-}
-
-
 def resolve_device_name(name: str) -> str:
-    """Our name of a device; ConfigError when there is no profile of it."""
-    ours = DEVICES.get(name, name.lower())
+    """Return our name of a device; raise ConfigError when it has no profile."""
+    ours: str = _read_tables()["devices"].get(name, name.lower())
     load_device_profile(ours)
     return ours
 
 
 def build_dense_model(parameters: float) -> ModelConfig:
-    """A plain decoder of about that many parameters, 128 channels of width for each layer (Kaplan 2020, figure 5)."""
+    """Return a decoder of about that many parameters, 128 channels of width per layer (Kaplan 2020, figure 5)."""
     layers = max(2, round((parameters / (12 * 128**2)) ** (1 / 3)))
     return build_gpt_model(128 * layers, layers, layers, 50_304, 2048)
 
 
 def build_gpt_model(hidden: int, layers: int, heads: int, vocabulary: int, length: int) -> ModelConfig:
-    """GPT-2's architecture in that size, as Megatron's tables have it."""
+    """Return GPT-2's architecture in that size, as in Megatron's tables."""
     return ModelConfig.model_validate(
         {
             "vocab_size": vocabulary,
@@ -123,10 +128,10 @@ def build_run_config(
     engine: str = "zero1",
     tokens: float = 0,
 ) -> RunConfig:
-    """A run of that model; its engine is FSDP, or ZeRO-1 as pipelines have it."""
+    """Return a run of that model under FSDP, or ZeRO-1 as pipelines use it."""
     model = model.model_copy(update={"max_position_embeddings": max(length, model.max_position_embeddings)})
     engines: dict[str, Row] = {"fsdp": {"kind": "torch"}, "zero1": {"kind": "deepspeed", "zero_stage": 1}}
-    train = {"precision": precision, "recompute": recompute, "tokens": max(int(tokens), length * sequences)}
+    train = {"precision": precision, "activation_checkpoint": recompute, "tokens": max(int(tokens), length * sequences)}
     return RunConfig.model_validate(
         {
             "model": model,
@@ -139,5 +144,5 @@ def build_run_config(
 
 
 def build_layout(shard: int, tensor: int = 1, context: int = 1, expert: int = 1) -> ParallelLayout:
-    """A resolved layout."""
+    """Return a resolved layout."""
     return ParallelLayout(shard=max(1, shard), tensor=tensor, context=context, expert=expert)

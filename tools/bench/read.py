@@ -1,9 +1,9 @@
-"""How fast crawl files are read, beside FastWARC alone on the same files in the same process.
+"""Measure reading of crawl files next to FastWARC alone, on the same files in the same process.
 
     python tools/bench/read.py 'tests/data/sample_crawl/*.warc.gz' [--repeats 5]
 
-Prints, in CPU seconds (medians) and MB of the compressed files a second: walking over all records; reading the bodies
-of all responses; and making batches of pages, with charset and without codings, with digests verified and without.
+Prints, in CPU seconds (medians) and MB of the compressed files per second: iterating over all records; reading the
+bodies of all responses; and making batches of pages, decoded, with digests verified and without.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def count_fastwarc_records(path: str) -> int:
 
 
 def count_our_records(path: str) -> int:
-    """Count them over damage, with the end of the file verified."""
+    """Count the records with our reader, which resyncs after corruption and verifies the end of the file."""
     with open_input_stream(path) as source:
         return sum(1 for _ in iter_records(source, lambda record: NonPageRecord(record.offset), 0))
 
@@ -48,7 +48,7 @@ def count_fastwarc_bodies(path: str) -> int:
 
 
 def count_our_pages(path: str, config: ReadConfig) -> int:
-    """Make batches of pages."""
+    """Make batches of pages and count them."""
     return sum(batch.pages.num_rows for batch in read_pages(path, max_page_bytes=_KEEP_BYTES, config=config))
 
 
@@ -64,7 +64,7 @@ def main() -> None:
         "FastWARC, records": count_fastwarc_records,
         "ours, records": count_our_records,
         "FastWARC, bodies": count_fastwarc_bodies,
-        "ours, pages": partial(count_our_pages, config=ReadConfig(digests="ignore")),
+        "ours, pages": partial(count_our_pages, config=ReadConfig(on_digest_mismatch="ignore")),
         "ours, pages, digests": partial(count_our_pages, config=ReadConfig()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -1,10 +1,11 @@
-"""The FineWeb chain of rules beside datatrove's, on the same extracted texts of one crawl, in one run.
+"""Measure the FineWeb rules next to datatrove's, on the same extracted texts of one crawl, in one run.
 
     python tools/bench/rules.py 'crawl/*.warc.gz' [--datatrove PYTHON] [--limit 500]
 
 PYTHON is an interpreter that has datatrove (`python -m venv ref; ref/bin/pip install 'datatrove[processing]==0.10.1'`);
-the two cannot share an environment. Prints CPU seconds of one process (of one run from cold, and one of datatrove; the
-median of three warm), documents per second, the ratios, and the share of documents with an equal verdict and text.
+the two cannot share an environment. Prints CPU seconds of one process (one cold run, and one of datatrove; the median
+of
+three warm), documents per second, the ratios, and the share of documents with an equal verdict and text.
 """
 
 import statistics
@@ -27,7 +28,7 @@ WARM_RUNS = 3  # the median counts
 
 
 def read_english_texts(patterns: Sequence[str], limit: int) -> list[str]:
-    """Extracted texts of the English pages, in the order of the crawl."""
+    """Return extracted texts of the English pages, in crawl order."""
     language = LanguageConfig()
     texts: list[str] = []
     for _, found in iter_crawl_texts(patterns):
@@ -36,7 +37,7 @@ def read_english_texts(patterns: Sequence[str], limit: int) -> list[str]:
 
 
 def apply_rules(chain: RuleChain, texts: Sequence[str]) -> list[str | None]:
-    """The rewritten text of each document that stays, None for one that goes."""
+    """Return the rewritten text of each kept document, None for a dropped one."""
     results: list[str | None] = []
     for start in range(0, len(texts), BATCH):
         batch = texts[start : start + BATCH]

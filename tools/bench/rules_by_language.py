@@ -1,11 +1,12 @@
-"""Verdicts and reasons of Gopher's and FineWeb's rules beside datatrove's, language by language, on the same texts.
+"""Compare verdicts and reasons of the Gopher and FineWeb rules with datatrove's, by language, on the same texts.
 
     python tools/bench/rules_by_language.py TEXTS --datatrove PYTHON [--limit 50] [--dictionary] [--join 1]
 
-TEXTS is the folder of a dataset that was prepared with `data.language.keep=[]` and `data.rules=[]`, or a .jsonl.gz file
-with {"lang": …, "text": …} a line, of which `--join` make a text. Each language is judged by its profile, and with
-`--dictionary` by those of zh, ja and th with words of a dictionary; datatrove gets the same thresholds and stop words
-and splits words as it does. PYTHON is an interpreter that has datatrove 0.10.1 and the libraries it splits words with.
+TEXTS is the folder of a dataset that was prepared with `data.language.languages=[]` and `data.rules=[]`, or a .jsonl.gz file
+with {"lang": …, "text": …} a line, of which `--join` make a text. Each language uses its profile; with `--dictionary`,
+zh, ja and th use words of a dictionary. datatrove gets the same thresholds and stop words, and splits words its own
+way.
+PYTHON is an interpreter that has datatrove 0.10.1 and the libraries it splits words with.
 """
 
 import argparse
@@ -131,7 +132,7 @@ def main() -> int:
 
 
 def read_texts(path: Path, join: int) -> dict[str, list[str]]:
-    """The texts by language."""
+    """Return the texts by language."""
     found: dict[str, list[str]] = defaultdict(list)
     if path.is_dir():
         for file in sorted((path / "documents").glob("part-*.arrow")):
@@ -149,14 +150,14 @@ def read_texts(path: Path, join: int) -> dict[str, list[str]]:
 
 
 def build_rules(profile: LanguageProfile) -> tuple[Any, ...]:
-    """The three rules for documents in the language of a profile."""
+    """Return the three rules for documents in the language of a profile."""
     return tuple(
         profile.localize_rule(one) for one in (GopherRepetitionConfig(), GopherQualityConfig(), FinewebQualityConfig())
     )
 
 
 def apply_rules(texts: Sequence[str], profile: LanguageProfile, code: str) -> Said:
-    """What each of our rules alone says, in datatrove's words."""
+    """Return the verdict of each of our rules alone, in datatrove's words."""
     splitters = WordSplitters(WordSplitter(build_word_tokenizer(profile.words)))
     said: Said = {}
     for rule in build_rules(profile):
@@ -174,9 +175,9 @@ def _format_reason(rule: str, test: str | None, value: float | None, threshold: 
 
 
 def run_datatrove(python: str, texts: Sequence[str], profile: LanguageProfile, code: str) -> tuple[Said, float]:
-    """What datatrove's filters say with the same thresholds, and its CPU seconds.
+    """Return the verdicts of datatrove's filters with the same thresholds, and its CPU seconds.
 
-    LookupError when it cannot, as for words of a library that is not installed.
+    LookupError when it cannot run, as for words of a library that is not installed.
     """
     repetition, quality, fineweb = build_rules(profile)
     options = {

@@ -1,13 +1,15 @@
-"""Encoding by columns beside the tokenizer's library, asked text by text and for all texts at once, in one run.
+"""Measure encoding by columns next to the tokenizer's library, called per text and in a batch, in one run.
 
     python tools/bench/token_encoding.py 'crawl/*.warc.gz' sentences.jsonl.gz [--tokenizer FILE] [--limit 40]
 
 Every input is a set of texts of its own: a pattern of crawl files (their pages are extracted first), of document files
 of a dataset (.arrow), or of lines of JSON with a field `text` (.jsonl, .jsonl.gz). Without --tokenizer four tokenizers
 are trained on all of them: SentencePiece's BPE and unigram, and a byte-level BPE and a WordPiece as tokenizer.json.
-Prints MB/s of UTF-8 text by CPU seconds of one process, the medians of three runs: the library text by text and its
-batch call, the encoder cold (new memory) and warm (its second time); in brackets how many times that is of each of the
-library's; and the share of texts whose ids are equal, cold and warm.
+
+Prints MB/s of UTF-8 text by CPU seconds of one process, medians of three runs: the library per text and its batch call,
+the encoder cold (new cache) and warm (second pass). Brackets hold the ratio to each of the library's. The last column
+is
+the share of texts with equal ids, cold and warm.
 """
 
 import argparse
@@ -41,7 +43,7 @@ RUNS = 3
 
 
 def read_texts(pattern: str, limit_bytes: int) -> list[str]:
-    """The texts of all files of a pattern, up to so many bytes."""
+    """Return the texts of all files of a pattern, up to `limit_bytes`."""
     texts: list[str] = []
     left = limit_bytes
     for path in sorted(glob.glob(pattern)):
@@ -70,7 +72,7 @@ def _iter_arrow_texts(path: Path) -> Iterator[str]:
 
 
 def split_into_batches(texts: list[str]) -> list[pa.Array]:
-    """The texts as columns of about as many bytes as document files have in a record batch."""
+    """Return the texts as columns of about the size of a record batch of document files."""
     batches: list[pa.Array] = []
     waiting: list[str] = []
     size = 0
@@ -84,7 +86,7 @@ def split_into_batches(texts: list[str]) -> list[pa.Array]:
 
 
 def train_tokenizers(folder: Path, texts: list[str], pieces: int) -> Iterator[tuple[str, Tokenizer]]:
-    """A tokenizer of each kind, of these texts."""
+    """Yield a tokenizer of each kind, trained on these texts."""
     lines = [line for text in texts for line in text.split("\n") if line]
     for kind in ("bpe", "unigram"):
         config = SentencePieceConfig(vocab_size=pieces, model_type=kind)
@@ -109,12 +111,12 @@ def train_tokenizers(folder: Path, texts: list[str], pieces: int) -> Iterator[tu
 
 
 def encode_batches(encoder: ColumnEncoder, batches: list[pa.Array]) -> list[RaggedTokens]:
-    """The tokens of every batch."""
+    """Return the tokens of every batch."""
     return [encoder.encode(batch) for batch in batches]
 
 
 def measure_tokenizer(texts: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Medians of the seconds of each way, the smallest share of texts with equal ids, and why the library encodes."""
+    """Return median seconds of each way, the smallest share of texts with equal ids, and why the library is used."""
     batches = split_into_batches(texts)
     seconds: dict[str, list[float]] = {"library": [], "batch": [], "cold": [], "warm": []}
     equal = len(texts)
@@ -140,7 +142,7 @@ def _iter_rows(parts: list[RaggedTokens]) -> Iterator[list[int]]:
 
 
 def format_row(name: str, pattern: str, texts: list[str], found: dict[str, Any]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     size = sum(len(text.encode()) for text in texts) / 1e6
     speeds = [f"{size / found[way]:.1f}" for way in ("library", "batch")]
     for way in ("cold", "warm"):

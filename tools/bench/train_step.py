@@ -1,16 +1,15 @@
-"""Whole optimizer steps of the demo model under the torch engine beside what a user would otherwise run, in turn.
+"""Measure whole optimizer steps of the demo model under the torch engine next to common alternatives, in turn.
 
     python tools/bench/train_step.py [--model demo-moe] [--sequences 4 16] [--precision fp32 bf16] [--steps 12]
         [--rounds 3] [--json]
 
-Each contender is a process with one thread on a core of its own (two for two processes), so that the figures do not
-depend on how threads share caches. All see the same random tokens, windows of 512, in each number type with fp32
-masters; what a step costs whatever its tokens (gathering weights, summing gradients, AdamW) shows in how the sizes of a
-step compare:
+Each contender is a process with one thread on a core of its own (two for two processes), so that figures do not depend
+on how threads share caches. All see the same random tokens, sequences of 512, in each dtype with fp32 master weights.
+Costs that do not depend on tokens (gathering weights, reducing gradients, AdamW) show in the ratio of step sizes.
 
-* bare loop: our model, fp32 weights (bf16: under torch.autocast), torch's AdamW and clip, whole logits;
+* bare loop: our model, fp32 weights (bf16: under torch.autocast), torch's AdamW and clip, full logits;
 * Trainer: transformers' Trainer on its own class of the same shapes (Qwen2Moe or Llama);
-* ours: what `llmsys train` runs in a step, on one process, and on two with FSDP2, with experts dealt, and with DDP.
+* ours: a step of `llmsys train`, on one process, and on two with FSDP2, with expert parallelism, and with DDP.
 """
 
 import argparse
@@ -42,7 +41,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 class Work(NamedTuple):
-    """What every contender is timed on: a model, a number type, the windows of a step, and the timed steps."""
+    """A model, a dtype, the sequences of a step, and the timed steps of every contender."""
 
     model: str
     precision: str
@@ -82,7 +81,7 @@ def main() -> int:
 
 
 def _measure_contenders(arguments: argparse.Namespace, precision: str, sequences: int) -> dict[str, float]:
-    """Tokens per second of each contender, the median of its turns; no two of a contender follow each other."""
+    """Return tokens per second of each contender, the median of its turns. No contender runs twice in a row."""
     speeds: dict[str, list[float]] = {name: [] for name in arguments.only}
     work = Work(arguments.model, precision, sequences, arguments.steps)
     for _ in range(arguments.rounds):
@@ -92,7 +91,7 @@ def _measure_contenders(arguments: argparse.Namespace, precision: str, sequences
 
 
 def format_table(found: dict[int, dict[str, float]], model: str, precision: str) -> str:
-    """Tokens per second, and beside ours on one process, for each size of a step."""
+    """Return tokens per second, and the ratio to ours on one process, for each step size."""
     lines = [
         f"{_describe_machine()}; {model}, {precision}, one thread and core for each process",
         f"{'tokens a step':<24}",
@@ -123,13 +122,13 @@ def _run_turn(name: str, work: Work) -> float:
 
 
 def _measure_rank(name: str, work: Work, _: int) -> float:
-    """Tokens per second of all ranks; runs in a process of each."""
+    """Return tokens per second of all ranks; runs in a process of each."""
     _pin_core(int(os.environ["RANK"]))
     return _measure_speed(_build_our_step(name, work), work)
 
 
 def _measure_alone(name: str, work: Work) -> float:
-    """Tokens per second of a contender that knows no ranks."""
+    """Return tokens per second of a contender without ranks."""
     import torch
 
     _pin_core(0)
@@ -187,7 +186,7 @@ def _build_bare_step(work: Work) -> Callable[[int], None]:
 
 
 def _measure_trainer(work: Work) -> float:
-    """transformers' Trainer as users run it; the clock starts after the steps that warm up."""
+    """Return tokens per second of transformers' Trainer; the clock starts after the warm-up steps."""
     import tempfile
 
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -213,7 +212,7 @@ def _measure_trainer(work: Work) -> float:
 
 
 def _build_their_model(config: Any) -> Any:
-    """transformers' own model of the same shapes: with experts Qwen2Moe, which has a shared expert too."""
+    """Return transformers' model of the same shapes: Qwen2Moe with experts, because it has a shared expert too."""
     import transformers
 
     shared = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

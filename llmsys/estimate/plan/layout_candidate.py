@@ -21,8 +21,8 @@ from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.state_memory import compute_offloaded_bytes
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
-Recompute = Literal["none", "selective", "block"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "block")
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 ENGINES: tuple[EngineConfig, ...] = (
     TorchEngineConfig(),
     TorchEngineConfig(data_parallel="ddp"),
@@ -31,9 +31,9 @@ ENGINES: tuple[EngineConfig, ...] = (
     DeepSpeedEngineConfig(zero_stage=3),
 )
 OFFLOADED: tuple[EngineConfig, ...] = (
-    TorchEngineConfig(offload="state"),
-    DeepSpeedEngineConfig(zero_stage=2, offload="optimizer"),
-    DeepSpeedEngineConfig(zero_stage=3, offload="optimizer"),
+    TorchEngineConfig(cpu_offload="state"),
+    DeepSpeedEngineConfig(zero_stage=2, cpu_offload="optimizer"),
+    DeepSpeedEngineConfig(zero_stage=3, cpu_offload="optimizer"),
 )
 """Tried where nothing else fits: state in host memory costs time in every step."""
 
@@ -110,7 +110,7 @@ def format_engine_name(engine: EngineConfig) -> str:
     if isinstance(engine, AccelerateEngineConfig):
         return "accelerate"
     name = engine.data_parallel if isinstance(engine, TorchEngineConfig) else f"zero-{engine.zero_stage}"
-    return name if engine.offload == "none" else f"{name}+offload"
+    return name if engine.cpu_offload == "none" else f"{name}+offload"
 
 
 def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
@@ -120,7 +120,7 @@ def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
         "engine": choice.engine,
         "layout": choice.layout,
         "batch": config.batch.model_copy(update={"micro_sequences": choice.micro_sequences}),
-        "train": config.train.model_copy(update={"recompute": choice.recompute}),
+        "train": config.train.model_copy(update={"activation_checkpoint": choice.recompute}),
     }
     try:
         made = RunConfig.model_validate(given | changes)

@@ -168,7 +168,7 @@ def _iter_neighbour_candidates(
         yield f"micro={size}", replace(best, micro_sequences=size)
     for policy in RECOMPUTE:
         if policy != best.recompute:
-            yield f"recompute={policy}", replace(best, recompute=policy)
+            yield f"activation_checkpoint={policy}", replace(best, recompute=policy)
     for engine in engines:
         if engine != best.engine:
             yield format_engine_name(engine), _switch_engine(engine, best)
@@ -218,7 +218,7 @@ def find_sufficient_devices(config: RunConfig, place: PlanTarget) -> int | None:
     while (devices := 2 * devices) <= MOST_DEVICES:
         larger = replace(place, cluster=place.cluster.model_copy(update={"devices": devices}))
         for choice in iter_candidates(config, larger, list_engines(config, ENGINES + OFFLOADED)):
-            smallest = replace(choice, recompute="block", micro_sequences=1)
+            smallest = replace(choice, recompute="full", micro_sequences=1)
             try:
                 if _has_enough_memory(config, smallest, place):
                     return devices

@@ -40,7 +40,7 @@ def _convert_to_hours(
     if unit == "H":
         return amount, ()
     if unit == "KWH":
-        kilowatts = device.watts / 1000 * config.energy_overhead
-        return amount / kilowatts, (f"{device.watts:g} W for each, times energy_overhead={config.energy_overhead:g}",)
+        kilowatts = device.watts / 1000 * config.pue
+        return amount / kilowatts, (f"{device.watts:g} W for each, times pue={config.pue:g}",)
     assert config.price_per_hour is not None, "the config refuses money without a price"
     return amount / config.price_per_hour, (f"{config.price_per_hour:g} {unit} per accelerator-hour",)

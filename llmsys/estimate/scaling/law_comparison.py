@@ -64,19 +64,19 @@ FAMILIAR_EPOCHS = 4
 
 
 def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, Any]:
-    """Plain values: budget, laws (a row each), spread, rates, experts. Raises ConfigError for an unknown `mark`."""
+    """Plain values: budget, laws (a row each), spread, rates, experts. ConfigError for an unknown `highlight`."""
     request = BudgetRequest(
-        bought.flops, config.unique_tokens, config.served_tokens, config.experts, config.granularity
+        bought.flops, config.unique_tokens, config.inference_tokens, config.num_experts, config.granularity
     )
-    laws: tuple[ScalingLaw, ...] = (*DENSE, KRAJEWSKI) if config.experts > 1 else DENSE
-    if config.mark is not None and config.mark not in (names := [law.name for law in laws]):
-        raise ConfigError(f"mark={config.mark} is not a law in this table. Use one of {', '.join(names)}.")
+    laws: tuple[ScalingLaw, ...] = (*DENSE, KRAJEWSKI) if config.num_experts > 1 else DENSE
+    if config.highlight is not None and config.highlight not in (names := [law.name for law in laws]):
+        raise ConfigError(f"highlight={config.highlight} is not a law in this table. Use one of {', '.join(names)}.")
     found = [(law, law.find_optimum(request)) for law in laws]
-    rows = [_law_to_dict(law, best, request, marked=law.name == config.mark) for law, best in found]
+    rows = [_law_to_dict(law, best, request, marked=law.name == config.highlight) for law, best in found]
     return {
         "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
         "unique_tokens": config.unique_tokens,
-        "served_tokens": config.served_tokens,
+        "served_tokens": config.inference_tokens,
         "laws": rows,
         "spread": _compute_spread([best for _, best in found]),
         "rates": _list_rates(bought.flops, [best for _, best in found]),
@@ -145,15 +145,15 @@ def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
 
 def _list_dense_equivalents(config: ScalingLawConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
     """What experts add to the median model, for each kind of routing that Clark measured."""
-    if config.experts == 1:
+    if config.num_experts == 1:
         return []
     size = median(best.parameters for best in optima)
     return [
         {
             "law": law.name,
             "parameters": size,
-            "experts": config.experts,
-            "dense_parameters": law.compute_dense_equivalent(size, config.experts),
+            "experts": config.num_experts,
+            "dense_parameters": law.compute_dense_equivalent(size, config.num_experts),
             "outside": law.origin.spans[0].compute_extrapolation(size),
         }
         for law in CLARK

@@ -1,0 +1,27 @@
+"""A section of the report with its figures, and the key numbers at the head of the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llmsys.report.html_markup import Html, build_section
+from llmsys.report.plots import Figure
+
+Numbers = list[tuple[str, str, str]]
+"""Key numbers: what, how much, and a remark."""
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """One section of the page and the figures drawn in it."""
+
+    anchor: str
+    title: str
+    html: Html
+    figures: list[Figure] = field(default_factory=list)
+
+
+def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> ReportSection:
+    """Return a section that shows its figures, then the rest."""
+    return ReportSection(
+        anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures)
+    )

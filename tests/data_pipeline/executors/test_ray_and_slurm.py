@@ -1,0 +1,169 @@
+"""Laws of clusters: Ray and Slurm do the same jobs with the same bytes, and lose a job when its process is lost."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.executors.base import Event, Executor, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.slurm import SlurmExecutor
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.config.executor import SlurmExecutorConfig
+from llmsys.errors import DataError
+from tests.helpers import fake_slurm
+from tests.helpers.failing_tasks import count, die_until, fail, meet, sleep_for_ever
+from tests.helpers.process import has_ended, wait_for_pid, wait_until
+from tests.helpers.real_slurm import real_slurm, why_not
+from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+
+SLURM = SlurmExecutorConfig(poll_seconds=0.1, jobs_per_task=2, array_tasks=2)
+
+
+@pytest.fixture(scope="module")
+def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_crawl(tmp_path_factory.mktemp("crawl"), files=2, pages=10)
+
+
+def ended(events: list[Event]) -> dict[int, TaskDone | TaskFailed]:
+    return {event.index: event for event in events if not isinstance(event, TaskProgress)}
+
+
+def require_the_laws_of_an_executor(executor: Executor, folder: Path) -> None:
+    """Every job is done or failed once, with its own cause, and progress arrives."""
+    jobs = [partial(count, 3), partial(die_until, folder / "dying", 9), fail, partial(count, 4), partial(count, 5)]
+    events = list(executor.run_jobs(jobs))
+    ends = ended(events)
+    assert {index: end.result["counted"] for index, end in ends.items() if isinstance(end, TaskDone)} == {
+        0: 3,
+        3: 4,
+        4: 5,
+    }
+    failed = {index: end for index, end in ends.items() if isinstance(end, TaskFailed)}
+    assert {index: end.cause for index, end in failed.items()} == {1: "lost", 2: "error"}
+    assert "in fail" in failed[2].traceback
+    assert failed[1].message.startswith("its process ")
+    assert sum(event.amount for event in events if isinstance(event, TaskProgress)) == 3 + 4 + 5
+    assert (folder / "dying").read_text() == "x"
+
+
+# --- Ray ---
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    cluster = start_ray()
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def start_ray(tries: int = 3) -> Any:
+    """Two nodes. Ray gives its daemons half a minute to start, which a busy machine may not keep: then once more."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    cluster = Cluster()
+    try:
+        cluster.add_node(**node, include_dashboard=False)
+        cluster.add_node(**node)
+    except Exception as error:
+        cluster.shutdown()
+        if tries == 1 or "timed out during startup" not in str(error):
+            raise
+        return start_ray(tries - 1)
+    return cluster
+
+
+@pytest.mark.distributed
+def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
+    crawl: Path, tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from data_pipeline.executors.ray import RayExecutor
+
+    cluster = RayExecutor(ray_address, workers=0)
+    try:
+        assert cluster.limit == 2
+        require_the_laws_of_an_executor(cluster, tmp_path)
+        assert len(ended(list(cluster.run_jobs([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"])))) == 2
+        assert len(cluster.nodes) == 2
+        # Both nodes have a worker now, whose start would otherwise take longer than this task may.
+        slow = ended(list(cluster.run_jobs([partial(sleep_for_ever, tmp_path / "pid")], seconds=1.0)))
+        assert isinstance(slow[0], TaskFailed)
+        assert slow[0].cause == "slow"
+        pid = wait_for_pid(tmp_path / "pid")
+        wait_until(lambda: has_ended(pid), "the process of a slow try outlived it")
+        monkeypatch.chdir(tmp_path)  # relative paths begin where the command was given, on every node
+        prepare_dataset(tiny_config(Path("ray"), crawl, executor={"kind": "ray", "address": ray_address}))
+    finally:
+        cluster.close()
+    prepare_dataset(tiny_config(tmp_path / "here", crawl))
+    assert fingerprints(tmp_path / "ray") == fingerprints(tmp_path / "here")
+
+
+def test_a_missing_ray_is_named_with_the_command_that_installs_it() -> None:
+    program = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from llmsys.errors import ConfigError\n"
+        "try:\n    import data_pipeline.executors.ray\n"
+        "except ConfigError as error:\n    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == (
+        "data.executor.kind=ray needs Ray, which is not installed. Install it with: pip install 'llmsys[ray]'"
+    )
+
+
+# --- Slurm ---
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in fake_slurm.install(tmp_path / "fake").items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "fake"
+
+
+def test_arrays_of_slurm_give_the_same_bytes(crawl: Path, tmp_path: Path, fake: Path) -> None:
+    plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
+    executor = SLURM.model_dump() | {"jobs_per_task": 8}
+    prepare_dataset(tiny_config(tmp_path / "slurm", crawl, executor=executor, **plain), until="documents")
+    prepare_dataset(tiny_config(tmp_path / "here", crawl, **plain), until="documents")
+    assert fingerprints(tmp_path / "slurm") == fingerprints(tmp_path / "here")
+    assert not (tmp_path / "slurm" / "slurm").exists()
+
+
+def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(tmp_path: Path, fake: Path) -> None:
+    arrays = SlurmExecutor(SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 3}), tmp_path / "slurm")
+    require_the_laws_of_an_executor(arrays, tmp_path)
+    events = arrays.run_jobs([partial(sleep_for_ever, tmp_path / "pid")])
+    arrays._write_jobs([partial(sleep_for_ever, tmp_path / "pid")])
+    assert (tmp_path / "slurm").stat().st_mode & 0o777 == 0o700  # the jobs are pickles
+    arrays._submit_array(1, 0)
+    pid = wait_for_pid(tmp_path / "pid")
+    events.close()  # a driver that is killed says nothing to Slurm; the next one of the same folder cleans up
+    SlurmExecutor(SLURM, tmp_path / "slurm")
+    wait_until(lambda: has_ended(pid), "a task outlived its driver's successor")
+
+
+def test_a_missing_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError, match=r"needs sbatch, which is not on the PATH of this machine\. Start llmsys where"):
+        SlurmExecutor(SLURM, tmp_path / "slurm")
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(bool(why_not()), reason=f"no Slurm here: {why_not()}")
+def test_the_daemons_of_slurm_run_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with real_slurm(tmp_path / "daemons") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        arrays = SlurmExecutor(SLURM.model_copy(update={"jobs_per_task": 1, "array_tasks": 9}), tmp_path / "slurm")
+        require_the_laws_of_an_executor(arrays, tmp_path)
+        assert os.listdir(tmp_path).count("slurm") == 0

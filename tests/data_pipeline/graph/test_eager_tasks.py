@@ -1,0 +1,275 @@
+"""Laws of working ahead: who has done a job of a later stage does the next one, and nothing is lost or done twice."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.task import Task
+from data_pipeline.executors.base import EagerTaskEvent, Event, Job, Report, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.local import BEHIND, LocalExecutor
+from data_pipeline.executors.retry import TaskRetry
+from data_pipeline.graph.eager_tasks import NextStage
+from data_pipeline.graph.quarantine import read_quarantine
+from data_pipeline.graph.stage_runner import StageProgress, StageRunner
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
+from llmsys.folder_lock import lock_folder
+from llmsys.progress import Progress
+from tests.helpers.failing_tasks import count, die_until, fail, pass_gate, sleep_for_ever
+from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+
+NO_COPIES = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
+
+# --- the executor alone ---
+
+
+@contextmanager
+def local_pool(workers: int) -> Iterator[LocalExecutor]:
+    pool = LocalExecutor(workers)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def ends(pool: LocalExecutor, jobs: list[Job], hear: Callable[[Event], None], seconds: float = 0) -> dict[Any, Event]:
+    """How each job ended, by its number; those ahead by ("early", number). `hear` is told of the others as they end."""
+    found: dict[Any, Event] = {}
+    for event in pool.run_jobs(jobs, seconds):
+        inner = event.event if isinstance(event, EagerTaskEvent) else event
+        if isinstance(inner, TaskProgress):
+            continue
+        found[("early", inner.index) if isinstance(event, EagerTaskEvent) else inner.index] = inner
+        if not isinstance(event, EagerTaskEvent):
+            hear(inner)
+    return found
+
+
+def test_jobs_ahead_stay_with_the_worker_that_has_done_one_and_it_leaves_the_last_of_the_stage(tmp_path: Path) -> None:
+    """The order is made certain by gates: a job ends when its gate is opened, as the test hears of another's end."""
+    gates = {name: tmp_path / name for name in ("0", "1", "2", "3", "e0", "e1", "e2")}
+    gates["0"].touch()  # so that the worker with the first job is free first
+    gates["e2"].touch()
+    with local_pool(2) as pool:
+        assert pool.eager_jobs is not None
+        ahead = pool.eager_jobs.next_jobs
+        pids: dict[Any, int] = {}
+        for event in pool.run_jobs([partial(pass_gate, gates[str(number)]) for number in range(4)]):
+            early = isinstance(event, EagerTaskEvent)
+            inner = event.event if isinstance(event, EagerTaskEvent) else event
+            if not isinstance(inner, TaskDone):
+                continue
+            pids["early" if early else "stage", inner.index] = inner.result["pid"]
+            match (early, inner.index):
+                case (False, 0):
+                    ahead.append((0, partial(pass_gate, gates["e0"])))  # for the worker that is idle now
+                    gates["1"].touch()
+                case (False, 1):
+                    ahead.append((1, partial(pass_gate, gates["e1"])))  # waits for that one, though another is idle
+                    gates["e0"].touch()
+                case (True, 0):
+                    gates["e1"].touch()
+                case (True, 1):  # it is idle, and the last job waits for the other, which is at the last but one
+                    gates["2"].touch()
+                case (False, 2):
+                    ahead.append((2, partial(pass_gate, gates["e2"])))
+                    gates["3"].touch()
+    first, other = pids["stage", 0], pids["stage", 1]
+    assert first != other
+    assert pids == {
+        ("stage", 0): first,
+        ("stage", 1): other,
+        ("early", 0): first,
+        ("early", 1): first,
+        ("early", 2): first,
+        ("stage", 2): other,
+        ("stage", 3): other,
+    }
+
+
+def test_another_worker_helps_when_too_much_waits(tmp_path: Path) -> None:
+    """The stage's two jobs end together; one worker then is in an early job, which waits for what the other does."""
+    with local_pool(2) as pool:
+        assert pool.eager_jobs is not None
+        jobs = [partial(pass_gate, tmp_path / "open")] * 2
+        (tmp_path / "open").touch()
+        helped = [partial(touch, tmp_path / f"e{number}") for number in range(1, BEHIND + 2)]
+        early: list[Job] = [partial(pass_gate, tmp_path / f"e{BEHIND + 1}"), *helped]
+
+        def hear(event: Event) -> None:
+            if event.index == 1:
+                assert pool.eager_jobs is not None
+                pool.eager_jobs.next_jobs.extend(enumerate(early))
+
+        found = ends(pool, list(jobs), hear)
+    assert {key for key in found if isinstance(key, tuple)} == {("early", number) for number in range(BEHIND + 2)}
+    assert all(isinstance(event, TaskDone) for event in found.values())
+
+
+def test_a_worker_with_nothing_else_to_do_takes_jobs_of_later_stages(tmp_path: Path) -> None:
+    """One worker is in a job of the next stage that only ends with the one of the stage after it."""
+    with local_pool(2) as pool:
+        assert pool.eager_jobs is not None
+        ahead = pool.eager_jobs
+
+        def hear(event: Event) -> None:
+            if event.index == 1:
+                ahead.next_jobs.append((0, partial(pass_gate, tmp_path / "gate")))
+                ahead.later_jobs.append((1, partial(touch, tmp_path / "gate")))
+
+        found = ends(pool, [partial(count, 1)] * 2, hear)
+    assert found.keys() == {0, 1, ("early", 0), ("early", 1)}
+
+
+def touch(path: Path, report: Report) -> dict[str, Any]:
+    path.touch()
+    return {}
+
+
+def test_a_job_ahead_that_fails_dies_or_hangs_costs_itself_only(tmp_path: Path) -> None:
+    early = [fail, partial(die_until, tmp_path / "a", 9), partial(sleep_for_ever, tmp_path / "b"), partial(count, 3)]
+    with local_pool(2) as pool:
+
+        def hear(event: Event) -> None:
+            if event.index == 0:
+                assert pool.eager_jobs is not None
+                pool.eager_jobs.next_jobs.extend(enumerate(early))
+
+        found = ends(pool, [partial(count, 1)] * 6, hear, seconds=5.0)
+    causes = {key: event.cause for key, event in found.items() if isinstance(event, TaskFailed)}
+    assert causes == {("early", 0): "error", ("early", 1): "lost", ("early", 2): "slow"}
+    assert len(found) + len(pool.eager_jobs or ()) == 10  # what is left when no worker is, its own stage does
+    assert all(isinstance(found[number], TaskDone) for number in range(6))
+
+
+def test_one_worker_does_one_stage_after_the_other() -> None:
+    assert LocalExecutor(1).eager_jobs is None
+
+
+def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Progress("stage", 10, "B") as progress:
+        meter = StageProgress(progress, [10.0])
+        shown: list[tuple[float, Any]] = []
+        monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append((amount, details)))
+        failed = TaskFailed(0, "lost", "", "lost")
+        for event in (
+            EagerTaskEvent(TaskProgress(0, 5, 3)),
+            EagerTaskEvent(failed),
+            EagerTaskEvent(TaskProgress(0, 5, 2)),
+            EagerTaskEvent(TaskDone(0, {})),
+        ):
+            meter.show_event(event)
+        meter.show_event(TaskRetry(0, failed))
+        meter.show_event(TaskDone(0, {}))
+    assert [amount for amount, _ in shown] == [0, 0, 0, 0, 10]
+    assert [details.get("dropped", 0) for _, details in shown] == [3, 0, 2, 2, 2]
+
+
+# --- the graph ---
+
+
+def double(source: Path, output: Path, report: Report) -> dict[str, Any]:
+    text = source.read_text() if source.exists() else "a"
+    output.write_text(text * 2)
+    return {"length": len(text) * 2}
+
+
+def fail_first(path: Path, job: Job, report: Report) -> dict[str, Any]:
+    with path.open("a") as file:
+        file.write("x")
+    if len(path.read_text()) == 1:
+        raise ValueError("at first")
+    return job(report)
+
+
+class Chain:
+    """Three stages of four tasks: each doubles what the one before it made."""
+
+    def __init__(self, folder: Path, executor: ExecutorConfig, wrapped: Callable[[str, Job], Job] | None = None):
+        self.folder, self.executor, self.wrapped = folder, executor, wrapped or (lambda name, job: job)
+
+    def task(self, stage: str, before: str, inputs: list[Any], number: int) -> Task:
+        name, output = f"{stage}/{number}", f"{stage}-{number}"
+        job = partial(double, self.folder / f"{before}-{number}", self.folder / output)
+        return Task(name, inputs, [output], self.wrapped(name, job), 1, fallback_result=lambda reason: {"length": 0})
+
+    def run(self) -> tuple[list[list[TaskRecord]], StageRunner]:
+        """The records of each stage, and the workshop that made them."""
+
+        def following(stage: str, before: str, then: NextStage | None = None) -> NextStage:
+            def task(number: int, record: TaskRecord) -> Task:
+                return self.task(stage, before, record.digests, number)
+
+            return NextStage(stage, stage, task, then)
+
+        with lock_folder(self.folder) as lock:
+            workshop = StageRunner(self.folder, self.executor, lock)
+            try:
+                tasks = [self.task("one", "none", [], number) for number in range(4)]
+                then = following("two", "one", following("three", "two"))
+                stages = [workshop.run_stage("one", tasks, unit="file", code="one", following=then)]
+                for stage, before in (("two", "one"), ("three", "two")):
+                    tasks = [self.task(stage, before, record.digests, n) for n, record in enumerate(stages[-1])]
+                    stages.append(workshop.run_stage(stage, tasks, unit="file", code=stage))
+            finally:
+                workshop.close()
+        return stages, workshop
+
+    def events(self) -> list[tuple[str, int, int]]:
+        """Stage, tasks and tasks done ahead of each stage that had something to do."""
+        lines = map(json.loads, (self.folder / "events.jsonl").read_text().splitlines())
+        return [(event["stage"], event["tasks"], event["ahead"]) for event in lines]
+
+
+def test_stages_find_what_was_made_ahead_and_the_next_run_finds_everything(tmp_path: Path) -> None:
+    (tmp_path / "ahead").mkdir()
+    (tmp_path / "plain").mkdir()
+    chain = Chain(tmp_path / "ahead", LocalExecutorConfig(workers=2))
+    stages, workshop = chain.run()
+    assert (workshop.made, workshop.found) == (12, 0)
+    assert chain.events() == [("one", 4, 8)]
+    plain = Chain(tmp_path / "plain", InlineExecutorConfig())
+    expected, _ = plain.run()
+    assert plain.events() == [("one", 4, 0), ("two", 4, 0), ("three", 4, 0)]
+    assert [[r.result for r in records] for records in stages] == [[r.result for r in records] for records in expected]
+    assert [[r.digests for r in records] for records in stages] == [[r.digests for r in stage] for stage in expected]
+    _, again = chain.run()
+    assert (again.made, again.found) == (0, 12)
+
+
+def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) -> None:
+    def wrapped(name: str, job: Job) -> Job:
+        return {"two/1": partial(fail_first, tmp_path / "tries", job), "three/2": fail}.get(name, job)
+
+    folder = tmp_path / "chain"
+    folder.mkdir()
+    chain = Chain(folder, LocalExecutorConfig(workers=2, max_attempts=2, backoff_seconds=0), wrapped)
+    stages, workshop = chain.run()
+    assert [record.result["length"] for record in stages[1]] == [4] * 4
+    assert [record.result["length"] for record in stages[2]] == [8, 8, 0, 8]
+    assert chain.events() == [("one", 4, 5), ("two", 1, 0), ("three", 2, 0)]
+    assert workshop.made == 11
+    assert [(entry["task"], entry["tries"]) for entry in read_quarantine(folder)] == [("three/2", 2)]
+
+
+# --- the pipeline ---
+
+
+@pytest.mark.parametrize(("changes", "stages"), [({}, ["judge", "sign"]), ({"deduplicate": NO_COPIES}, ["judge"])])
+def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
+    changes: dict[str, Any], stages: list[str], tmp_path: Path
+) -> None:
+    crawl = make_crawl(tmp_path / "crawl", pages=10)
+    for name, executor in (("plain", {"kind": "inline"}), ("ahead", {"kind": "local", "workers": 2})):
+        prepare_dataset(tiny_config(tmp_path / name, crawl, executor=executor, **changes))
+    assert fingerprints(tmp_path / "ahead") == fingerprints(tmp_path / "plain")
+    lines = map(json.loads, (tmp_path / "ahead" / "events.jsonl").read_text().splitlines())
+    events = {event["stage"]: event for event in lines if event["event"] == "stage"}
+    assert events["extract"]["ahead"] == len(stages) * events["extract"]["tasks"]
+    assert not set(stages) & events.keys()

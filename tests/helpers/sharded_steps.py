@@ -1,0 +1,158 @@
+"""Steps of tiny models with matrices and sequences split over ranks, and the same steps in one process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmsys.config.model import ModelConfig
+from llmsys.config.objective import LossConfig
+from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.engine.engine import Engine, reduce_token_counts
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.activation_checkpoint import Recompute, apply_activation_checkpoint
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.linear_cross_entropy import build_training_loss
+from tests.helpers.model_choices import ARCHITECTURES, LATENT
+from tests.helpers.tiny_model import tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+
+ROWS, LENGTH = 4, 16
+LOSS = LossConfig(label_smoothing=0.1, z_loss=0.01)
+FIRST_BETA = 0.9
+# One assignment per token, and the bias that decides: all tokens on one expert, none on the others.
+ONE_EXPERT: dict[str, Any] = {"num_experts_per_tok": 1, "score": "sigmoid", "balance": {"kind": "bias"}}
+DEEPSEEK: dict[str, Any] = {
+    "score": "sigmoid",
+    "balance": {"kind": "bias", "sequence_weight": 0.5},
+    "num_shared_experts": 1,
+    "first_dense_layers": 1,
+    "z_loss_weight": 0.05,
+}
+EXPERTS: dict[str, ModelConfig] = {
+    "experts, evenness over the batch": tiny_moe_config(
+        {"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "shared_intermediate_size": 12, "shared_gate": True}
+    ),
+    "experts, evenness of sequences": tiny_moe_config(
+        {"balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5}, "router_bias": True}
+    ),
+    "experts, all tokens on one": tiny_moe_config(ONE_EXPERT),
+    "experts, latent attention, further tokens": tiny_moe_config(
+        DEEPSEEK,
+        attention=LATENT,
+        num_key_value_heads=4,
+        multi_token_prediction={"depth": 2},
+        tie_word_embeddings=True,
+    ),
+}
+
+
+def config_named(name: str) -> ModelConfig:
+    """One of EXPERTS, or an architecture of choices.py."""
+    return EXPERTS[name] if name in EXPERTS else tiny_config(**ARCHITECTURES[name])
+
+
+def model_named(name: str) -> Transformer:
+    """Weights in which nothing is 0 or 1 by chance."""
+    model = tiny_model(config_named(name))
+    if "all tokens on one" in name:
+        for layer in model.list_moe_layers():
+            layer.balance_bias_E.copy_(torch.tensor([0.0, 9.0, 0.0, 0.0]))
+    return model
+
+
+def batch_named(name: str, first: int = 0, count: int = ROWS) -> Batch:
+    """Rows of packed documents; two are padded, one of them for the most part, so that ranks have uneven work."""
+    documents = [[0] * 5 + [1] * 11, [0] * 16, [0, 0, 1, 1, 1, 2, 2, 2, 2] + [PADDING] * 7, [0] * 3 + [PADDING] * 13]
+    documents_BT = torch.tensor(documents)
+    tokens_BT = tiny_tokens(ROWS, LENGTH + 1)
+    targets_BT, tokens_BT = tokens_BT[:, 1:].clone(), tokens_BT[:, :-1].clone()
+    targets_BT[documents_BT == PADDING] = IGNORED
+    types_BT = None
+    if "bert" in name:
+        targets_BT = tokens_BT.where((tokens_BT % 3 == 0) & (documents_BT != PADDING), IGNORED)
+        types_BT = (tiny_tokens(ROWS, LENGTH, 2, seed=5))[first : first + count]
+    rows = slice(first, first + count)
+    return Batch(tokens_BT[rows].clone(), targets_BT[rows].clone(), documents_BT[rows].clone(), token_types_BT=types_BT)
+
+
+def plain_gradients(name: str) -> dict[str, Tensor]:
+    """Loss, norm, counts of experts and every gradient of one process."""
+    model, batch = model_named(name), batch_named(name)
+    model.train()
+    counts = reduce_token_counts([batch], torch.device("cpu"))
+    share, nats = compute_loss_share(model, model, batch, build_training_loss(LOSS), counts)
+    share.backward()
+    found = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([grad.square().sum() for grad in found.values()]).sum().sqrt()
+    return found | {"loss": nats / counts[0], "norm": norm} | reported(model)
+
+
+def reported(model: Transformer) -> dict[str, Tensor]:
+    """What the step found out about experts."""
+    report = update_expert_balance(model)
+    return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()} if report else {}
+
+
+def engine_with(name: str, layout: ParallelLayout, recompute: Recompute = "none") -> Engine:
+    """The torch engine with the weights of `model_named`."""
+    from llmsys.engine.torch_engine import TorchEngine
+
+    whole, device = model_named(name), torch.device("cpu")
+    with torch.device("meta"):
+        model = Transformer(whole.config)
+    apply_activation_checkpoint(model, recompute)
+    engine = TorchEngine(
+        model,
+        meshes=build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device),
+        optimizer=AdamWConfig(max_grad_norm=0.0, betas=(FIRST_BETA, 0.95)),
+        loss=build_training_loss(LOSS),
+        compute_dtype=torch.float32,
+        seed=0,
+        device=device,
+    )
+    take(engine, {f"parameter/{key}": value for key, value in whole.named_parameters()})
+    take(
+        engine,
+        {f"buffer/{key}": value for key, value in whole.state_dict().items() if key in dict(whole.named_buffers())},
+    )
+    return engine
+
+
+@torch.no_grad()
+def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
+    """Write whole tensors into the living state."""
+    tensors = engine.get_state().tensors
+    for key, value in values.items():
+        held = tensors[key]
+        local = held.to_local() if hasattr(held, "to_local") else held
+        local.copy_(get_local_slice(value, held))
+
+
+def divided_gradients(rank: int, name: str, layout: ParallelLayout, recompute: Recompute = "none") -> dict[str, Tensor]:
+    """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
+    engine = engine_with(name, layout, recompute)
+    fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)
+    rows = ROWS // fitted.data_parallel_size
+    result = engine.train_step([batch_named(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3)
+    found = {"loss": torch.tensor(result.loss), "norm": torch.tensor(result.gradient_norm)} | reported(engine.module)
+    for key, tensor in engine.get_state().tensors.items():
+        if key.startswith("first_moment/"):
+            found[key.removeprefix("first_moment/")] = whole_tensor(tensor) / (1 - FIRST_BETA)
+    return found
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A tensor of the state, gathered."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def all_gradients(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Many cases in one set of processes; numpy, because tensors would travel through shared memory."""
+    found = [divided_gradients(rank, *case) for case in cases]
+    return [{key: value.numpy() for key, value in one.items()} for one in found] if rank == 0 else []

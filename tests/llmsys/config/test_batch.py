@@ -1,0 +1,119 @@
+"""Laws of batch sizes: how large a step is and what came before it, with and without a ramp."""
+
+import pytest
+from pydantic import ValidationError
+
+from llmsys.config.batch import BatchConfig
+from llmsys.config.load import load_run_config
+from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+
+LENGTH = 8
+
+
+def batch(**settings: object) -> BatchConfig:
+    return BatchConfig.model_validate({"sequence_length": LENGTH, **settings})
+
+
+RAMPS = [
+    batch(sequences=16, ramp={"start_tokens": 16, "ramp_tokens": 4000}),
+    batch(sequences=12, ramp={"start_tokens": 32, "ramp_tokens": 1999, "increment_sequences": 4}),
+    batch(sequences=40, ramp={"start_tokens": 8, "ramp_tokens": 500}),  # more sizes than steps: some are left out
+    batch(sequences=64, ramp={"start_tokens": 256, "ramp_tokens": 1}),
+]
+
+
+@pytest.mark.parametrize("config", [batch(sequences=5), batch(tokens=48), *RAMPS])
+def test_steps_follow_each_other_without_gap_or_overlap(config: BatchConfig) -> None:
+    sequences = 0
+    for step in range(200):
+        assert config.count_sequences_before(step) == sequences
+        assert config.count_tokens_before(step) == sequences * LENGTH
+        assert config.count_steps_for(sequences * LENGTH) == step
+        assert config.count_steps_for(sequences * LENGTH + 1) == step + 1
+        assert config.get_tokens_at(step) == config.get_sequences_at(step) * LENGTH
+        assert config.get_sequences_at(step) in config.step_sizes
+        sequences += config.get_sequences_at(step)
+
+
+@pytest.mark.parametrize("config", RAMPS)
+def test_a_ramp_is_the_straight_line_in_tokens_on_whole_quanta(config: BatchConfig) -> None:
+    assert config.ramp is not None
+    start, full = config.ramp.start_tokens // LENGTH, config.sequences_per_step
+    quantum, over = config.ramp.compute_increment(LENGTH), config.ramp.ramp_tokens
+    for step in range(200):
+        share = min(1.0, config.count_tokens_before(step) / over)
+        line = start + (full - start) * share
+        assert line - quantum < config.get_sequences_at(step) <= line + 1e-9
+        assert config.get_sequences_at(step) % quantum == 0
+    assert config.get_sequences_at(0) == start
+    assert config.get_sequences_at(config.count_steps_for(over)) == full
+
+
+def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
+    ramp = {"start_tokens": 32_768, "ramp_tokens": 4_000_000_000}
+    config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
+    assert config.get_sequences_at(0) == 16
+    assert config.get_sequences_at(10**6) == 1536
+    rungs = sum(1 / (16 * rung) for rung in range(1, 96))  # equally many tokens at each of the 95 sizes
+    assert config.count_steps_for(4_000_000_000) == pytest.approx(4e9 / 95 / 2048 * rungs, rel=0.02)
+    assert config.count_tokens_before(config.count_steps_for(300_000_000_000)) >= 300_000_000_000
+
+
+def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
+    settings = {"batch": {"sequence_length": 8, "sequences": 16, "ramp": {"start_tokens": 16, "ramp_tokens": 4000}}}
+    config = RunConfig.model_validate(settings | {"train": {"tokens": 10_000}})
+    assert config.num_steps > -(-10_000 // config.batch.tokens_per_step)
+    assert (
+        config.batch.count_tokens_before(config.num_steps - 1)
+        < 10_000
+        <= config.batch.count_tokens_before(config.num_steps)
+    )
+
+
+def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
+    ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
+    with_ramp = RunConfig.model_validate(ramp).with_precision("fp32")
+    assert with_ramp.trajectory_settings["batch"]["ramp"]["over_tokens"] == 10_000
+    without = RunConfig().with_precision("fp32")
+    assert set(without.trajectory_settings["batch"]) == {
+        "sequence_length",
+        "length_groups",
+        "attend",
+        "tokens",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"ramp": {"start_tokens": 20, "ramp_tokens": 9}},
+            r"ramp.start_tokens: 20 is not a multiple .* Use 16 or 24",
+        ),
+        ({"ramp": {"start_tokens": 4, "ramp_tokens": 9}}, r"ramp.start_tokens: 4 is not a multiple .*=8. Use 8"),
+        ({"ramp": {"start_tokens": 128, "ramp_tokens": 9}}, r"128 is not less than the 128 tokens of a full step"),
+        (
+            {"ramp": {"start_tokens": 48, "ramp_tokens": 9}},
+            r"ramp.increment_sequences: steps of 6 to 16 sequences are not multiples of 6. Use 2, or other sizes",
+        ),
+    ],
+)
+def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        batch(sequences=16, **settings)
+
+
+def test_balance_without_documents_is_refused() -> None:
+    with pytest.raises(
+        ValidationError, match=r"balanced evens out documents, .* Use sequential, or attention_scope=document"
+    ):
+        RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
+
+
+def test_pairs_refuse_what_is_for_windows() -> None:
+    ramp = "batch.ramp={start_tokens: 256, ramp_tokens: 9999}"
+    with pytest.raises(ConfigError) as caught:
+        load_run_config("train/multi30k", [ramp, "batch.assignment=balanced", "batch.micro_sequences=auto"])
+    for words in ("pairs and texts come in groups", "groups of similar length are even", "auto is for windows"):
+        assert words in str(caught.value)

@@ -1,0 +1,92 @@
+"""In bf16 and fp16 every engine keeps fp32 masters that start with the same bits, and all learn alike from the same
+rows; in fp16 all leave out the same steps and lower the same scale.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.model.initialization import compute_initial_value
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny_training import tiny_config
+from tests.llmsys.engine.test_parity import LEARNING_RATE, build, share_of, whole_state
+
+# DeepSpeed's first stage has another optimizer in bf16, and another one again with offload.
+KINDS = {
+    1: ["torch bf16", "accelerate bf16", "zero0 bf16", "zero1 bf16", "zero1 bf16 offload", "zero2 bf16", "zero3 bf16",
+        "zero3 bf16 offload", "torch fp16", "accelerate fp16", "zero0 fp16", "zero1 fp16", "zero3 fp16"],
+    2: ["torch bf16", "zero0 bf16", "zero1 bf16", "zero2 bf16", "zero2 bf16 offload", "torch fp16", "zero2 fp16"],
+}  # fmt: skip
+CASES = [(kind, expert) for expert, kinds in KINDS.items() for kind in kinds]
+TOO_MUCH = 2.0**40
+
+
+def state_now(engine: Any) -> dict[str, Any]:
+    """A copy: an engine may give its living tensors."""
+    return {name: value.copy() for name, value in whole_state(engine).items()}
+
+
+def three_steps(rank: int, cases: list[tuple[str, int]]) -> list[Any]:
+    """Three steps, and in fp16 a fourth whose gradients overflow."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: True  # for CPUs it says no, though all that it calls can
+    results = []
+    for kind, expert in cases:
+        engine: Any = build(kind, ParallelLayout(expert=expert), 0.5, 2)
+        start = state_now(engine)
+        steps = [engine.train_step(share_of(step, rank, 2, 2), LEARNING_RATE) for step in range(3)]
+        dtype = str(engine.logits(share_of(0, rank, 2, 2)[0]).dtype)
+        state, overflowed = state_now(engine), None
+        if "fp16" in kind:
+            changed = engine.state()
+            changed.tensors["loss_scale"] = torch.tensor([TOO_MUCH, 5.0])
+            engine.load(changed)
+            overflowed = engine.train_step(share_of(3, rank, 2, 2), LEARNING_RATE), whole_state(engine)
+        results.append((start, [(s.loss, s.gradient_norm) for s in steps], state, dtype, overflowed))
+    return results
+
+
+@pytest.fixture(scope="module")
+def finished() -> dict[tuple[str, int], Any]:
+    return dict(zip(CASES, run_ranks(three_steps, 2, CASES)[0], strict=True))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("kind", "expert"), CASES)
+def test_masters_stay_in_fp32_and_all_engines_learn_alike(
+    kind: str, expert: int, finished: dict[tuple[str, int], Any]
+) -> None:
+    start, steps, state, dtype, _ = finished[kind, expert]
+    half = kind.split()[1]
+    _, expected_steps, expected, _, _ = finished[f"torch {half}", expert]
+    assert dtype == {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[half]
+    for key, value in start.items():
+        name = key.removeprefix("parameter/")
+        if key.startswith("parameter/"):
+            assert (value == compute_initial_value(tiny_config(), name, value.shape, 7).numpy()).all(), name
+            assert value.dtype == "float32"
+            rounded = torch.from_numpy(state[key]).bfloat16().float().numpy()
+            assert (state[key] != rounded).any(), f"{name} has been rounded"
+    torch.testing.assert_close(steps, expected_steps, rtol=1e-4, atol=1e-5)
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        allowed = 0.1 * LEARNING_RATE if key.startswith("parameter/") else 1e-2 * abs(value).max()
+        assert abs(state[key] - value).max() <= allowed, key
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("kind", "expert"), [case for case in CASES if "fp16" in case[0]])
+def test_a_step_that_overflows_fp16_is_left_out_and_the_scale_halved(
+    kind: str, expert: int, finished: dict[tuple[str, int], Any]
+) -> None:
+    _, _, before, _, (result, after) = finished[kind, expert]
+    assert not result.is_applied
+    assert math.isfinite(result.loss)
+    assert not math.isfinite(result.gradient_norm)
+    assert after.pop("loss_scale").tolist() == [TOO_MUCH / 2, 0]
+    for key, value in after.items():
+        assert (value == before[key]).all(), key

@@ -1,0 +1,194 @@
+"""Every objective under every engine against one process and torch's own cross entropy, gradients included.
+
+Batches are what the steps of real pairs give: uneven, padded, and on the second rank sometimes empty.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from llmsys.config.model import ModelConfig
+from llmsys.config.objective import LossConfig
+from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.sequence_pairs import pad_sequences
+from llmsys.engine.engine import Engine, reduce_token_counts
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.model.initialization import initialize_parameters
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.linear_cross_entropy import build_training_loss
+from tests.helpers.ranks import run_ranks
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 32, "norm": {"kind": "layernorm"}, "feed_forward": {"kind": "relu", "bias": True},
+}  # fmt: skip
+MODELS = {
+    "translation": SHAPE | {
+        "family": "encoder_decoder", "tie_word_embeddings": True, "position": {"kind": "sinusoidal"},
+        "encoder": {"num_hidden_layers": 2},
+    },
+    "masked": SHAPE | {"family": "encoder", "head": {"kind": "mlm"}, "position": {"kind": "learned"}},
+    "classification": SHAPE | {
+        "family": "encoder", "head": {"kind": "classification", "num_labels": 3}, "position": {"kind": "learned"},
+    },
+}  # fmt: skip
+SMOOTHING, RATE, STEPS = 0.1, 1e-2, 2
+OPTIMIZER = AdamWConfig(learning_rate=RATE, betas=(0.9, 0.98), eps=1e-9, max_grad_norm=0.5)
+
+
+def sentences(count: int, seed: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
+    return [torch.randint(4, 40, (length,), generator=generator).numpy() for length in lengths]
+
+
+def batch_of(objective: str, step: int, group: int, rows: Sequence[int]) -> Batch:
+    """Some rows of a group of sentences, the same whoever asks for them."""
+    left, right = sentences(7, 100 * step + group), sentences(7, 100 * step + group + 50)
+    source_BS, documents_BS = pad_sequences([left[row] for row in rows])
+    if objective == "translation":
+        targets_BT, _ = pad_sequences([right[row] for row in rows], IGNORED)
+        tokens_BT = targets_BT.roll(1, 1).clamp(min=0)
+        tokens_BT[:, 0] = 1
+        return Batch(tokens_BT, targets_BT, source_BS=source_BS, source_documents_BS=documents_BS)
+    if objective == "classification":
+        labels = [[int(left[row][0]) % 3] for row in rows] or [[IGNORED]]
+        return Batch(source_BS, torch.tensor(labels), documents_BS)
+    chosen = (source_BS % 3 == 0) & (documents_BS != PADDING) & bool(rows)
+    return Batch(source_BS.where(~chosen, 3), source_BS.where(chosen, IGNORED), documents_BS)
+
+
+def groups(step: int) -> list[list[int]]:
+    """The rows of a step's two groups; one has a single row, so that one of two ranks has none."""
+    return [list(range(7)), [step]]
+
+
+def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """The oracle: every row by itself, torch's cross entropy with smoothing by its definition, torch's Adam."""
+    model = Transformer(ModelConfig.model_validate(MODELS[objective]))
+    initialize_parameters(model, seed=7)
+    named = dict(model.named_parameters())
+    decays = [{"params": [p for p in named.values() if (p.ndim >= 2) is matrix],
+               "weight_decay": 0.1 if matrix else 0.0} for matrix in (True, False)]  # fmt: skip
+    optimizer = torch.optim.AdamW(decays, lr=RATE, betas=(0.9, 0.98), eps=1e-9)
+    losses, norms = [], []
+    for step in range(STEPS):
+        total, count = torch.zeros(()), 0
+        for group, rows in enumerate(groups(step)):
+            for row in rows:
+                batch = batch_of(objective, step, group, [row])
+                logits, targets = model(**batch.to_model_inputs()).flatten(0, -2), batch.targets_BT.flatten()
+                classes, valid = logits.shape[-1], targets != IGNORED
+                plain = cross_entropy(logits, targets, reduction="sum")
+                others = -(logits.log_softmax(-1).sum(-1)[valid]).sum() - plain
+                total = total + (1 - SMOOTHING) * plain + SMOOTHING / (classes - 1) * others
+                count += int(valid.sum())
+        (total / count).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total.item() / count)
+    moments = {f"first_moment/{name}": optimizer.state[p]["exp_avg"] for name, p in named.items()}
+    return losses, norms, moments | {f"parameter/{name}": p.detach() for name, p in named.items()}
+
+
+def build(kind: str, objective: str) -> Engine:
+    device, config = torch.device("cpu"), ModelConfig.model_validate(MODELS[objective])
+    with torch.device("meta"):
+        model = Transformer(config)
+    ranks = torch.distributed.get_world_size()
+    layout = ParallelLayout(replicate=ranks if kind == "ddp" else 1)
+    common: dict[str, Any] = {
+        "meshes": build_device_meshes(layout.resolve(ranks, config), device),
+        "optimizer": OPTIMIZER, "loss": build_training_loss(LossConfig(label_smoothing=SMOOTHING)),
+        "compute_dtype": torch.float32, "seed": 7, "device": device,
+    }  # fmt: skip
+    if kind in ("torch", "ddp"):
+        from llmsys.engine.torch_engine import TorchEngine
+
+        return TorchEngine(model, **common, data_parallel="ddp" if kind == "ddp" else "fsdp")
+    if kind == "accelerate":
+        from llmsys.engine.accelerate_engine import AccelerateEngine
+
+        return AccelerateEngine(model, **common)
+    from llmsys.engine.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(model, zero_stage=int(kind.removeprefix("zero")), **common)
+
+
+def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
+    from torch.distributed.tensor import DTensor
+
+    size, results = torch.distributed.get_world_size(), []
+    for kind, objective in cases:
+        engine = build(kind, objective)
+        done = []
+        for step in range(STEPS):
+            batches = [batch_of(objective, step, group, rows[rank::size]) for group, rows in enumerate(groups(step))]
+            done.append(engine.train_step(batches, RATE))
+        state = engine.get_state().tensors
+        whole = {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.items()}
+        results.append(([s.loss for s in done], [s.gradient_norm for s in done], whole) if rank == 0 else None)
+    return results
+
+
+CASES = [(kind, objective) for objective in MODELS for kind in ("torch", "ddp", "zero2", "zero3", "accelerate")]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_objective_follows_the_plain_run(world_size: int) -> None:
+    for (kind, objective), (losses, norms, state) in zip(
+        CASES, run_ranks(engine_run, world_size, CASES)[0], strict=True
+    ):
+        expected_losses, expected_norms, expected = plain_run(objective)
+        name = f"{objective} under {kind}"
+        torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        for key, value in expected.items():
+            allowed = 0.02 * RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max()) + 1e-9
+            assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, f"{name}: {key}"
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_further_tokens_are_learnt_within_their_document(documents: bool) -> None:
+    """DeepSeek-V3's equations 24 and 25 against torch's cross entropy on whole logits, gradients included."""
+    weight, depth = 0.3, 2
+    config = ModelConfig.model_validate(
+        SHAPE | {"multi_token_prediction": {"depth": depth, "weight": weight}, "norm": {"kind": "rmsnorm"}}
+    )
+    generator = torch.Generator().manual_seed(0)
+    windows = torch.randint(0, 40, (3, 12), generator=generator)
+    documents_BT = torch.tensor([[0] * 4 + [1] * 7, [0] * 11, [0, 1, 2] + [3] * 8]) if documents else None
+    batch = Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), documents_BT)
+    gradients = []
+    for fused in (True, False):
+        model = Transformer(config)
+        initialize_parameters(model, seed=1)
+        model.train()
+        if fused:
+            counts = reduce_token_counts([batch], torch.device("cpu"))
+            share, nats = compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)
+        else:
+            logits = model(**batch.to_model_inputs())
+            nats = cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten(), reduction="sum")
+            further = []
+            for k, predicted in enumerate(model.predicted, start=1):
+                loss = torch.zeros(())
+                for row in range(3):
+                    for place in range(11 - k):
+                        if documents_BT is None or documents_BT[row, place] == documents_BT[row, place + k]:
+                            target = batch.targets_BT[row, place + k]
+                            loss = loss + cross_entropy(predicted[row, place], target)
+                further.append(loss)
+            share = (nats + weight * sum(further) / depth) / batch.num_valid_targets
+        share.backward()
+        gradients.append((share, nats, {name: p.grad for name, p in model.named_parameters()}))
+    torch.testing.assert_close(gradients[0][:2], gradients[1][:2])
+    for name, gradient in gradients[0][2].items():
+        torch.testing.assert_close(gradient, gradients[1][2][name], rtol=1e-4, atol=1e-6, msg=name)

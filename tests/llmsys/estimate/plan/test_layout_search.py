@@ -1,0 +1,156 @@
+"""Plans against exhaustive search, published layouts against their own arithmetic, refusals that say what would do."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.main import main
+from llmsys.config.load import load_run_config, read_config
+from llmsys.config.run import RunConfig
+from llmsys.config.violation import list_divisors
+from llmsys.errors import ConfigError, LayoutError
+from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.plan.layout_candidate import (
+    ENGINES,
+    RECOMPUTE,
+    IllegalLayoutError,
+    PlanTarget,
+    estimate_candidate,
+    iter_candidates,
+)
+from llmsys.estimate.plan.layout_check import find_layout_violations, parse_layout
+from llmsys.estimate.plan.layout_search import search_layouts
+from llmsys.estimate.precision import resolve_for_profile
+from tests.helpers.published_layouts import PUBLISHED
+
+H100 = load_device_profile("h100-sxm")
+
+
+def config(model: str, *overrides: str) -> RunConfig:
+    return read_config(f"model/{model}", overrides).run
+
+
+@pytest.mark.parametrize(("name", "model", "layout", "devices", "legal"), PUBLISHED, ids=[row[0] for row in PUBLISHED])
+def test_published_layouts_are_judged_by_their_own_arithmetic(name, model, layout, devices, legal) -> None:
+    run = RunConfig(model=model) if not isinstance(model, str) else config(model)
+    problems = list(find_layout_violations(run, parse_layout(layout), devices, with_batch=False))
+    assert (not problems) == legal, problems
+
+
+def test_the_misprinted_layout_of_llama_3_is_caught_with_what_it_should_say(capsys) -> None:
+    words = ["plan", "model/llama3.1-405b", "gpus=16384", "--check", "tp=8,cp=16,pp=16,dp=4"]
+    assert main(words) == 2
+    text = capsys.readouterr().out
+    assert text.startswith("illegal: ")
+    assert "is 8192 devices, and there are 16384. With the other axes as they are, data=8 uses all of them." in text
+    assert main([*words[:-1], "tp=8,cp=16,pp=16,dp=8", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["legal"] is True
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("tp=3,dp=2", "32 attention heads cannot be dealt to context=1 × tensor=3 ranks"),
+        ("pp=64", "32 blocks cannot fill pipeline=64 stages. Use pipeline=4, 8, 16 or 32."),
+        ("ep=2,dp=8", "A dense model has no experts to split over expert=2"),
+        ("cp=16,dp=1", "batch.sequence_length=8200 positions cannot be divided over context=16"),
+        ("dp=48", "64 sequences of a step cannot be dealt evenly to 48 data ranks. Use 48."),
+    ],
+)
+def test_a_layout_that_cannot_work_says_which_number_binds(layout, message) -> None:
+    run = config("llama3.1-8b", "batch.sequence_length=8200", "batch.sequences=64")
+    assert message in "\n".join(find_layout_violations(run, parse_layout(layout), None, with_batch=True))
+
+
+@pytest.mark.parametrize("text", ["tp=8,zp=2", "tp=0", "tp", "tp=2,tensor=2", "dp=2,shard=2"])
+def test_a_layout_is_read_strictly(text) -> None:
+    with pytest.raises(ConfigError, match=r"is no axis of a layout|twice|beside replicate or shard"):
+        parse_layout(text)
+
+
+def exhaustive(run: RunConfig, place: PlanTarget) -> float:
+    """The fastest step of every legal choice that fits, each micro-batch tried."""
+    best = float("inf")
+    for widest in iter_candidates(run, place, ENGINES):
+        for recompute in RECOMPUTE:
+            for micro in list_divisors(widest.micro_sequences):
+                try:
+                    one = estimate_candidate(run, replace(widest, recompute=recompute, micro_sequences=micro), place)
+                except IllegalLayoutError:
+                    continue
+                if place.explain_rejection(one) is None:
+                    best = min(best, one.step_seconds)
+    return best
+
+
+@pytest.mark.parametrize("model", ["llama3.2-1b", "olmoe-1b-7b"])
+def test_the_fastest_of_a_plan_is_within_a_percent_of_trying_everything(model) -> None:
+    run = config(model, "batch.sequence_length=4096", "batch.sequences=32")
+    place = PlanTarget(ClusterCosts(devices=4), H100)
+    found = search_layouts(run, place)
+    assert found.ranked[0].step_seconds <= 1.01 * exhaustive(run, place)
+    assert all(place.explain_rejection(one) is None for one in found.ranked)
+    peaks = [one.memory.peak_bytes for one in found.pareto]
+    assert peaks == sorted(peaks, reverse=True), "each slower one of the set needs less"
+
+
+def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
+    run = config("llama3.1-8b", "batch.sequence_length=8192", "batch.sequences=64")
+    found = search_layouts(run, PlanTarget(ClusterCosts(devices=16), H100))
+    kinds = {one.reason.split(":")[0] for one in found.rejected}
+    assert kinds <= {"illegal", "memory", "time"}
+    assert {"memory", "time"} <= kinds
+    ddp = next(one for one in found.rejected if one.change == "ddp")
+    assert ddp.reason.startswith("memory: "), "8B parameters, masters and moments do not fit one device"
+
+
+def test_what_fits_nowhere_says_by_how_much_and_what_would_do() -> None:
+    run = config("llama3.1-405b", "batch.sequence_length=8192", "batch.sequences=64")
+    with pytest.raises(LayoutError, match=r"No layout fits 8 × H100 .* GiB too many .* With this batch, \d+ devices"):
+        search_layouts(run, PlanTarget(ClusterCosts(devices=8), H100))
+
+
+def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
+    run = config("llama3.1-70b", "batch.sequence_length=4096", "batch.sequences=8")
+    roomy = search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=2e12), H100))
+    assert all(getattr(one.choice.engine, "cpu_offload", "none") != "none" for one in roomy.ranked)
+    with pytest.raises(LayoutError, match=r"host memory: .* GiB too many for one machine"):
+        search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
+
+
+def test_an_engine_that_the_config_names_is_kept() -> None:
+    run = config("llama3.2-1b", "batch.sequences=16", "engine.kind=deepspeed")
+    assert {
+        one.choice.engine.kind for one in search_layouts(run, PlanTarget(ClusterCosts(devices=4), H100)).ranked
+    } == {"deepspeed"}
+
+
+def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
+    output = tmp_path / "chosen.yaml"
+    words = ["model/llama3.2-1b", "gpus=16", "device=h100-sxm", "batch.sequence_length=2048", "batch.sequences=64"]
+    assert main(["plan", *words, "--output", str(output), "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"][0]
+    loaded = load_run_config(str(output))
+    layout = loaded.layout.resolve(16, loaded.model)
+    assert layout.model_dump() == best["layout"]
+    ledger = estimate_peak_memory(resolve_for_profile(loaded, H100), layout)
+    assert ledger.peak_bytes + ledger.driver_bytes == best["peak_bytes"]
+    assert loaded.batch.sequence_length == 2048
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE."),
+        (["gpus=many"], "gpus=many is not a number of devices"),
+        (["gpus=8", "device=h101"], "'h101' is not a device with a profile"),
+        (["cluster=nowhere.yaml"], "there is no cluster file nowhere.yaml"),
+    ],
+)
+def test_a_place_that_nobody_described_is_refused(words, message, capsys) -> None:
+    assert main(["plan", "model/llama3.2-1b", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,157 @@
+"""Published checks of every scaling law, and what must hold of any."""
+
+import json
+
+import pytest
+
+from launch.main import main
+from llmsys.estimate.scaling import law_comparison
+from llmsys.estimate.scaling.law import BudgetRequest, find_extrapolation
+from llmsys.estimate.scaling.published_laws import (
+    BESIROGLU,
+    CLARK,
+    DEEPSEEK,
+    DENSE,
+    HOFFMANN,
+    HOFFMANN_ROUNDED,
+    KAPLAN,
+    KRAJEWSKI,
+    LLAMA3,
+    LLAMA3_ROUNDED,
+    MUENNIGHOFF,
+)
+
+# Optima that follow from the published constants, at 1e21, Chinchilla's 5.76e23 and Llama 3's 3.8e25 FLOPs.
+OPTIMA = [
+    (HOFFMANN_ROUNDED, 1e21, 1824217696.8955524, 91363364663.27426, 2.328882940154319),
+    (HOFFMANN_ROUNDED, 5.76e23, 32189859151.368168, 2982305686662.804, 1.930748101731648),
+    (HOFFMANN, 5.76e23, 40310496396.3497, 2381513714345.9546, 1.9183870894160733),
+    (HOFFMANN, 3.8e25, 272867419853.7845, 23210295082963.875, 1.8110090173291498),
+    (BESIROGLU, 1e21, 2778459463.0676327, 59985279210.31961, 2.305528571261457),
+    (BESIROGLU, 3.8e25, 618666481038.7842, 10237072037100.225, 1.891707259174102),
+    (MUENNIGHOFF, 5.76e23, 69976580120.93462, 1371887563440.3867, 2.0260597952730937),
+]
+
+
+@pytest.mark.parametrize(("law", "flops", "parameters", "tokens", "loss"), OPTIMA)
+def test_a_closed_optimum_equals_the_published_one(law, flops, parameters, tokens, loss) -> None:
+    best = law.find_optimum(BudgetRequest(flops))
+    assert (best.parameters, best.tokens, best.loss) == pytest.approx((parameters, tokens, loss), rel=1e-12)
+
+
+@pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU, KRAJEWSKI])
+def test_no_neighbour_on_the_line_of_equal_cost_is_better(law) -> None:
+    best = law.find_optimum(BudgetRequest(1e22))
+    granularity = (1.0,) if law is KRAJEWSKI else ()
+    for factor in (0.9, 0.99, 1.01, 1.1):
+        assert law.loss(best.parameters * factor, best.tokens / factor, *granularity) > best.loss
+
+
+def test_laws_of_compute_give_what_their_papers_say() -> None:
+    assert LLAMA3.find_optimum(BudgetRequest(3.8e25)).tokens == pytest.approx(16.3e12, rel=0.01)
+    assert LLAMA3_ROUNDED.find_optimum(BudgetRequest(3.8e25)).tokens == pytest.approx(10.5e12, rel=0.01)
+    deepseek = DEEPSEEK.find_optimum(BudgetRequest(1e20))
+    assert 6 * deepseek.parameters == pytest.approx(0.1715 * 1e20**0.5243, rel=0.01), "their M, compute per token"
+    assert KAPLAN.predict_loss_from_parameters(85e6) == pytest.approx(2.87, abs=0.01)
+    assert KAPLAN.predict_loss_from_parameters(1e9) == pytest.approx(2.376, abs=0.001)
+    assert KAPLAN.find_optimum(BudgetRequest(8.64e19)).parameters == pytest.approx(1.3e9), "one PF-day"
+
+
+def test_batch_and_rate_are_those_of_the_67b_model_that_deepseek_trained() -> None:
+    found = law_comparison.predict_deepseek_rates(9.95e23)
+    assert found.learning_rate == pytest.approx(3.12e-4, rel=0.01)
+    assert found.batch_tokens == pytest.approx(20.7e6, rel=0.01)
+    assert law_comparison.predict_steplaw_rates(1e9, 1e11).learning_rate == pytest.approx(
+        1.79 * 1e9**-0.713 * 1e11**0.307
+    )
+    assert law_comparison.predict_kaplan_rates(1e21, 1.3e10).learning_rate is None, "its line crosses zero there"
+
+
+def test_repeated_tokens_are_worth_less_and_less() -> None:
+    new, again = MUENNIGHOFF.predict_loss(1e9, 2e10, 2e10), MUENNIGHOFF.predict_loss(1e9, 2e10, 1e10)
+    assert new < again < MUENNIGHOFF.predict_loss(1e9, 1e10, 1e10)
+    # Four readings are about as good as new text, forty are not (their figure 5).
+    four = MUENNIGHOFF.predict_loss(1e9, 4e10, 1e10) - MUENNIGHOFF.predict_loss(1e9, 4e10, 4e10)
+    forty = MUENNIGHOFF.predict_loss(1e9, 4e11, 1e10) - MUENNIGHOFF.predict_loss(1e9, 4e11, 4e11)
+    assert four < 0.02 < forty
+    # With little text a budget goes to repeating it rather than to size alone.
+    best = MUENNIGHOFF.find_optimum(BudgetRequest(1e22, unique_tokens=2e10))
+    assert best.parameters * best.tokens * 6 == pytest.approx(1e22)
+    for factor in (0.9, 1.1):
+        assert MUENNIGHOFF.predict_loss(best.parameters * factor, best.tokens / factor, 2e10) > best.loss
+
+
+@pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU, MUENNIGHOFF], ids=lambda law: law.name)
+def test_serving_makes_the_best_model_smaller_and_costs_what_it_costs(law) -> None:
+    alone, serving = law.find_optimum(BudgetRequest(1e22)), law.find_optimum(BudgetRequest(1e22, served_tokens=1e12))
+    assert serving.parameters < alone.parameters
+    assert serving.loss > alone.loss
+    assert serving.parameters * (6 * serving.tokens + 2 * 1e12) == pytest.approx(1e22)
+
+
+def test_experts_are_worth_their_dense_loss() -> None:
+    for law in CLARK:
+        assert law.compute_dense_equivalent(1e9, 1) == pytest.approx(1e9)
+        dense = law.compute_dense_equivalent(1e9, 64)
+        assert dense > 1e9
+        assert law.predict_loss(dense, 1) == pytest.approx(law.predict_loss(1e9, 64))
+    # The dense model of the same paper, log10 L = 0.078 (log10 3.568e13 - log10 N), is near one expert.
+    assert CLARK[0].predict_loss(1e9, 1) == pytest.approx((3.568e13 / 1e9) ** 0.078, rel=0.02)
+    assert KRAJEWSKI.predict_loss(1e9, 1e11, 8) < KRAJEWSKI.predict_loss(1e9, 1e11, 1), (
+        "finer experts are better in this law"
+    )
+
+
+def test_a_recommendation_beyond_the_runs_of_a_law_says_so() -> None:
+    assert find_extrapolation(BESIROGLU, 1e21, BESIROGLU.find_optimum(BudgetRequest(1e21))) is None
+    times, axis = find_extrapolation(BESIROGLU, 3e23, BESIROGLU.find_optimum(BudgetRequest(3e23)))
+    assert (axis, times) == ("FLOPs", pytest.approx(100))
+
+
+def test_the_answer_holds_every_law_even_when_one_is_marked(capsys) -> None:
+    assert main(["scale", "budget=5.76e23", "highlight=besiroglu_2024", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["law"] for row in answer["laws"]] == [law.name for law in DENSE]
+    assert [row["law"] for row in answer["laws"] if row["marked"]] == ["besiroglu_2024"]
+    chinchilla = [
+        row["tokens_per_parameter"] for row in answer["laws"] if "Hoffmann" in row["source"] + row["evidence"]
+    ]
+    assert (round(min(chinchilla)), round(max(chinchilla))) == (18, 93)
+    assert main(["scale", "budget=5.76e23"]) == 0
+    text = capsys.readouterr().out
+    assert "EXTRAPOLATED 192× beyond its runs in FLOPs" in text
+    assert "tokens per parameter, median" in text
+
+
+def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
+    from llmsys.config.scaling import ScalingLawConfig
+    from llmsys.estimate.scaling.compute_budget import Accelerator, convert_budget_to_flops
+
+    device = Accelerator("box", 1e15, 500)
+    money = convert_budget_to_flops(
+        ScalingLawConfig(budget="100USD", device="box", price_per_hour=2, utilisation=0.5), device
+    )
+    assert money.flops == pytest.approx(50 * 3600 * 5e14)
+    assert money.assumptions[0] == "2 USD per accelerator-hour"
+    energy = convert_budget_to_flops(ScalingLawConfig(budget="30kWh", device="box", pue=1.2), device)
+    assert energy.flops == pytest.approx(30 / 0.6 * 3600 * 4e14)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["budget=20q"], "'20q' is not a budget. Write FLOPs (1e21), hours (5000h)"),
+        (["budget=-1"], "-1 buys nothing"),
+        (["budget=50h"], "device: is missing: 50h buys operations of a device"),
+        (["budget=9EUR", "device=h100"], "price_per_hour: is missing: 9EUR buys hours. Set EUR per accelerator-hour"),
+        (["budgt=1"], "budgt: unknown key. Did you mean budget?"),
+        (
+            ["budget=1e21", "highlight=chinchilla"],
+            "highlight=chinchilla is not a law in this table. Use one of kaplan_2020,",
+        ),
+        (["fit", "nowhere"], "nowhere cannot be read"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_says_why(words, message, capsys) -> None:
+    assert main(["scale", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,197 @@
+"""Operations equal those that PyTorch counts, and the conventions differ in attention alone."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from llmsys.config.load import build_model_config
+from llmsys.config.model import ModelConfig
+from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.model import latent_attention, multi_head_attention
+from llmsys.model.experts import GroupedExperts
+from llmsys.model.scaled_dot_product import compute_eager_attention
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from tests.helpers.model_sections import DECODERS, ENCODERS, MIXTURES, MOE, PAIRS, SHAPE, VARIANTS
+from tests.helpers.paths import TEST_DATA
+from tests.reference import flops as reference
+
+COUNTED: list[dict[str, Any]] = json.loads((TEST_DATA / "estimate" / "counted_flops.json").read_text())
+TINY: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SEQUENCES, SOURCE, TARGET = 2, 9, 7
+
+
+@pytest.mark.parametrize("row", COUNTED, ids=lambda row: row["case"])
+def test_full_attention_equals_the_counter_to_the_last_operation(row: dict[str, Any]) -> None:
+    model = build_model_config(row["config"])
+    flops = count_flops(model, row["sequence_length"], row["sequences"], "full")
+    assert (flops.forward, flops.forward_backward) == (row["forward"], row["forward_backward"])
+    assert count_parameters(model).total == row["parameters"]
+
+
+def plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, *, scale: Any = None, softcap: Any = None, **rest: Any
+) -> torch.Tensor:
+    return compute_eager_attention(q, k, v, mask, scale, softcap, rest.get("sinks_H"))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], int]:
+    """What PyTorch counts in a forward pass of our own module, with the plain paths of attention and experts."""
+    for module in (multi_head_attention, latent_attention):
+        monkeypatch.setattr(module, "attend", plain)
+
+    def count(config: ModelConfig) -> int:
+        model = Transformer(config)
+        for layer in model.list_moe_layers():
+            layer.eval()  # what the trainer observes costs a product of its own
+        for module in model.modules():
+            if isinstance(module, GroupedExperts):
+                module.grouped = False
+        pairs = config.family == "encoder_decoder"
+        tokens_BT = torch.ones(SEQUENCES, TARGET if pairs else SOURCE, dtype=torch.long)
+        source_BS = torch.ones(SEQUENCES, SOURCE, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens_BT, **({"source_BS": source_BS} if pairs else {}))
+            if config.head.kind == "features" and config.head.pooler:
+                model.pool_first_position(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
+            if config.head.kind == "mlm" and config.head.next_sentence:
+                model.compute_next_sentence_logits(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
+        return counter.get_total_flops()
+
+    return count
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_every_architecture_equals_the_counter_on_our_own_module(
+    changes: dict[str, Any], counted: Callable[[ModelConfig], int]
+) -> None:
+    config = ModelConfig.model_validate(SHAPE | changes)
+    assert count_flops(config, SOURCE, SEQUENCES, "full", target_length=TARGET).forward == counted(config)
+
+
+RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, parallel", "parallel with two norms", "post",
+    "transformer-xl", "latent with biases", "norm over heads, output norms", "gated shared expert of its own width",
+    "experts without a gate", "predicts further with experts and latents", "masked language model",
+    "grouped, norm of each head", "experts in the decoder"]  # fmt: skip
+
+
+def trained(config: ModelConfig, recompute: Any) -> int:
+    """What PyTorch counts in forward and backward."""
+    model = Transformer(config).train()
+    apply_activation_checkpoint(model, recompute)
+    for module in model.modules():
+        if isinstance(module, GroupedExperts):
+            module.grouped = False
+    tokens_BT = torch.ones(SEQUENCES, TARGET if config.family == "encoder_decoder" else SOURCE, dtype=torch.long)
+    source = {"source_BS": torch.ones(SEQUENCES, SOURCE, dtype=torch.long)}
+    with FlopCounterMode(display=False) as counter:
+        output = model(tokens_BT, **(source if config.family == "encoder_decoder" else {}))
+        torch.stack([one.sum() for one in (output, *model.predicted)]).sum().backward()
+    return counter.get_total_flops()
+
+
+def repeated(config: ModelConfig, recompute: Any) -> int:
+    counts = (
+        count_flops(config, SOURCE, SEQUENCES, "hardware", target_length=TARGET, recompute=what)
+        for what in ("none", recompute)
+    )
+    once, more = (count.forward_backward for count in counts)
+    return more - once
+
+
+@pytest.mark.parametrize("dropout", [{}, {"dropout": {"residual": 0.1}}], ids=["", "dropout"])
+@pytest.mark.parametrize("name", RECOMPUTED)
+@pytest.mark.usefixtures("counted")
+def test_the_counter_sees_what_blocks_recompute(name: str, dropout: dict[str, Any]) -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS[name] | dropout)
+    assert trained(config, "full") - trained(config, "none") == repeated(config, "full") > 0
+
+
+@pytest.mark.parametrize("name", ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"])
+def test_the_counter_sees_what_is_recomputed_selectively(name: str) -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS[name])
+    assert trained(config, "selective") - trained(config, "none") == repeated(config, "selective")
+    assert (repeated(config, "selective") > 0) is (name in ("sinks", "sandwich, capped, windows"))
+
+
+def test_distances_are_repeated_where_no_kernel_knows_them() -> None:
+    config = ModelConfig.model_validate(SHAPE | VARIANTS["transformer-xl"])
+    heads, distances = 4 * 6, 2 * SOURCE - 1
+    assert repeated(config, "selective") == 3 * SEQUENCES * 2 * heads * SOURCE * distances
+
+
+def test_experts_that_choose_are_counted_by_their_room(counted: Callable[[ModelConfig], int]) -> None:
+    routing = {"kind": "expert_choice", "factor": 1.5}
+    config = ModelConfig.model_validate(SHAPE | {"moe": MOE | {"routing": routing, "balance": {"kind": "none"}}})
+    assert count_flops(config, SOURCE, SEQUENCES, "full").forward == counted(config)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both sides"])
+@pytest.mark.parametrize("window", [None, 1, 3, 64, 100])
+@pytest.mark.parametrize("documents", [(), (5,), (1, 9, 2)], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 7, 64])
+def test_pairs_are_those_that_a_mask_lets_through(
+    length: int, documents: tuple[int, ...], window: int | None, causal: bool
+) -> None:
+    ours = sum(count_visible_pairs(one, window, causal=causal) for one in iter_document_lengths(length, documents))
+    assert ours == reference.visible_pairs(length, window, documents, causal=causal)
+
+
+@pytest.mark.parametrize("documents", [(), (16, 40)], ids=["one document", "packed"])
+def test_causal_attention_counts_windows_layer_by_layer(documents: tuple[int, ...]) -> None:
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    model = ModelConfig.model_validate(TINY | {"sliding_window": 8, "layer_types": kinds})
+    flops = count_flops(model, 64, 3, "causal", documents=documents)
+    pairs = sum(reference.visible_pairs(64, window, documents) for window in (8, 8, None))
+    assert flops.attention == 3 * 4 * 24 * pairs
+
+
+@pytest.mark.parametrize("changes", (ENCODERS | PAIRS).values(), ids=ENCODERS | PAIRS)
+def test_what_sees_everything_costs_the_same_in_every_convention(changes: dict[str, Any]) -> None:
+    model = ModelConfig.model_validate(SHAPE | changes | {"sliding_window": None})
+    causal, full = (count_flops(model, SOURCE, 1, name, target_length=TARGET) for name in ("causal", "full"))
+    seen = reference.visible_pairs(TARGET) - TARGET**2 if model.family == "encoder_decoder" else 0
+    width = model.num_attention_heads * model.head_dim
+    assert causal.attention - full.attention == 4 * width * seen * model.num_hidden_layers
+
+
+@pytest.mark.parametrize("changes", (DECODERS | MIXTURES).values(), ids=DECODERS | MIXTURES)
+def test_backward_is_twice_forward_and_causal_is_never_more(changes: dict[str, Any]) -> None:
+    model = ModelConfig.model_validate(SHAPE | changes)
+    causal, full, hardware = (count_flops(model, 32, 2, name) for name in ("causal", "full", "hardware"))
+    assert causal.forward < full.forward == hardware.forward
+    assert full.forward_backward == 3 * full.forward
+
+
+def test_a_document_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"A document of 0 tokens is none\. Give lengths of 1 token or more\."):
+        list(iter_document_lengths(8, (3, 0)))
+
+
+def test_conventions_differ_in_attention_alone() -> None:
+    model = ModelConfig.model_validate(TINY)
+    causal, full, hardware = (count_flops(model, 128, 2, name) for name in ("causal", "full", "hardware"))
+    assert causal.forward - causal.attention == full.forward - full.attention
+    assert full.attention == full.tokens * 128 * 4 * 24 * 3
+    assert hardware.forward_backward == full.forward_backward == 3 * full.forward
+
+
+def test_twice_the_batch_is_twice_the_work_and_attention_grows_with_length() -> None:
+    model = ModelConfig.model_validate(TINY)
+    assert count_flops(model, 64, 6).forward == 2 * count_flops(model, 64, 3).forward
+    shares = [count_flops(model, length, 1).attention_share for length in (16, 64, 256, 4096)]
+    assert shares == sorted(shares)
+    assert count_flops(model, 64, 2, "full").flops_per_token == count_flops(model, 64, 2, "full").forward_backward / 128

@@ -1,0 +1,128 @@
+"""The peak of a step: against tensors that are alive while FSDP2 runs it, and against torch's own tracker of memory.
+
+Both run one of several pretended ranks, whose collectives do nothing, on a CPU: nothing is reserved there.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
+from llmsys.config.objective import LossConfig
+from llmsys.config.run import RunConfig
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp, materialize_parameters
+from llmsys.train import linear_cross_entropy
+from tests.helpers.live_memory import Followed
+from tests.llmsys.estimate.test_state_memory import pretended_ranks
+
+ON_CPU = MemoryProfile(device="cpu", measured="allocated", evaluation="none")
+MODEL = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
+LARGE = {"hidden_size": 256, "intermediate_size": 1024}
+
+
+def run_of(sequences: int = 2, length: int = 128, shard: int = 4, **changes: Any) -> RunConfig:
+    """`sequences` for each rank; changes of the model, `train` for the run."""
+    train = {"precision": "bf16"} | changes.pop("train", {})
+    return RunConfig.model_validate(
+        {
+            "model": MODEL | changes,
+            "batch": {"sequence_length": length, "sequences": sequences * shard, "attention_scope": "window"},
+            "layout": {"shard": shard},
+            "train": train,
+        }
+    )
+
+
+class Rank:
+    """Rank 0 of the layout with its model in shards, and a step."""
+
+    def __init__(self, config: RunConfig) -> None:
+        dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+        meshes = build_device_meshes(config.layout, torch.device("cpu"))
+        with torch.device("meta"):
+            self.model = Transformer(config.model)
+        apply_activation_checkpoint(self.model, config.train.activation_checkpoint)
+        apply_expert_parallel(self.model, meshes)
+        apply_fsdp(self.model, meshes, dtype)
+        materialize_parameters(
+            self.model, torch.device("cpu"), lambda name, shape: torch.zeros(shape).normal_(std=0.02)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
+        shape = config.batch.sequences_per_step // config.layout.data_parallel_size, config.batch.sequence_length
+        self.tokens_BT = torch.randint(0, config.model.vocab_size, shape)
+        self._loss = linear_cross_entropy.build_training_loss(LossConfig())
+        linear_cross_entropy._logits_buffers.clear()  # buffers that larger tests left
+
+    def backward(self) -> None:
+        loss: Tensor = self.model(self.tokens_BT, finish=lambda head, x, places: self._loss(head, x, self.tokens_BT))
+        loss.backward()
+
+    def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state_bytes(self) -> int:
+        """Masters and both moments."""
+        return 3 * sum(one.to_local().nbytes for one in self.model.parameters())  # type: ignore[attr-defined]
+
+
+CASES: dict[str, RunConfig] = {
+    "nothing again": run_of(),
+    "blocks again": run_of(train={"activation_checkpoint": "full"}),
+    "selected again": run_of(train={"activation_checkpoint": "selective"}),
+    "fp32": run_of(train={"precision": "fp32"}),
+    "vocabulary": run_of(vocab_size=8192),
+    "batch": run_of(sequences=6),
+    "weights": run_of(1, 64, 8, **LARGE, train={"activation_checkpoint": "full"}),
+    "experts": run_of(moe=MOE),
+    "two ranks": run_of(1, 256, 2, **LARGE, vocab_size=2048, train={"activation_checkpoint": "selective"}),
+}
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+def test_the_peak_is_that_of_living_tensors_or_up_to_a_tenth_above(config: RunConfig) -> None:
+    with pretended_ranks(config.layout.world_size):
+        rank = Rank(config)
+        rank.step()
+        with Followed(*rank.model.parameters()) as followed:
+            rank.backward()
+    measured = followed.peak_bytes + rank.state_bytes()
+    ledger = estimate_peak_memory(config, config.layout, system=ON_CPU)
+    assert measured * 0.99 < ledger.peak_bytes < measured * 1.12, ledger.peak_instant
+
+
+@pytest.mark.parametrize("name", ["nothing again", "selected again", "fp32", "vocabulary"])
+@pytest.mark.filterwarnings("ignore")
+def test_the_peak_is_that_of_torchs_tracker_within_a_few_percent(name: str) -> None:
+    config = CASES[name]
+    with pretended_ranks(config.layout.world_size):
+        rank = Rank(config)
+        rank.step()
+        tracker = FSDPMemTracker(rank.model, rank.optimizer)
+        tracker.track_inputs((rank.tokens_BT,))
+        with tracker:
+            rank.step()
+        peak = {str(kind): size for kind, size in tracker.get_tracker_snapshot("peak")[torch.device("cpu")].items()}
+    ledger = estimate_peak_memory(config, config.layout, system=ON_CPU)
+    items = {item.name: item.bytes for item in ledger.peak.items}
+    by_kind = {kind.rpartition(".")[2]: size for kind, size in peak.items()}
+    assert items["masters"] == by_kind["SHARDED_PARAM"]
+    assert items["moments"] == pytest.approx(by_kind["OPT"], rel=1e-3)  # it counts the steps too
+    assert ledger.peak_bytes == pytest.approx(by_kind["Total"], rel=0.05)

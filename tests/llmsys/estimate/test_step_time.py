@@ -1,0 +1,159 @@
+"""Laws of the time of a step: more of a resource is never slower, and work that is split is less."""
+
+from typing import Any
+
+import pytest
+
+from llmsys.config.load import load_model_config
+from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.estimate.communication_time import (
+    RankGroup,
+    estimate_all_gather_seconds,
+    estimate_all_reduce_seconds,
+    estimate_all_to_all_seconds,
+)
+from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
+from llmsys.estimate.software_profile import COMPILED, EAGER
+from llmsys.estimate.step_time import StepTime, estimate_step_time
+
+H100 = load_device_profile("h100-sxm")
+DENSE, MOE = load_model_config("model/llama3.1-8b"), load_model_config("model/qwen3-30b-a3b")
+
+
+def run(model: ModelConfig = DENSE, sequences: int = 64, **train: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": model,
+            "batch": {"sequence_length": 4096, "sequences": sequences, "micro_sequences": 1},
+            "train": {"tokens": sequences * 4096 * 1000, **train},
+            "schedule": {"kind": "cosine", "warmup_tokens": 0},
+        }
+    )
+
+
+def seconds(config: RunConfig, layout: ParallelLayout, device: DeviceProfile = H100, **more: Any) -> StepTime:
+    return estimate_step_time(config, layout, device, software=more.pop("software", COMPILED), **more)
+
+
+def scaled(field: str, factor: float) -> DeviceProfile:
+    """The device with one bandwidth or peak times a factor."""
+    if field in ("node", "network"):
+        link = H100.get_interconnect(field)  # type: ignore[arg-type]
+        return H100.model_copy(update={field: link.model_copy(update={"bandwidth": link.bandwidth * factor})})
+    if field == "peak_flops":
+        return H100.model_copy(update={field: {name: one * factor for name, one in H100.peak_flops.items()}})
+    return H100.model_copy(update={field: getattr(H100, field) * factor})
+
+
+LAYOUTS = (
+    ParallelLayout(shard=1),
+    ParallelLayout(shard=64),
+    ParallelLayout(shard=16, replicate=4),
+    ParallelLayout(shard=8, tensor=8),
+    ParallelLayout(shard=8, context=8),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("field", ["node", "network", "memory_bandwidth", "peak_flops"])
+def test_more_bandwidth_or_peak_is_never_slower(layout: ParallelLayout, field: str) -> None:
+    plain = seconds(run(), layout).seconds.p50
+    assert seconds(run(), layout, scaled(field, 2)).seconds.p50 <= plain
+    assert seconds(run(), layout, scaled(field, 0.5)).seconds.p50 >= plain
+
+
+def test_every_resource_is_felt_by_the_layout_that_needs_it() -> None:
+    for field, layout in (("peak_flops", LAYOUTS[0]), ("network", LAYOUTS[1]), ("node", LAYOUTS[3])):
+        assert seconds(run(), layout, scaled(field, 0.5)).seconds.p50 > 1.01 * seconds(run(), layout).seconds.p50
+
+
+def test_a_tensor_split_shares_compute_and_pays_in_traffic() -> None:
+    one, split = (
+        seconds(run(sequences=1), ParallelLayout(shard=1)),
+        seconds(run(sequences=1), ParallelLayout(shard=1, tensor=8)),
+    )
+    assert one.parts["products"] / 8 < split.parts["products"] < one.parts["products"] / 5
+    assert split.parts["attention"] == pytest.approx(one.parts["attention"] / 8)
+    assert one.parts["tensor"] == 0 < split.parts["tensor"]
+
+
+def test_a_context_split_shares_a_sequence_and_experts_exchange_over_their_axis() -> None:
+    one, split = (
+        seconds(run(sequences=1), ParallelLayout(shard=1)),
+        seconds(run(sequences=1), ParallelLayout(shard=1, context=4)),
+    )
+    assert split.parts["attention"] == pytest.approx(one.parts["attention"] / 4)
+    assert one.parts["context"] == 0 < split.parts["context"]
+    dealt = seconds(run(MOE), ParallelLayout(shard=8, expert=8))
+    assert dealt.parts["expert"] > 0 == seconds(run(MOE), ParallelLayout(shard=8)).parts["expert"]
+
+
+def test_work_grows_with_the_batch_and_shrinks_with_ranks() -> None:
+    layout = ParallelLayout(shard=8)
+    assert seconds(run(sequences=128), layout).parts["products"] == pytest.approx(
+        2 * seconds(run(sequences=64), layout).parts["products"]
+    )
+    assert seconds(run(), ParallelLayout(shard=64)).seconds.p50 < seconds(run(), layout).seconds.p50 / 6
+
+
+def test_recomputation_costs_a_forward_and_counts_as_hardware_utilisation_only() -> None:
+    plain, block = (
+        seconds(run(), ParallelLayout(shard=8)),
+        seconds(run(activation_checkpoint="full"), ParallelLayout(shard=8)),
+    )
+    selective = seconds(run(activation_checkpoint="selective"), ParallelLayout(shard=8))
+    assert plain.seconds.p50 < selective.seconds.p50 < block.seconds.p50
+    assert block.parts["recomputation"] > plain.parts["products"] / 4
+    assert plain.hfu == pytest.approx(plain.mfu)
+    assert block.hfu == pytest.approx(block.mfu * 4 / 3, rel=0.08)
+    assert block.mfu < plain.mfu < plain.full_mfu
+
+
+def test_a_pipelines_bubble_is_that_of_the_formula() -> None:
+    # Narayanan 2021, 2.2: (p − 1) / (v · m) of the time without it.
+    for stages, parts in ((4, 1), (4, 2), (8, 1)):
+        step = seconds(run(sequences=16), ParallelLayout(shard=1), pipeline=stages, interleave=parts)
+        ideal = sum(step.parts.values()) - sum(step.parts[name] for name in ("bubble", "data", "optimizer"))
+        assert step.parts["bubble"] == pytest.approx(ideal * (stages - 1) / (parts * 16))
+
+
+def test_eager_and_unfused_programs_are_slower_and_small_steps_wait_for_the_host() -> None:
+    layout = ParallelLayout(shard=8)
+    assert seconds(run(), layout, software=EAGER).seconds.p50 > seconds(run(), layout).seconds.p50
+    unfused = COMPILED.model_copy(update={"attention": "unfused"})
+    assert seconds(run(), layout, software=unfused).parts["attention"] > 2 * seconds(run(), layout).parts["attention"]
+    small = RunConfig.model_validate({"batch": {"sequence_length": 512, "sequences": 8}})
+    assert seconds(small, layout, software=EAGER).parts["host"] > 0
+    assert seconds(run(), layout, software=EAGER).parts["host"] == 0
+
+
+def test_utilisation_is_operations_over_the_peak() -> None:
+    step = seconds(run(), ParallelLayout(shard=8))
+    assert step.tokens_per_second_per_device == pytest.approx(64 * 4096 / step.seconds.p50 / 8)
+    assert 0.2 < step.mfu < 0.7
+    assert step.seconds.p10 < step.seconds.p50 < step.seconds.p90
+    assert sum(step.parts.values()) == pytest.approx(step.seconds.p50)
+
+
+def test_experts_are_less_certain_than_dense_models() -> None:
+    dense, moe = seconds(run(), ParallelLayout(shard=8)).seconds, seconds(run(MOE), ParallelLayout(shard=8)).seconds
+    assert moe.p90 / moe.p50 > dense.p90 / dense.p50
+
+
+def test_collectives_follow_their_volumes_and_links() -> None:
+    inside, across = RankGroup(8), RankGroup(8, stride=8)
+    wire = H100.get_interconnect("node").bandwidth * H100.efficiency.links
+    assert estimate_all_gather_seconds(inside, 8e9, H100) == pytest.approx(7e9 / wire, rel=1e-2)
+    assert estimate_all_reduce_seconds(inside, 8e9, H100) == 2 * estimate_all_gather_seconds(inside, 8e9, H100)
+    assert estimate_all_gather_seconds(across, 8e9, H100) > 8 * estimate_all_gather_seconds(inside, 8e9, H100)
+    assert estimate_all_gather_seconds(RankGroup(64), 8e9, H100) < estimate_all_gather_seconds(
+        RankGroup(8, stride=8), 8e9, H100
+    )
+    assert (
+        estimate_all_gather_seconds(RankGroup(1), 8e9, H100)
+        == estimate_all_to_all_seconds(RankGroup(1), 8e9, H100)
+        == 0
+    )
+    assert estimate_all_to_all_seconds(RankGroup(64), 8e9, H100) > estimate_all_to_all_seconds(inside, 8e9, H100)

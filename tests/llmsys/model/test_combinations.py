@@ -1,0 +1,111 @@
+"""Every combination that a model section can say builds without memory, with the tensors of the estimate, and runs."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from llmsys.config.model import ModelConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.parameter_count import count_parameters
+from llmsys.model.initialization import initialize_parameters
+from llmsys.model.transformer import Transformer
+from tests.helpers.model_choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, config_of, source_for
+from tests.helpers.tiny_model import relative_error, tiny_config, tiny_tokens
+
+RESIDUALS = [
+    {"kind": kind} | more
+    for kind, more in [
+        ("pre", {}),
+        ("post", {}),
+        ("deepnorm", {"final_norm": True}),
+        ("sandwich", {}),
+        ("output", {}),
+        ("parallel", {}),
+        ("parallel", {"norms": 2}),
+    ]
+]
+POSITIONS = [{"kind": kind} for kind in ("rope", "learned", "sinusoidal", "alibi", "transformer_xl", "none")] + [
+    BUCKETS
+]
+ATTENTIONS = [
+    {"kind": "multi_head"},
+    {"kind": "multi_head", "sinks": True, "logit_softcap": 4.0, "qk_norm": "full", "qkv_bias": True},
+    LATENT,
+]
+HEADS = {"decoder": "lm", "encoder": "mlm", "encoder_decoder": "lm"}
+
+
+def legal(**changes: Any) -> ModelConfig | None:
+    try:
+        return tiny_config(num_key_value_heads=4, **changes)
+    except ValidationError:
+        return None
+
+
+@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("attention", ATTENTIONS, ids=["plain", "all", "latent"])
+@torch.no_grad()
+def test_every_combination_builds_and_runs(family: str, attention: dict[str, Any]) -> None:
+    shared = {"family": family, "attention": attention, "head": {"kind": HEADS[family]}, "num_hidden_layers": 1}
+    ran = 0
+    for residual, position, more in product(RESIDUALS, POSITIONS, [{}, SLIDING | {"layer_types": []}]):
+        config = legal(residual=residual, position=position, **shared, **more)
+        if config is None:
+            continue
+        with torch.device("meta"):
+            model = Transformer(config)
+        assert sum(p.numel() for p in model.parameters()) == count_parameters(config).total
+        model.to_empty(device="cpu")
+        initialize_parameters(model, seed=0)
+        assert model(tiny_tokens(1, 4), **{k: v[:1] for k, v in source_for(config).items()}).isfinite().all()
+        ran += 1
+    assert ran >= 14
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_ties_and_casts_survive_the_meta_device(name: str) -> None:
+    config = config_of(name)
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to_empty(device="cpu")
+    initialize_parameters(model, seed=0)
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    if config.head.kind in ("lm", "mlm"):
+        assert (model.head.weight is model.embed.weight) is config.tie_word_embeddings
+    exact = model(tiny_tokens(), **source_for(config))
+    rounded = model.bfloat16()(tiny_tokens(), **source_for(config))
+    assert rounded.dtype == torch.bfloat16
+    assert relative_error(rounded, exact) < 0.1
+
+
+@torch.no_grad()
+def test_a_tied_encoder_decoder_has_one_matrix_for_source_target_and_head() -> None:
+    model = Transformer(config_of("original"))
+    assert [name for name, p in model.named_parameters() if p.shape == (37, 16)] == ["embed.weight"]
+
+
+def test_windows_of_an_encoder_decoder_are_the_decoders() -> None:
+    model = Transformer(tiny_config(family="encoder_decoder", sliding_window=2))
+    assert model.shared.windows == {"sliding_attention": 2}
+    assert model.encoder.shared.windows == {"full_attention": None}
+
+
+def test_the_permutation_head_is_counted_and_not_built() -> None:
+    config = tiny_config(family="encoder", head={"kind": "permutation"})
+    with pytest.raises(ConfigError, match=r"permutation \(XLNet\) is counted by `llmsys estimate` and not built"):
+        Transformer(config)
+
+
+def test_dropout_works_in_training_alone() -> None:
+    places = ("embedding", "residual", "attention", "activation", "final")
+    for place in places:
+        model = Transformer(tiny_config(dropout={place: 0.4}))
+        initialize_parameters(model, seed=0)
+        torch.manual_seed(0)
+        first, second = model(tiny_tokens()), model(tiny_tokens())
+        assert not torch.equal(first, second), place
+        model.eval()
+        assert torch.equal(model(tiny_tokens()), model(tiny_tokens())), place

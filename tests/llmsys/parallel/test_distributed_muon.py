@@ -1,0 +1,84 @@
+"""Muon under FSDP2, replicas, dealt experts and accelerate against one process with whole matrices, in fp32."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.objective import LossConfig
+from llmsys.config.optimizer import MuonConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.engine.accelerate_engine import AccelerateEngine
+from llmsys.engine.torch_engine import TorchEngine
+from llmsys.model.initialization import initialize_parameters
+from llmsys.model.transformer import Transformer
+from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.linear_cross_entropy import build_training_loss
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
+from tests.llmsys.engine.test_parity import STEPS, mean_loss, share_of, whole_state
+
+RATE = 1e-2
+MUON = MuonConfig(learning_rate=RATE, embedding_lr_multiplier=2.0, max_grad_norm=0)
+LAYOUTS = {
+    "shard=4": ParallelLayout(),
+    "replicate=2 shard=2": ParallelLayout(replicate=2),
+    "expert=2": ParallelLayout(expert=2),
+    "expert=4": ParallelLayout(expert=4),
+    "tensor=2": ParallelLayout(tensor=2),
+    "accelerate": ParallelLayout(replicate=4),
+}
+
+
+def plain() -> dict[str, Any]:
+    model = Transformer(tiny_config())
+    initialize_parameters(model, seed=7)
+    named = dict(model.named_parameters())
+    optimizer = build_optimizer(named, MUON, compute_dtype=torch.float32)
+    for step in range(STEPS):
+        mean_loss(model, sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * group["rate_scale"]
+        optimizer.step()
+        optimizer.zero_grad()
+        update_expert_balance(model)
+    state = {f"parameter/{name}": parameter.detach().numpy() for name, parameter in named.items()}
+    for name, parameter in named.items():
+        kept = optimizer.state[parameter]
+        state |= {f"{ours}/{name}": kept[theirs].numpy() for ours, theirs in MOMENTS.items() if theirs in kept}
+    return state
+
+
+def split(rank: int) -> dict[str, dict[str, Any]]:
+    states = {}
+    for label, layout in LAYOUTS.items():
+        fitted = layout.resolve(4, tiny_config())
+        with torch.device("meta"):
+            model = Transformer(tiny_config())
+        engine = (AccelerateEngine if label == "accelerate" else TorchEngine)(
+            model,
+            meshes=build_device_meshes(fitted, torch.device("cpu")),
+            optimizer=MUON,
+            loss=build_training_loss(LossConfig()),
+            compute_dtype=torch.float32, seed=7, device=torch.device("cpu"),
+        )  # fmt: skip
+        for step in range(STEPS):
+            engine.train_step(share_of(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1), RATE)
+            update_expert_balance(engine.module)
+        states[label] = whole_state(engine)
+    return states
+
+
+@pytest.mark.distributed
+def test_muon_takes_the_same_steps_in_every_layout() -> None:
+    oracle = plain()
+    states = run_ranks(split, 4)[0]
+    for label, state in states.items():
+        assert {name for name in state if not name.startswith("buffer/")} == oracle.keys(), label
+        for name, value in oracle.items():
+            apart = abs(state[name] - value).max()
+            assert apart < 1e-4 * max(1.0, abs(value).max()), f"{label}: {name} differs by {apart}"
+    assert any(name.startswith("second_moment/embed") for name in oracle)
+    assert not any(name.startswith("second_moment/") and "_proj" in name for name in oracle if "bias" not in name)

@@ -1,0 +1,71 @@
+"""Tensor and context axes against one process: loss, norm, expert report and every parameter's gradient in fp32."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.parallel_layout import ParallelLayout
+from tests.helpers.ranks import run_ranks
+from tests.helpers.sharded_steps import all_gradients, plain_gradients
+from tests.helpers.tiny_model import relative_error
+
+TENSOR, CONTEXT = ParallelLayout(tensor=2), ParallelLayout(context=2)
+CASES: dict[int, list[tuple[Any, ...]]] = {
+    2: [
+        ("llama", TENSOR),
+        ("tied, own head_dim, one key", TENSOR),
+        ("tied, own head_dim, one key", CONTEXT),
+        ("learned, offset", TENSOR),
+        ("learned, offset", CONTEXT),
+        ("sinusoidal", CONTEXT),
+        ("relative bias, windows", TENSOR),
+        ("qk norm of heads", TENSOR),
+        ("qk norm of all", CONTEXT),
+        ("sinks, softcap, alibi", TENSOR),
+        ("sinks, softcap, alibi", CONTEXT),
+        ("windows, own theta", CONTEXT),
+        ("latent", TENSOR),
+        ("latent, no query latent", CONTEXT),
+        ("scaled embedding, capped head", TENSOR),
+        ("parallel, two norms", TENSOR),
+        ("feed-forward clamped", TENSOR),
+        ("bert", TENSOR),
+        ("bert", CONTEXT),
+        ("experts, evenness over the batch", ParallelLayout(tensor=2, expert=2)),
+        ("experts, evenness of sequences", TENSOR),
+        ("experts, all tokens on one", ParallelLayout(tensor=2, expert=2)),
+        ("experts, latent attention, further tokens", ParallelLayout(context=2, expert=2)),
+        ("experts, evenness of sequences", CONTEXT, "selective"),
+        ("experts, latent attention, further tokens", TENSOR, "full"),
+    ],
+    4: [
+        ("llama", TENSOR),
+        ("tied, own head_dim, one key", ParallelLayout(tensor=2, context=2)),
+        ("learned, offset", ParallelLayout(tensor=4)),
+        ("relative bias", ParallelLayout(tensor=2, context=2)),
+        ("qk norm of all", ParallelLayout(tensor=2, context=2)),
+        ("qk norm of all", ParallelLayout(tensor=4)),
+        ("alibi encoder", ParallelLayout(context=4)),
+        ("latent, no query latent", ParallelLayout(tensor=2, context=2)),
+        ("bert", ParallelLayout(tensor=2, replicate=2)),
+        ("experts, all tokens on one", ParallelLayout(tensor=2, expert=4)),
+        ("experts, latent attention, further tokens", ParallelLayout(tensor=2, context=2, expert=2)),
+        ("experts, evenness of sequences", ParallelLayout(context=2, replicate=2, expert=2)),
+    ],
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", sorted(CASES))
+def test_axes_change_no_gradient(world_size: int) -> None:
+    cases = CASES[world_size]
+    for (name, *layout), found in zip(cases, run_ranks(all_gradients, world_size, cases)[0], strict=True):
+        expected = plain_gradients(name)
+        text = f"{name}, {layout}"
+        assert found.keys() == expected.keys(), text
+        largest = max(float(value.norm()) for value in expected.values())
+        for key, value in expected.items():
+            ours = torch.from_numpy(found[key])
+            close = relative_error(ours, value) < 2e-5 or float((ours - value).norm()) < 1e-7 * largest
+            assert close, f"{text}: {key} is off by {relative_error(ours, value):.1e}"

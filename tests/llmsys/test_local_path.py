@@ -1,0 +1,136 @@
+"""Laws of local paths: a URL is refused wherever a path of this machine is meant, by its key, and nothing is made."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from launch.main import main
+from llmsys.config.load import load_run_config
+from llmsys.config.run import RunConfig
+from llmsys.config.section import Section, list_section_types
+from llmsys.errors import ConfigError
+from llmsys.local_path import find_url_violation
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/run", "gs://b/run", "s3:/b/run", "hf://x/y", "https://h/x", "simplecache::s3://b/c"]
+)
+def test_urls_are_refused_with_what_to_do(url: str) -> None:
+    said = find_url_violation(url)
+    assert said is not None
+    assert "is a URL, and a path of this machine is needed. Copy it here, or mount the storage" in said
+    assert find_url_violation(Path(url)) is not None
+
+
+def test_the_path_in_a_file_url_is_named() -> None:
+    assert "Write it as /data/x" in str(find_url_violation("file:///data/x"))
+
+
+@pytest.mark.parametrize("path", ["runs/a", "/abs/s3:/x", "../x", "a:b", "C:/x", "runs//x", "./s3", "host:8", "3://x"])
+def test_paths_are_paths(path: str) -> None:
+    assert find_url_violation(path) is None
+
+
+def path_fields(section: type[BaseModel], seen: set[type[BaseModel]]) -> Iterator[tuple[type[BaseModel], str]]:
+    """Every field that holds a path, in a section and those inside it."""
+    if section in seen:
+        return
+    seen.add(section)
+    for name, field in section.model_fields.items():
+        if field.annotation is Path or Path in flat_types(field.annotation):
+            yield section, name
+        for inner in list_section_types(field.annotation):
+            yield from path_fields(inner, seen)
+
+
+def flat_types(annotation: Any) -> set[Any]:
+    return {annotation}.union(*(flat_types(one) for one in get_args(annotation) if not isinstance(one, str)), set())
+
+
+def test_no_field_of_a_config_takes_a_url_for_a_path() -> None:
+    found = list(path_fields(RunConfig, set()))
+    assert len(found) > 15
+    for section, name in found:
+        field = section.model_fields[name]
+        adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+        value: Any = ["s3://b/x"] if "tuple" in str(field.annotation) else "s3://b/x"
+        with pytest.raises(ValidationError, match="is a URL, and a path of this machine is needed"):
+            adapter.validate_python(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("run.folder=s3://b/run", "run.folder"),
+        ("data.folder=gs://b/data", "data.folder"),
+        ("train.init_from=s3://b/run", "train.init_from"),
+        ("tokenizer={kind: file, path: s3://b/t.json}", "tokenizer.path"),
+        ("evaluation.tasks=[{kind: pairs, path: s3://b/p.jsonl}]", "evaluation.tasks.0.path"),
+        ("data.deduplicate.earlier_datasets=[s3://b/d]", "data.deduplicate.earlier_datasets.0"),
+    ],
+)
+def test_the_message_names_the_key(override: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"command line: {key}: (s3|gs)://b/\S+ is a URL, and a path"):
+        load_run_config("train/demo", [override])
+
+
+def test_inputs_may_lie_elsewhere() -> None:
+    config = load_run_config("train/demo", ["data.inputs=[s3://b/a.warc.gz, gs://b/*.gz]"])
+    assert config.data.kind == "crawl"
+    assert config.data.inputs == ("s3://b/a.warc.gz", "gs://b/*.gz")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("train s3://b/config.yaml", "CONFIG"),
+        ("prepare train/demo data.folder=s3://b/d", "data.folder"),
+        ("convert s3://b/hf out", "SOURCE"),
+        ("convert . s3://b/out", "DESTINATION"),
+        ("calibrate --output s3://b/mine.yaml", "--output"),
+        ("calibrate --output x.yaml --base s3://b/mine.yaml", "device"),
+        ("estimate train/demo --device s3://b/d.yaml", "device"),
+        ("estimate train/demo --cluster s3://b/c.yaml", "--cluster"),
+        ("plan model/llama3.1-8b cluster=s3://b/c.yaml", "cluster"),
+        ("plan model/llama3.1-8b gpus=8 device=h100-sxm --output s3://b/best.yaml", "--output"),
+        ("inspect s3://b/data", "DATASET"),
+        ("reconcile s3://b/run", "RUN"),
+        ("reconcile . --update s3://b/mine.yaml", "--update"),
+        ("report train/demo --output s3://b/report.html", "--output"),
+        ("scale fit s3://b/run", "llmsys scale fit"),
+        ("scale fit . --output s3://b/s.html", "--output"),
+        ("translate train/multi30k --input s3://b/lines.txt", "--input"),
+        ("translate train/multi30k --output s3://b/lines.txt", "--output"),
+        ("launch train/demo nodes=s3://b/hostfile", "nodes"),
+    ],
+)
+def test_verbs_refuse_urls_by_the_name_of_the_argument(
+    words: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(words.split())
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    said = capsys.readouterr().err
+    assert status == 2
+    assert "is a URL, and a path of this machine is needed" in said
+    assert named in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_base_that_is_a_url_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: s3://b/common.yaml\n")
+    with pytest.raises(ConfigError, match=r"a.yaml:1: s3://b/common.yaml is a URL, and a path of this machine"):
+        load_run_config(str(tmp_path / "a.yaml"))
+
+
+def test_a_section_keeps_its_paths_when_it_is_written_and_read_again(tmp_path: Path) -> None:
+    config = load_run_config("train/demo", [f"run.folder={tmp_path}/a b"])
+    again = RunConfig.model_validate(json.loads(config.model_dump_json()))
+    assert again == config
+    assert issubclass(RunConfig, Section)

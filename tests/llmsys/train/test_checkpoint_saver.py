@@ -1,0 +1,231 @@
+"""Saving: in the background as at once, on several ranks, killed or refused in any phase; the last good one stays."""
+
+import hashlib
+import multiprocessing
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.checkpoint import CheckpointConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.errors import CheckpointError
+from llmsys.train import checkpoint_write
+from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
+from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record
+from llmsys.train.checkpoint_saver import CheckpointSaver
+from tests.helpers.interrupted_saves import PHASES, die_in, save, save_with_little_room, state_of
+from tests.helpers.process import PATIENCE_SECONDS
+from tests.helpers.ranks import run_ranks
+from tests.llmsys.engine.test_parity import LEARNING_RATE, build, share_of
+
+
+@pytest.fixture(scope="module")
+def fork() -> Any:
+    """Fresh processes that need not import torch again: forked from one that has no threads."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.helpers.interrupted_saves"])
+    return context
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_save_killed_in_any_phase_leaves_a_whole_checkpoint_and_the_next_one_succeeds(
+    fork: Any, tmp_path: Path, phase: str
+) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    step = 20 if PHASES[phase] == "replaced" else 30  # the same step once more is the only one that replaces
+    process = fork.Process(target=die_in, args=(tmp_path, step, PHASES[phase]))
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == -signal.SIGKILL
+    after_rename = PHASES[phase] in ("renamed", "removal")
+    if PHASES[phase] == "replaced":
+        assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000010"  # until the next start looks after it
+    else:
+        assert find_newest_checkpoint(tmp_path) == tmp_path / f"step-000000{30 if after_rename else 20}"
+    CheckpointSaver(tmp_path, CheckpointConfig())
+    assert find_newest_checkpoint(tmp_path) == tmp_path / f"step-000000{30 if after_rename else 20}"
+    assert not list(tmp_path.glob(".*"))
+    save(tmp_path, 40)
+    found = {"parameter/w": torch.empty(64, 64)}
+    load_tensors(found, tmp_path / "step-00000040")
+    assert (found["parameter/w"] == 40).all()
+
+
+def test_a_disk_without_room_ends_in_a_message_and_harms_nothing(fork: Any, tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=save_with_little_room, args=(tmp_path, 20, sender))
+    process.start()
+    assert receiver.poll(PATIENCE_SECONDS)
+    said = receiver.recv().splitlines()
+    process.join(PATIENCE_SECONDS)
+    assert len(said) == 2
+    for line in said:
+        assert line.startswith(f"{tmp_path / 'step-00000020'} could not be saved: ")
+        assert "The checkpoints before it are whole. Free space or lower checkpoint.keep_last" in line
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000010"
+
+
+def test_one_failed_save_is_told_and_two_in_a_row_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = CheckpointSaver(tmp_path, CheckpointConfig(mode="async"))
+
+    def raise_full_disk(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_write, "write_record", raise_full_disk)
+        saver.save_state(state_of(1), 1, {})
+        saver.wait_for_save()
+    assert [one.failure is None for one in saver.pop_finished_saves()] == [False]
+    saver.save_state(state_of(2), 2, {})
+    saver.finish_saves()
+    assert [(one.steps, one.failure) for one in saver.pop_finished_saves()] == [(2, None)]
+    monkeypatch.setattr(checkpoint_write, "write_record", raise_full_disk)
+    saver.save_state(state_of(3), 3, {})
+    saver.save_state(state_of(4), 4, {})
+    with pytest.raises(CheckpointError, match="step-00000004 could not be saved: No space left on device"):
+        saver.wait_for_save()
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000002"
+
+
+DAMAGES = {
+    "missing": lambda file: file.unlink(),
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-100]),
+    "flipped": lambda file: file.write_bytes(file.read_bytes()[:-50] + b"X" + file.read_bytes()[-49:]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["__0_0.distcp", "metadata.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: str, name: str) -> None:
+    save(tmp_path, 10)
+    DAMAGES[damage](tmp_path / "step-00000010" / name)
+    said = "missing" if damage == "missing" else "damaged (its digest differs from the recorded one)"
+    assert find_checkpoint_error(tmp_path / "step-00000010") == f"{name} is {said}"
+
+
+def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    checkpoint = tmp_path / "step-00000010"
+    record = read_record(checkpoint)
+    files = {name: hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest() for name in record["files"]}
+    checkpoint_write.write_record(checkpoint, record | {"files": files})
+    assert find_checkpoint_error(checkpoint) is None
+    DAMAGES["flipped"](checkpoint / "metadata.json")
+    assert "metadata.json is damaged" in str(find_checkpoint_error(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:50], f"{RECORD} cannot be read"),
+        (lambda text: "[]", f"{RECORD} cannot be read (not a record of files)"),
+        (lambda text: text.replace('"steps": 10', '"steps": 18'), f"{RECORD} cannot be read (damaged: its own digest"),
+        (lambda text: text.replace('"format": 2', '"format": 3'), "format 3, which a newer llmsys wrote; this version"),
+    ],
+)
+def test_a_damaged_or_newer_record_is_said(tmp_path: Path, change: Any, said: str) -> None:
+    save(tmp_path, 10)
+    record = tmp_path / "step-00000010" / RECORD
+    record.write_text(change(record.read_text()))
+    assert str(find_checkpoint_error(record.parent)).startswith(said)
+
+
+def test_a_reader_takes_the_next_when_its_checkpoint_is_removed_under_it(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    read: list[Path] = []
+
+    def load(found: Path) -> Path:
+        read.append(found)
+        if len(read) == 1:  # the run goes on: it saves, and removes what is being read
+            save(tmp_path, 30)
+            save(tmp_path, 40)
+        load_tensors({"parameter/w": torch.empty(64, 64)}, found)
+        return found
+
+    assert read_newest_checkpoint(lambda: find_newest_checkpoint(tmp_path), load) == tmp_path / "step-00000040"
+    assert read[0] == tmp_path / "step-00000020"
+    (read[-1] / "__0_0.distcp").unlink()
+    with pytest.raises(BaseException, match=r"__0_0\.distcp"):  # damaged, not removed: that is said
+        read_newest_checkpoint(lambda: read[-1], load)
+
+
+def _write_late(*arguments: Any) -> None:
+    MAY_WRITE.wait(PATIENCE_SECONDS)
+    WRITE_TENSORS(*arguments)
+
+
+WRITE_TENSORS, MAY_WRITE = checkpoint_write._write_tensors, threading.Event()
+
+
+def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
+    """A save in the background beside one at once, a failure on one rank, and a verification in shares."""
+    engine = build("torch", ParallelLayout(expert=2), 0.5, 1)
+    savers = {
+        mode: CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode}))
+        for mode in ("sync", "async")
+    }
+    for step in range(2):
+        engine.train_step(share_of(step, rank, 2, 1), LEARNING_RATE)
+        for mode, saver in savers.items():
+            MAY_WRITE.set()
+            saver.wait_for_save()
+            if mode == "async":
+                MAY_WRITE.clear()
+            checkpoint_write._write_tensors = _write_late if mode == "async" else WRITE_TENSORS
+            saver.save_state(engine.get_state(), step + 1, {})
+    alone = savers["async"]._thread is not None and savers["async"]._thread.is_alive()
+    engine.train_step(share_of(2, rank, 2, 1), LEARNING_RATE)  # while the second is still being written
+    MAY_WRITE.set()
+    savers["async"].finish_saves()
+    failed = _fail_on_rank_one(rank, savers["async"], engine)
+    newest = find_newest_checkpoint(folder / "sync")
+    damaged = folder / "sync" / "step-00000002" / "__1_0.distcp"  # the one that rank 1 verifies
+    if rank == 0:
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    torch.distributed.barrier()
+    shares = find_checkpoint_error(damaged.parent, rank, 2)
+    return {
+        "alone": alone,
+        "failed": failed,
+        "newest": newest,
+        "share": shares,
+        "then": find_newest_checkpoint(folder / "sync"),
+    }
+
+
+def _fail_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
+    real = checkpoint_write.compute_digests
+    if rank == 1:
+        checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(OSError(5, "Input/output error", "disk"))
+    saver.save_state(engine.get_state(), 3, {})
+    saver.wait_for_save()
+    checkpoint_write.compute_digests = real
+    [save] = [one for one in saver.pop_finished_saves() if one.failure is not None]
+    return str(save.failure)
+
+
+@pytest.mark.distributed
+def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Path) -> None:
+    results = run_ranks(on_two_ranks, 2, tmp_path)
+    assert all(result["alone"] for result in results)
+    for step in (1, 2):
+        folders = [tmp_path / mode / f"step-0000000{step}" for mode in ("sync", "async")]
+        if step == 1:  # the second of one mode is damaged by now
+            digests = [read_record(folder)["files"] for folder in folders]
+            assert set(digests[0]) == {"__0_0.distcp", "__1_0.distcp", "metadata.json"}
+            assert digests[0]["__1_0.distcp"] == digests[1]["__1_0.distcp"]
+        assert find_checkpoint_error(folders[1]) is None
+    for result in results:
+        assert "step-00000003 could not be saved: Input/output error" in result["failed"]
+        assert result["newest"] == tmp_path / "sync" / "step-00000002"
+        assert result["then"] == tmp_path / "sync" / "step-00000001"
+    damage = "__1_0.distcp is damaged (its digest differs from the recorded one)"
+    assert [result["share"] for result in results] == [None, damage]
+    assert not (tmp_path / "async" / "step-00000003").exists()

@@ -1,0 +1,131 @@
+"""Laws of the gradient noise scale: the known answer on known gradients, and the norms of the engine it is fed."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from llmsys.config.batch import BatchConfig
+from llmsys.config.noise_scale_constraints import require_micro_batches
+from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.engine.engine import StepResult
+from llmsys.engine.torch_engine import TorchEngine
+from llmsys.errors import ConfigError
+from llmsys.model.transformer import Transformer
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.gradient_noise_scale import GradientNoiseScale, NoiseScaleMeter
+from llmsys.train.linear_cross_entropy import build_training_loss
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
+
+CPU = torch.device("cpu")
+
+
+def test_known_gradients_give_the_known_noise_scale() -> None:
+    generator = np.random.default_rng(0)
+    mean, deviation = generator.normal(0, 0.1, 40), generator.uniform(0.5, 2, 40)
+    scale, gradients, traces = GradientNoiseScale(), [], []
+    for _ in range(3000):
+        tokens = mean + deviation * generator.normal(size=(64, 40))
+        small, large = tokens[:16].mean(0), tokens.mean(0)
+        scale.update(float(small @ small), 16, float(large @ large), 64)
+        single = GradientNoiseScale()
+        single.update(float(small @ small), 16, float(large @ large), 64)
+        gradients.append(single.gradient_squared / single.weight)
+        traces.append(single.covariance_trace / single.weight)
+    # Both estimates are unbiased, which their quotient in a single step is not.
+    assert np.mean(gradients) == pytest.approx(mean @ mean, rel=0.1)
+    assert np.mean(traces) == pytest.approx((deviation**2).sum(), rel=0.05)
+    assert np.mean(traces) / np.mean(gradients) == pytest.approx((deviation**2).sum() / (mean @ mean), rel=0.15)
+    found = scale.to_dict()
+    assert found["noise_scale_tokens"] == pytest.approx((deviation**2).sum() / (mean @ mean), rel=0.7)
+
+
+def test_a_negative_average_is_no_noise_scale() -> None:
+    scale = GradientNoiseScale()
+    scale.update(10.0, 16, 1.0, 64)  # so much noise that nothing of the gradient can be seen
+    assert scale.to_dict()["noise_scale_tokens"] is None
+    assert GradientNoiseScale().to_dict() == {}
+
+
+def build_engine(ranks: int = 1) -> TorchEngine:
+    meshes = build_device_meshes(ParallelLayout().resolve(ranks, tiny_config()), CPU)
+    with torch.device("meta"):
+        model = Transformer(tiny_config())
+    return TorchEngine(
+        model,
+        meshes=meshes,
+        optimizer=AdamWConfig(),
+        loss=build_training_loss(RunConfig().loss),
+        compute_dtype=torch.float32,
+        seed=1, device=CPU,
+    )  # fmt: skip
+
+
+def measure_small_norm(rank: int, ranks: int) -> tuple[float, float, float, float]:
+    """(small norm and tokens of the meter, norm of that micro-batch alone, targets)."""
+    meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=3)
+    share = 4 // ranks
+    batches = [sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3) for micro in range(3)]
+    meter.engine = watched = build_engine(ranks)
+    ordered = meter.begin_step(0, batches)
+    assert sorted(map(id, ordered)) == sorted(map(id, batches))
+    result = watched.train_step(ordered, 0.0)
+    assert meter._small is not None
+    meter.end_step(result)
+    alone = build_engine(ranks).train_step(ordered[:1], 0.0)
+    norm, targets = meter._small
+    return norm * result.targets / targets, targets, alone.gradient_norm, result.targets
+
+
+@pytest.mark.distributed
+def test_the_small_norm_is_that_of_the_first_micro_batch_of_all_ranks_alone() -> None:
+    found = run_ranks(measure_small_norm, 2, 2)
+    for small, targets, alone, total in found:
+        assert small == pytest.approx(alone, rel=1e-4)
+        assert targets < total / 2
+    assert found[0] == pytest.approx(found[1], rel=1e-5)  # both ranks agree
+
+
+class Engine:
+    module: Transformer
+    after_micro_batch: Callable[[int], None] | None = None
+
+
+def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken() -> None:
+    meter = NoiseScaleMeter(every_steps=3, sequence_ranks=1, seed=0)
+    meter.engine = watched = Engine()
+    batches = [sequences(0, micro, 1) for micro in range(2)]
+    for step, due in enumerate([False, False, True, False]):
+        ordered = meter.begin_step(step, batches)
+        assert (meter._targets == LENGTH) == due == (watched.after_micro_batch is not None)
+        assert due or ordered == batches
+    meter.begin_step(2, batches)
+    meter._small = 1.0, 8.0
+    meter.end_step(StepResult(1.0, 1.0, 32, is_applied=False))
+    assert meter.scale.to_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": {"kind": "deepspeed"}}, "engine.kind: deepspeed sums over ranks after the last micro-batch only"),
+        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 puts a rank's whole share into one micro-batch"),
+        ({"train": {"precision": "fp16"}}, "train.precision: fp16 scales the gradient until it is whole"),
+    ],
+)
+def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[str, object]], message: str) -> None:
+    base = {"train": {"noise_scale_every_steps": 1}, "batch": {"micro_sequences": 4}}
+    sections = {key: base.get(key, {}) | settings.get(key, {}) for key in base.keys() | settings.keys()}
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate(sections)
+
+
+def test_one_micro_batch_on_a_rank_is_refused_when_ranks_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 leaves each rank one. Use a smaller"):
+        require_micro_batches(1, BatchConfig(micro_sequences=4))
+    assert require_micro_batches(2, BatchConfig(micro_sequences=4))

@@ -1,0 +1,203 @@
+"""Read the rows of a published table as setups, by the fields that data/published_tables.yaml gives for it.
+
+Reads tools/bench/data/published_tables.yaml. A row is a mapping of columns from published_runs.json.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from llmsys.config.model import ModelConfig
+from llmsys.estimate.flops import count_flops
+from llmsys.estimate.software_profile import SoftwareProfile
+from tools.bench.published_setup import (
+    TABLES,
+    Row,
+    Setup,
+    build_gpt_model,
+    build_layout,
+    build_run_config,
+    load_published_model,
+    load_shapes,
+    load_software,
+    resolve_device_name,
+)
+
+Value = int | str  # a number, or the name of a column
+TENSOR_RANKS = 8  # Megatron's tensor axis stays inside a node of eight
+
+
+class TableRule(BaseModel):
+    """Fields to set where a column has a word (without spaces, in lower case) or is above a number."""
+
+    model_config = ConfigDict(extra="forbid")
+    column: str
+    has: str | None = None
+    without: str | None = None
+    above: int | None = None
+    set: dict[str, Any]
+
+    def is_match(self, row: Row) -> bool:
+        """Return whether the rule applies to a row."""
+        value = row.get(self.column)
+        if self.above is not None:
+            return (value or 0) > self.above
+        text = str(value).lower().replace(" ", "")
+        return str(self.has) in text and (self.without is None or self.without not in text)
+
+
+class PublishedTable(BaseModel):
+    """The fields of one table. A string that names a column of the row means the value of that column."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str  # template of the setup's name
+    each: str | None = None  # pattern of columns with one time each: its groups and `value` become columns
+    shape: str | None = None  # a model of `shapes`; else the row has hidden, layers and heads
+    published: str | None = None  # a published model, instead of a GPT of that shape
+    vocabulary: Value = 0
+    length: Value
+    sequences: Value = 0  # of a step
+    sequences_per_rank: Value = 0  # of a step, on each data-parallel rank
+    micro: Value = "few"  # few: 1 under a pipeline, else up to 4; per_stage: a rank's batch over its stages
+    devices: Value = "gpus"
+    model_parallel: Value = 0  # tensor ranks up to 8, then pipeline ranks
+    tensor: Value = 1
+    pipeline: Value = 1
+    context: Value = 1
+    expert: Value = 1
+    interleave: Value = 1  # stages per pipeline rank
+    engine: Literal["fsdp", "zero1"] = "zero1"  # fsdp: only without a pipeline
+    recompute: str = "none"
+    precision: str = "bf16"
+    device: str
+    software: str
+    matmul_dtype: str | None = None  # these four: over the software's own
+    scales: str | None = None
+    tensor_overlap: float | None = None
+    activations: str | None = None
+    # The measured time: the first of these that the row has.
+    seconds: str = ""
+    milliseconds: str = ""
+    tokens_per_second: str = ""  # of one device
+    tflops: str = ""  # of one device, by `operations`
+    operations: Literal["megatron", "four_forwards", "full", "causal"] = "full"
+    rules: list[TableRule] = []
+
+    def apply_rules(self, row: Row) -> "PublishedTable":
+        """Return the table with the fields that its rules set for a row."""
+        return self.model_copy(
+            update={key: v for rule in self.rules if rule.is_match(row) for key, v in rule.set.items()}
+        )
+
+    def build_software(self) -> SoftwareProfile:
+        """Return the software with the changes of this row."""
+        names = ("matmul_dtype", "scales", "tensor_overlap", "activations")
+        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return SoftwareProfile.model_validate(load_software(self.software).model_dump() | changes)
+
+
+@cache
+def load_tables() -> dict[str, PublishedTable]:
+    """Return the tables by name."""
+    return TypeAdapter(dict[str, PublishedTable]).validate_python(yaml.safe_load(TABLES.read_text())["tables"])
+
+
+def iter_table_setups(name: str, row: Row) -> Iterator[Setup]:
+    """Yield the setups of one row: one, or one for each column that `each` matches."""
+    table = load_tables()[name]
+    if table.each is None:
+        yield _build_setup(name, table, row)
+        return
+    for column, value in row.items():
+        if (found := re.fullmatch(table.each, column)) and value:
+            yield _build_setup(name, table, row | found.groupdict() | {"value": value})
+
+
+def _build_setup(name: str, table: PublishedTable, row: Row) -> Setup:
+    row = row | row.get("parallel", {})
+    table = table.apply_rules(row)
+    model, length = _load_model(table, row), _get_count(row, table.length)
+    tensor, pipeline, context, expert = (
+        _get_count(row, axis, default=1) for axis in (table.tensor, table.pipeline, table.context, table.expert)
+    )
+    if table.model_parallel:
+        ranks = _get_count(row, table.model_parallel)
+        tensor, pipeline = min(TENSOR_RANKS, ranks), ranks // min(TENSOR_RANKS, ranks)
+    devices = _get_count(row, table.devices)
+    shard = max(1, devices // (tensor * pipeline * context))
+    local = _get_count(row, table.sequences_per_rank, default=0)
+    sequences = local * shard or _get_count(row, table.sequences)
+    interleave = _get_count(row, table.interleave, default=1) if pipeline > 1 else 1
+    micro = {
+        "few": 1 if pipeline > 1 else min(4, sequences // shard),
+        "per_stage": local if pipeline == 1 else max(1, local // (pipeline * interleave)),
+    }
+    config = build_run_config(
+        model,
+        length,
+        sequences,
+        micro[table.micro] if table.micro in micro else _get_count(row, table.micro),
+        recompute=table.recompute,
+        precision=table.precision,
+        engine=table.engine if pipeline == 1 else "zero1",
+    )
+    axes = " ".join(f"{key} {value}" for key, value in row.get("parallel", {}).items())
+    return Setup(
+        name=table.name.format(**{"table": name} | row | {"axes": axes, "recompute": table.recompute}),
+        table=name,
+        config=config,
+        layout=build_layout(shard, tensor, context, expert),
+        device=resolve_device_name(str(row.get(table.device, table.device))),
+        software=table.build_software(),
+        measured=_compute_seconds(table, row, model, length, sequences, devices),
+        pipeline=pipeline,
+        interleave=interleave,
+    )
+
+
+def _get_count(row: Row, value: Value, *, default: int | None = None) -> int:
+    """Return a number, or that of a column; `default` where the row has none."""
+    found = row.get(value) if isinstance(value, str) else value
+    if found is None and default is None:
+        raise KeyError(value)
+    return int(found or default or 0)
+
+
+def _load_model(table: PublishedTable, row: Row) -> ModelConfig:
+    if table.published is not None:
+        return load_published_model(str(row.get(table.published, table.published)), row)
+    shape = row if table.shape is None else load_shapes()[row.get(table.shape, table.shape)]
+    vocabulary, length = _get_count(row, table.vocabulary), _get_count(row, table.length)
+    return build_gpt_model(shape["hidden"], shape["layers"], shape["heads"], vocabulary, length)
+
+
+def _compute_seconds(
+    table: PublishedTable, row: Row, model: ModelConfig, length: int, sequences: int, devices: int
+) -> float:
+    """Return the measured seconds of a step, from the first column that the row has."""
+    if row.get(table.seconds):
+        return float(row[table.seconds])
+    if row.get(table.milliseconds):
+        return float(row[table.milliseconds]) / 1e3
+    if row.get(table.tokens_per_second):
+        return float(sequences * length / (devices * row[table.tokens_per_second]))
+    rate = float(devices * row[table.tflops] * 1e12)
+    if table.operations == "megatron":
+        return compute_megatron_flops(model, length, sequences) / rate
+    if table.operations == "four_forwards":
+        return 4 * count_flops(model, length, sequences, "full").forward / rate
+    return count_flops(model, length, sequences, table.operations).forward_backward / rate
+
+
+def compute_megatron_flops(model: ModelConfig, length: int, sequences: int) -> float:
+    """Return the FLOPs of one step with full recomputation, as Megatron reported them.
+
+    Narayanan 2021, section 5.1: 24·B·s·l·h²·(1 + s/(6h) + V/(16·l·h)) for each of four passes.
+    """
+    hidden, layers = model.hidden_size, model.num_hidden_layers
+    inside = 24 * sequences * length * layers * hidden**2 * (1 + length / (6 * hidden))
+    return 4 * inside + 6 * sequences * length * hidden * model.vocab_size

@@ -1,7 +1,8 @@
-"""The columns of a document, kept or dropped, and the numbers that follow from its id.
+"""Columns of documents, kept or dropped, and the numbers that follow from a document id.
 
-Reads ids and page fields, gives schemas, ids, and a position in [0, 2^64) per id and purpose. Promises: an id depends
-on URL, date and payload alone; shard, split, sample and shuffle follow from ids and seeds, never from file order.
+Invariants:
+    - An id depends on URL, date and payload only.
+    - Shard, split, sample and shuffle position follow from ids and seeds, never from the order of files.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ Positions = np.ndarray[Any, np.dtype[np.uint64]]
 
 EXCERPT_CHARACTERS = 2_000
 
-# What extraction gives: every page of a file, the text null where there is none.
+# Output of extraction: every page of a file. The text is null if there is none.
 TEXT_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -25,10 +26,10 @@ TEXT_SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("bytes_html", pa.int64()),
         ("text", pa.large_string()),
-        ("extract_test", pa.string()),  # the limit that a page without text is beyond
+        ("extract_test", pa.string()),  # the limit that a page without text exceeds
         ("extract_value", pa.float64()),
         ("extract_threshold", pa.float64()),
-        ("note", pa.string()),  # what reading found wrong with a page that it kept; null for nothing
+        ("note", pa.string()),  # what was damaged in a page that is kept; null if nothing
     ]
 )
 
@@ -51,7 +52,14 @@ DROPPED_SCHEMA = pa.schema(
 
 
 def build_document_schema(statistics: Iterable[str]) -> pa.Schema:
-    """Return the schema of kept documents; `statistics` are names such as gopher_quality.words."""
+    """Return the schema of kept documents.
+
+    Args:
+        statistics: Names of float32 columns that rules add, such as `gopher_quality.words`.
+
+    Returns:
+        The fixed columns, then one column per statistic, in the given order.
+    """
     fields = [
         ("id", pa.string()),
         ("url", pa.string()),
@@ -68,36 +76,90 @@ def build_document_schema(statistics: Iterable[str]) -> pa.Schema:
 
 
 def compute_document_id(url: str, date: str, payload: bytes) -> str:
-    """Return the 32 hex digits that name one capture of one page."""
+    """Return the id of one capture of one page.
+
+    Args:
+        url: Address of the page.
+        date: Date of the capture, as the crawl writes it.
+        payload: Bytes of the page.
+
+    Returns:
+        32 hex digits (blake2b, 128 bits).
+    """
     state = hashlib.blake2b(f"{url}\0{date}\0".encode(), digest_size=16)
+    # The payload counts: one URL may have two captures with the same date.
     state.update(payload)
     return state.hexdigest()
 
 
 def hash_positions(ids: Sequence[str], purpose: str, seed: int) -> Positions:
-    """Return a number in [0, 2^64) per id: the same for the same purpose and seed, independent between purposes."""
+    """Return a reproducible position in [0, 2^64) per document id.
+
+    Args:
+        ids: Document ids.
+        purpose: Name of the decision, such as `shard`. Positions of different purposes are independent.
+        seed: Number that gives another set of positions for the same purpose.
+
+    Returns:
+        uint64 of shape (len(ids),).
+    """
     key = f"{purpose}:{seed}".encode()
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in ids)
     return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
 def assign_shards(ids: Sequence[str], shards: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the number of the document file that each id belongs to."""
+    """Return the document file of each id.
+
+    Args:
+        ids: Document ids.
+        shards: Number of document files.
+
+    Returns:
+        int64 of shape (len(ids),), values in [0, shards).
+    """
     return (hash_positions(ids, "shard", 0) % np.uint64(shards)).astype(np.int64)
 
 
 def is_heldout(ids: Sequence[str], fraction: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which ids are held back from training."""
+    """Return a mask of the documents that are held out from training.
+
+    Args:
+        ids: Document ids.
+        fraction: Expected share of held-out documents, in [0, 1].
+        seed: Seed of the split.
+
+    Returns:
+        bool of shape (len(ids),).
+    """
+    # A document keeps its split when others are added or removed.
     return hash_positions(ids, "heldout", seed).astype(np.float64) / 2.0**64 < fraction
 
 
 def count_text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the UTF-8 bytes of each text."""
+    """Return the size of each text.
+
+    Args:
+        texts: large_string array. Nulls count as 0.
+
+    Returns:
+        UTF-8 bytes, int64 of shape (len(texts),).
+    """
+    # Offsets of the Arrow buffer: no text is copied or decoded.
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
     lengths: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets)
     return lengths
 
 
 def concat_batches(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Join record batches into one with buffers of its own: the same bytes for the same rows, however they came."""
-    return pa.concat_batches([*pieces, pieces[0].slice(0, 0)])  # a single one would be passed on with its buffers
+    """Concatenate record batches into one that owns its buffers, so that equal rows are written as equal bytes.
+
+    Args:
+        pieces: At least one batch; all have the same schema.
+
+    Returns:
+        One batch with the rows of all pieces.
+    """
+    return pa.concat_batches(
+        [*pieces, pieces[0].slice(0, 0)]
+    )  # pyarrow returns a single batch unchanged, slack bytes included

@@ -1,7 +1,8 @@
-"""How many documents and bytes enter and leave each stage, and what each test dropped, with examples.
+"""Count documents and bytes through the stages, and the drops of each test with examples.
 
-Reads what the stages count, gives the funnel of the manifest. Promises: sums and examples do not depend on the order of
-tasks; the examples of a test are the documents with the smallest ids.
+Invariants:
+    - Sums and examples do not depend on the order of tasks.
+    - The examples of a test are the dropped documents with the smallest ids.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +11,19 @@ from typing import Any
 from data_pipeline.core.document_schema import EXCERPT_CHARACTERS
 from llmsys.manifest import DropCount, DropExample, FunnelStage
 
-EXAMPLES = 3
+EXAMPLES = 3  # per test, which bounds the manifest
 EXAMPLE_CHARACTERS = 400
+# Funnel names of the two optional stages after collecting.
+DECONTAMINATE = "decontaminate"
+PII = "pii"
 _COUNTS = ("documents_in", "bytes_in", "documents_out", "bytes_out")
 
 
 class FunnelCounts:
-    """The counts of one task, or of several together."""
+    """Counts of one task, or the sum of several."""
 
     def __init__(self, plain: Mapping[str, Any] | None = None) -> None:
-        """Begin with nothing, or with what `to_dict()` once gave."""
+        """Start empty, or from the result of an earlier `to_dict()`."""
         plain = plain or {"stages": {}, "drops": []}
         self.changes: dict[str, dict[str, int]] = {
             stage: dict(counts) for stage, counts in plain.get("changes", {}).items()
@@ -30,7 +34,7 @@ class FunnelCounts:
         }
 
     def add_amounts(self, stage: str, **amounts: int) -> None:
-        """Add to documents_in, bytes_in, documents_out or bytes_out of a stage."""
+        """Add to `documents_in`, `bytes_in`, `documents_out` or `bytes_out` of a stage."""
         counts = self.stages.setdefault(stage, dict.fromkeys(_COUNTS, 0))
         for name, amount in amounts.items():
             counts[name] += amount
@@ -41,11 +45,11 @@ class FunnelCounts:
             self._add_drops(row["stage"], row["rule"], row["test"], 1, row["bytes"], [_build_example(row)])
 
     def add_drop_count(self, stage: str, test: str, documents: int) -> None:
-        """Count what was dropped before it had an id or a size, such as unreadable records."""
+        """Count drops that have neither id nor size, such as unreadable records."""
         self._add_drops(stage, stage, test, documents, 0, [])
 
     def add_changes(self, stage: str, amounts: Mapping[str, int]) -> None:
-        """Count what a stage changed in documents that stay, by what it did: lines taken out, addresses replaced."""
+        """Count changes to documents that stay, such as removed lines, by the name of the change."""
         counts = self.changes.setdefault(stage, {})
         for name, amount in amounts.items():
             counts[name] = counts.get(name, 0) + amount
@@ -68,18 +72,20 @@ class FunnelCounts:
         drop = self.drops.setdefault((stage, rule, test), empty)
         drop["documents"] += documents
         drop["bytes"] += size
+        # The smallest ids, so that examples do not depend on the order of tasks.
         candidates = [*drop["examples"], *examples]
         drop["examples"] = sorted(candidates, key=lambda example: (example["id"], example["url"]))[:EXAMPLES]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts as JSON can hold them."""
+        """Return the counts as values that JSON can hold."""
         return {"stages": self.stages, "drops": list(self.drops.values()), "changes": self.changes}
 
     def build_funnel(self, order: Sequence[str]) -> tuple[FunnelStage, ...]:
-        """Return the stages in this order, the tests of each in the order of what they dropped."""
+        """Return the stages in this order, the tests of each by falling number of drops."""
         return tuple(self._build_stage(stage) for stage in order)
 
     def _build_stage(self, stage: str) -> FunnelStage:
+        # A stage that saw no document still has its row of zeros.
         self.add_amounts(stage)
         drops = [drop for drop in self.drops.values() if drop["stage"] == stage]
         drops.sort(key=lambda drop: (-drop["documents"], drop["rule"], drop["test"]))
@@ -103,14 +109,30 @@ def _build_drop(drop: Mapping[str, Any]) -> DropCount:
 
 
 def sort_in_file_order(drops: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of `DROPPED_SCHEMA` of one file as they lie in it, however it was cut into blocks and batches."""
+    """Sort the dropped documents of one file by their offset in it.
+
+    Args:
+        drops: Rows of `DROPPED_SCHEMA`.
+
+    Returns:
+        The rows in an order that does not depend on blocks and batches.
+    """
     return sorted(drops, key=lambda drop: drop["offset"])
 
 
 def build_dropped_rows(
     documents: Iterable[Mapping[str, Any]], stage: str, verdicts: Iterable[tuple[str, float | None, float | None, str]]
 ) -> list[dict[str, Any]]:
-    """Return rows of `DROPPED_SCHEMA` for documents with (test, value, threshold, reason) each."""
+    """Build the rows of `DROPPED_SCHEMA` for dropped documents.
+
+    Args:
+        documents: Mappings with id, url, file, offset and text.
+        stage: Stage that drops them; also the name of the rule.
+        verdicts: Test, value, threshold and reason of each document.
+
+    Returns:
+        One row per document. Texts are cut to `EXCERPT_CHARACTERS`.
+    """
     return [
         {
             **{name: document[name] for name in ("id", "url", "file", "offset")},

@@ -1,15 +1,17 @@
-"""What has been done: one record per task, and the proof that it is still what the task would do.
+"""Journal of finished tasks, which makes a preparation resumable.
 
-Reads and writes journal/ of a dataset folder. A record holds the key of its task (a digest of configuration, inputs and
-code) and size, time and digest of each output. Promises: a task whose key changed, or whose output is missing or not
-what it was, is done again; a record that cannot be read counts as none. Records hold file times, and so their bytes
-differ between runs, as do those of events.jsonl and of nothing else.
+Reads and writes journal/ of a dataset folder. A record holds the key of its task, which is a digest of configuration,
+inputs and code version, and the size, time and digest of each output.
+
+Invariants:
+    - A task runs again when its key changed or an output is missing or different.
+    - An unreadable record counts as none.
+    - Records hold file times. Only their bytes and those of events.jsonl differ between equal runs.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from importlib import metadata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ JOURNAL = "journal"
 
 
 class TaskOutput(BaseModel):
-    """One file that a task published. `name` is relative to the dataset folder; `digest` is xxh3_128, hex."""
+    """One published file. `name` is relative to the dataset folder; `digest` is xxh3_128 in hex."""
 
     name: str
     size: int
@@ -31,7 +33,7 @@ class TaskOutput(BaseModel):
 
 
 class TaskRecord(BaseModel):
-    """One finished task; `result` is what its function returned."""
+    """One finished task. `result` is the return value of its function."""
 
     key: str
     outputs: list[TaskOutput]
@@ -39,40 +41,41 @@ class TaskRecord(BaseModel):
 
     @property
     def digests(self) -> list[str]:
-        """The digests of the outputs, for the keys of tasks that read them."""
+        """Digests of the outputs, for the keys of tasks that read them."""
         return [output.digest for output in self.outputs]
 
 
 class Journal:
-    """The records of one dataset folder."""
+    """Task records of one dataset folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._inputs = _read_json(folder / JOURNAL / "inputs.json")
 
     def find_record(self, name: str, key: str) -> TaskRecord | None:
-        """Return the record of a task when it has this key and its outputs are whole."""
+        """Return the record of a task if its key matches and its outputs are unchanged, else None."""
         try:
             record = TaskRecord.model_validate_json(self._get_record_path(name).read_bytes())
         except (OSError, ValidationError):
             return None
-        if record.result.get("again"):  # its input could not be read to the end: perhaps now
+        if record.result.get("again"):  # the storage failed midway; the input may be readable now
             return None
-        whole = record.key == key and all(self._is_unchanged(output) for output in record.outputs)
-        return record if whole else None
+        is_current = record.key == key and all(self._is_unchanged(output) for output in record.outputs)
+        return record if is_current else None
 
     def save_record(self, name: str, key: str, outputs: Iterable[str], result: dict[str, Any]) -> TaskRecord:
-        """Record a finished task with the files it has published."""
+        """Record a finished task and the files it published."""
         described = [self._describe_output(output) for output in outputs]
         record = TaskRecord(key=key, outputs=described, result=result)
         write_bytes_atomically(self._get_record_path(name), record.model_dump_json().encode())
         return record
 
     def get_input_digest(self, path: Path) -> str:
-        """Return the digest of an input file, hashed again only when its size or time changed; "" when unreadable."""
+        """Return the digest of an input file, "" if it is unreadable. Unchanged files are not hashed again."""
         try:
             status = path.stat()
             known = self._inputs.get(str(path))
+            # The inode reveals a file that was replaced within the resolution of its time.
             stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
             if known and known[:3] == stamp:
                 return str(known[3])
@@ -102,19 +105,21 @@ class Journal:
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
         staged, path = find_output(self.folder, output.name), self.folder / output.name
+        # After an interrupted rerun the staged or the published file may match the record.
         if staged != path:
             if _is_same(staged, output):
                 return True
-            discard_stale(self.folder, output.name)  # of a task that ended before its record
+            discard_stale(self.folder, output.name)  # its task was killed before it wrote a record
         return _is_same(path, output)
 
 
 def _is_same(path: Path, output: TaskOutput) -> bool:
-    """Whether a file is what a record says of it."""
+    """Return whether a file has the size and the time or digest of its record."""
     try:
         status = path.stat()
         if status.st_size != output.size:
             return False
+        # Copied folders have other times: compare contents before running the task again.
         return status.st_mtime_ns == output.modified_ns or compute_file_digest(path) == output.digest
     except OSError:
         return False
@@ -128,26 +133,24 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def compute_json_digest(*parts: Any) -> str:
-    """Return 32 hex digits over anything that JSON can say, whatever the order of its keys."""
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+def compute_json_digest(*values: Any) -> str:
+    """Hash values that JSON can hold.
+
+    Args:
+        *values: Plain values. The order of mapping keys does not matter.
+
+    Returns:
+        32 hex digits (blake2b, 128 bits).
+    """
+    text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def compute_code_version(rooms: Sequence[str], packages: Sequence[str]) -> str:
-    """Return a digest of our source files (`rooms`: paths below the repository root) and of package versions."""
-    root = Path(__file__).resolve().parents[2]
-    state = hashlib.blake2b(digest_size=16)
-    for room in rooms:
-        path = root / room
-        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            state.update(f"{source.relative_to(root)}\n".encode() + source.read_bytes())
-    for package in packages:
-        state.update(f"{package}=={metadata.version(package)}\n".encode())
-    return state.hexdigest()
-
-
 def remove_partial_files(folder: Path) -> None:
-    """Remove what writers that were killed left behind; call it only while no other writer can live."""
+    """Remove the temporary files of killed writers.
+
+    Args:
+        folder: Dataset folder. Its lock must be held: another live writer would lose its files.
+    """
     for path in folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""Keep a published dataset whole while its next version is made: new files wait in staging/ until all are there.
+"""Keep a published dataset complete while its next version is made in staging/.
 
 Reads and writes below a dataset folder. Without a manifest nothing is published, and files are written in place.
 
 Invariants:
     - While manifest.json exists, no file that it names changes.
-    - A staged file is the newer version of the file of its name; `discard_stale` removes one that no record knows.
-    - staging/ exists from the first change after a publication until the next one.
+    - A staged file is the newer version of the published file of its name.
+    - staging/ exists from the first change after a publication until the next publication.
 """
 
 import shutil
@@ -18,49 +18,86 @@ STAGING = "staging"
 PUBLIC_FOLDERS = frozenset({"documents", "dropped", "decontamination", "tokenizer", "tokens"})
 
 
-def get_place_to_write(folder: Path, name: str) -> Path:
-    """Return where a task writes the output `name`: in staging/ when a published file could be the one before it."""
+def get_write_path(folder: Path, name: str) -> Path:
+    """Return the path to which a task writes an output.
+
+    Args:
+        folder: Dataset folder.
+        name: Output, relative to the folder.
+
+    Returns:
+        A path in staging/ if the output is public and a manifest exists, else the path in place.
+    """
+    # Files in work/ and journal/ are named by no manifest and are written in place.
     if Path(name).parts[0] in PUBLIC_FOLDERS and (folder / MANIFEST_NAME).exists():
         return folder / STAGING / name
     return folder / name
 
 
 def find_output(folder: Path, name: str) -> Path:
-    """Return where the newest version of an output is: in staging/, or in its place."""
+    """Return the path of the newest version of an output.
+
+    Args:
+        folder: Dataset folder.
+        name: Output, relative to the folder.
+
+    Returns:
+        The staged file if there is one, else the path in place, whether or not it exists.
+    """
     staged = folder / STAGING / name
     return staged if staged.exists() else folder / name
 
 
 def discard_stale(folder: Path, name: str) -> None:
-    """Remove a staged file that is not what its record says, the file in its place being so."""
+    """Remove a staged file that differs from its record while the published file matches it."""
     (folder / STAGING / name).unlink(missing_ok=True)
 
 
 def begin_change(folder: Path) -> None:
-    """Note that what follows is not the published dataset any more."""
+    """Create staging/ in a published dataset: files made from now on belong to the next version.
+
+    Args:
+        folder: Dataset folder. Without a manifest nothing happens.
+    """
     if (folder / MANIFEST_NAME).exists():
         (folder / STAGING).mkdir(exist_ok=True)
 
 
 def is_change_unfinished(folder: Path) -> bool:
-    """Whether a preparation has begun to change a published dataset and has not published the next one."""
+    """Return whether a preparation began to change a published dataset and did not publish the next version.
+
+    Args:
+        folder: Dataset folder.
+
+    Returns:
+        True while both staging/ and the manifest exist.
+    """
     return (folder / STAGING).is_dir() and (folder / MANIFEST_NAME).exists()
 
 
 def finish_interrupted_publication(folder: Path) -> None:
-    """Put every staged file in its place when no manifest exists: a publication ended between two files."""
+    """Move every staged file into place if no manifest exists, because a publication was interrupted.
+
+    Args:
+        folder: Dataset folder, whose lock is held.
+    """
     if not (folder / MANIFEST_NAME).exists():
         staged = [path for path in (folder / STAGING).rglob("*") if path.is_file()]
         publish_staged(folder, [folder / path.relative_to(folder / STAGING) for path in staged])
 
 
 def publish_staged(folder: Path, outputs: Iterable[Path]) -> None:
-    """Put the staged versions of these files in their places, and remove what else is staged."""
+    """Move the staged versions of outputs into place and remove the rest of staging/.
+
+    Args:
+        folder: Dataset folder. Its manifest must be withdrawn.
+        outputs: Final paths of the outputs, staged or not.
+    """
     if not (folder / STAGING).is_dir():
         return
     for path in outputs:
         staged = folder / STAGING / path.relative_to(folder)
         if staged.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(staged, path)  # a folder that is a link may lie on another disk
+            shutil.move(staged, path)  # rename fails across disks, and a folder may be a link
     shutil.rmtree(folder / STAGING)

@@ -1,4 +1,4 @@
-"""A task of the graph: what it makes, what that depends on, and what makes it."""
+"""A task of the graph: its outputs, its inputs and its job."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from data_pipeline.executors.base import Job
 
 @dataclass(frozen=True)
 class Task:
-    """One call that makes some files.
+    """One call that writes some files.
 
     Attributes:
-        name: "stage/what", unique in the graph; also the name of its record.
-        inputs: everything that decides the outputs, besides the code: plain data that JSON can hold.
-        outputs: the files it publishes, relative to the dataset folder.
-        job: what makes them; picklable.
-        amount: its share of the stage's progress, in the stage's unit.
-        without: gives, from the reason, the result that stands for a quarantined input; None: the stage needs the task.
+        name: `stage/item`, unique in the graph. It also names the record.
+        inputs: Everything that decides the outputs besides the code, as values that JSON can hold.
+        outputs: Files it publishes, relative to the dataset folder.
+        job: The call; picklable.
+        progress_amount: Its share of the stage's progress, in the unit of the stage.
+        fallback_result: Builds the result for a quarantined input from a reason. None if the stage needs the task.
     """
 
     name: str
@@ -29,9 +29,9 @@ class Task:
     fallback_result: Callable[[str], dict[str, Any]] | None = None
 
     def compute_key(self, code: str) -> str:
-        """What the journal knows its record by: everything that decides the outputs, `code` being what makes them."""
+        """Return the journal key: a digest of the code version, the name and the inputs."""
         return compute_json_digest(code, self.name, self.inputs)
 
 
 Stage = Callable[[str, list[Task], str], list[TaskRecord]]
-"""Does the tasks of one stage, by its name, with the unit of its progress, and gives their records in order."""
+"""Runs the tasks of one stage, given its name and the unit of its progress; returns their records in order."""

@@ -1,1 +1,1 @@
-"""Tasks in, their results out: who does the work, and what happens when a worker dies."""
+"""Run tasks in this process, in local processes, on Ray or on Slurm, with retries."""

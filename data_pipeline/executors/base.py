@@ -1,7 +1,4 @@
-"""What an executor tells while it works: progress inside a task, a task that is done, a try that failed.
-
-Reads nothing; the types here are the border between the task graph and whoever does the work.
-"""
+"""Interface between the task graph and executors: jobs, events and the `Executor` protocol."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Report = Callable[[float, int], None]  # amount done since the last call (in the stage's unit), documents dropped
-Job = Callable[[Report], dict[str, Any]]  # what a task does; picklable, so that another process can do it
+Job = Callable[[Report], dict[str, Any]]  # picklable, because another process may run it
 
 Cause = Literal["mend", "error", "lost", "slow"]
-"""A person must mend something first; an exception; its process ended; it took longer than a try may take."""
+"""The user must act first; an exception; the process died; the time limit was exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """Part of a task is done."""
+    """A part of a job is done."""
 
     index: int
     amount: float
@@ -26,7 +23,7 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class TaskDone:
-    """A job is done; `result` is what it returned, plain data that JSON can hold."""
+    """A job returned. `result` holds values that JSON can hold."""
 
     index: int
     result: dict[str, Any]
@@ -34,7 +31,7 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """A try failed; `message` says why, for a person; `traceback` for whoever mends it ("" when it is no bug)."""
+    """An attempt failed. `message` is for the user, `traceback` for developers ("" if the failure is no bug)."""
 
     index: int
     message: str
@@ -47,22 +44,22 @@ Event = TaskProgress | TaskDone | TaskFailed
 
 @dataclass(frozen=True, slots=True)
 class EagerTaskEvent:
-    """An event of a job that was done ahead, by the number it was put there with."""
+    """An event of an eager job, by the number it was queued with."""
 
     event: Event
 
 
 Queue = deque[tuple[int, Job]]
-"""Jobs, each with its number."""
+"""Numbered jobs."""
 
 
 @dataclass(frozen=True)
 class EagerJobs:
-    """Jobs of other stages that can be done already; who reads the events of a stage puts them in.
+    """Queues of jobs of later stages that can start early. The reader of a stage's events fills them.
 
     Attributes:
-        next: those of the next stage.
-        later: those of the stages after that one.
+        next_jobs: Jobs of the next stage.
+        later_jobs: Jobs of the stages after that.
     """
 
     next_jobs: Queue = field(default_factory=deque)
@@ -73,14 +70,14 @@ class EagerJobs:
 
 
 class Executor(Protocol):
-    """Who does the work. Every job is tried once: what a failure costs is decided in one place, see tries.py."""
+    """Runs jobs, each once. Retries are decided in `retry.py`."""
 
     @property
     def eager_jobs(self) -> EagerJobs | None:
-        """Where jobs of later stages can be put while a stage is done; None: stages come one after the other."""
+        """Queues for jobs of later stages while a stage runs. None if stages run strictly in order."""
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
-        """Yield what happens until every job is done or failed; a job may take so many seconds, 0: for ever."""
+        """Yield events until every job is done or failed. `seconds` limits each job; 0 means no limit."""
 
     def close(self) -> None:
-        """End what works."""
+        """Stop all workers."""

@@ -1,6 +1,6 @@
-"""Tasks in this very process, one after the other: for debugging, for tests, and the plain twin of other executors.
+"""Run jobs one after another in this process: for debugging, for tests, and as the reference for other executors.
 
-Reads jobs, gives events. A job's own error fails the job, and the others go on.
+An exception of a job fails this job only.
 """
 
 import errno
@@ -11,17 +11,17 @@ from data_pipeline.executors.base import Event, Job, Report, TaskDone, TaskFaile
 from llmsys.errors import LlmsysError, to_data_error
 from llmsys.redact import redact_secrets
 
-# What another try cannot mend, and what no input is to blame for.
+# A retry cannot fix these, and no input causes them: disk full, quota, file too large, read-only file system.
 _PLACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
 
 
 class InlineExecutor:
-    """Does each job when its event is asked for; nothing here can end a job that takes too long."""
+    """Runs each job when its event is requested. It cannot stop a job that takes too long."""
 
     eager_jobs = None
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
-        """Yield what happens, job by job."""
+        """Yield the events of each job in order."""
         for index, job in enumerate(jobs):
             progress: list[TaskProgress] = []
 
@@ -30,16 +30,26 @@ class InlineExecutor:
             ) -> None:
                 progress.append(TaskProgress(index, amount, dropped))
 
+            # Progress is collected first: a callback cannot yield.
             outcome = try_job(index, job, report_progress)
             yield from progress
             yield outcome
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no workers."""
 
 
 def try_job(index: int, job: Job, report: Report) -> TaskDone | TaskFailed:
-    """Try one job; an error that a person can mend is its message, any other comes with its traceback."""
+    """Run one job once.
+
+    Args:
+        index: Number of the job, returned in the event.
+        job: The job.
+        report: Progress callback of the job.
+
+    Returns:
+        `TaskDone`, or `TaskFailed`. Errors that a user can fix have a message only, others also a traceback.
+    """
     try:
         return TaskDone(index, job(report))
     except LlmsysError as error:
@@ -47,5 +57,5 @@ def try_job(index: int, job: Job, report: Report) -> TaskDone | TaskFailed:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _PLACE_ERRORS and (problem := to_data_error(error)):
             return TaskFailed(index, str(problem), "", "mend")
-        said, where = f"{type(error).__name__}: {error}", traceback.format_exc()
-        return TaskFailed(index, redact_secrets(said), redact_secrets(where))
+        message, stack = f"{type(error).__name__}: {error}", traceback.format_exc()
+        return TaskFailed(index, redact_secrets(message), redact_secrets(stack))

@@ -1,11 +1,12 @@
-"""Tasks in worker processes on this machine; a worker that dies fails its task's try and nothing else.
+"""Run jobs in worker processes on this machine.
 
-Reads jobs, gives events as they happen. Promises: results do not depend on the number of workers; one that dies or
-takes too long is replaced; workers outlive nobody, see `worker.py`.
+Jobs of the next stage prefer workers that have run such jobs before, because each worker loads models and learns words
+anew. Jobs of later stages go to idle workers, so that no worker waits for the slowest job of a stage until the end.
 
-Jobs of the next stage go to workers that have done such already: what they load and learn (models, words), each worker
-would load and learn anew. Those of later stages are for whoever has nothing else to do. So nobody waits for the slowest
-job of a stage but at the very end.
+Invariants:
+    - Results do not depend on the number of workers.
+    - A worker that dies or exceeds the time limit is replaced; only the attempt of its job fails.
+    - Workers end with the process that started them, see `worker_process.py`.
 """
 
 import os
@@ -19,12 +20,12 @@ from multiprocessing.connection import wait
 from data_pipeline.executors.base import EagerJobs, EagerTaskEvent, Event, Job, Queue, TaskFailed, TaskProgress
 from data_pipeline.executors.worker_process import WorkerProcess
 
-BEHIND = 3
-"""How many early jobs may wait for each worker that does such: beginning with them costs another about as much time."""
+MAX_WAITING_PER_WORKER = 3
+"""Early jobs that may wait per experienced worker: the first such job costs another worker about as much time."""
 
 
 def count_available_cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -32,17 +33,18 @@ class LocalExecutor:
     """Worker processes that live through all stages of a run."""
 
     def __init__(self, workers: int, lock: int | None = None) -> None:
-        """Start nothing yet. `workers` 0 means one per core; `lock` is a file descriptor that workers hold open."""
+        """Start no process yet. `workers` 0 means one per core; workers inherit the file descriptor `lock`."""
         self.limit = workers or count_available_cores()
         self.lock = lock
-        self.eager_jobs = EagerJobs() if self.limit > 1 else None  # one worker gains nothing by it
+        self.eager_jobs = EagerJobs() if self.limit > 1 else None  # a single worker gains nothing by it
         self._workers: list[WorkerProcess] = []
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
-        """Yield what happens until every job is done or has failed; so with those ahead, while there are workers."""
+        """Yield events until every job is done or failed, and every eager job too while workers live."""
+        # Experience counts per stage: another stage loads other models.
         waiting = deque(enumerate(jobs))
         for worker in self._workers:
-            worker.practised = False
+            worker.experienced = False
         while waiting or self._list_busy_workers() or (self.eager_jobs and self._workers):
             self._assign_jobs(waiting)
             for worker in self._wait_for_workers(seconds):
@@ -55,13 +57,13 @@ class LocalExecutor:
                     )
 
     def close(self) -> None:
-        """End all workers."""
+        """Kill all workers."""
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
 
     def _assign_jobs(self, waiting: Queue) -> None:
-        """Give a job to every idle worker that should have one, starting workers while there are jobs for them."""
+        """Give a job to every idle worker that should have one. Start workers while there are jobs for them."""
         for worker in self._workers:
             if worker.index is None:
                 self._assign_job(worker, waiting)
@@ -70,43 +72,44 @@ class LocalExecutor:
             self._assign_job(self._workers[-1], waiting)
 
     def _assign_job(self, worker: WorkerProcess, waiting: Queue) -> None:
-        """Give an idle worker the job that is best for it; none when what it is good at will soon be there."""
+        """Give an idle worker its best job. Give none if a job that suits it better will come soon."""
         queue = self._select_queue(worker, waiting)
         if not queue:
             return
         worker.early = queue is not waiting
-        worker.practised |= self.eager_jobs is not None and queue is self.eager_jobs.next_jobs
+        worker.experienced |= self.eager_jobs is not None and queue is self.eager_jobs.next_jobs
         (worker.index, job), worker.since = queue.popleft(), time.monotonic()
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died while idle: _ready finds it, its job is lost
+        with suppress(BrokenPipeError, ConnectionResetError):  # died while idle: _wait_for_workers will see it
             worker.connection.send((worker.index, job))
 
     def _select_queue(self, worker: WorkerProcess, waiting: Queue) -> Queue:
-        """Where the next job of a worker comes from."""
+        """Return the queue of the next job of a worker."""
         ahead = self.eager_jobs
         if ahead is None:
             return waiting
-        if worker.practised and len(ahead.later_jobs) > BEHIND * len(self._workers):
-            return ahead.later_jobs  # or the end would be all theirs
-        practised = sum(each.practised for each in self._workers)
-        if ahead.next_jobs and (worker.practised or len(ahead.next_jobs) > BEHIND * practised):
+        if worker.experienced and len(ahead.later_jobs) > MAX_WAITING_PER_WORKER * len(self._workers):
+            return ahead.later_jobs  # otherwise they would all be left for the end
+        experienced = sum(each.experienced for each in self._workers)
+        if ahead.next_jobs and (worker.experienced or len(ahead.next_jobs) > MAX_WAITING_PER_WORKER * experienced):
             return ahead.next_jobs
         others = sum(each.index is not None and not each.early for each in self._workers)
-        last = worker.practised and len(waiting) <= others  # of the stage: they are left to those others
+        last = worker.experienced and len(waiting) <= others  # of the stage: the other workers take them
         return waiting if waiting and not last else ahead.later_jobs
 
     def _list_busy_workers(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.index is not None]
 
     def _wait_for_workers(self, seconds: float) -> list[WorkerProcess]:
-        """Wait until a busy worker says something, ends, or has worked on its job for longer than `seconds`."""
+        """Wait until a busy worker sends an event, ends, or exceeds `seconds`."""
         busy = self._list_busy_workers()
+        # 0.01 s later, so that the limit has passed when the wait returns.
         until = min((worker.since for worker in busy), default=0.0) + seconds + 0.01
         patience = max(0.0, until - time.monotonic()) if seconds else None
         ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)], patience)
         return [worker for worker in busy if worker.connection in ready or worker.process.sentinel in ready]
 
     def _receive_event(self, worker: WorkerProcess) -> Event | None:
-        """Return the next event of a worker; None when it is dead and has nothing more to say."""
+        """Return the next event of a worker, or None if it is dead and its pipe is empty."""
         try:
             event: Event = worker.connection.recv()
         except (EOFError, OSError):
@@ -116,12 +119,12 @@ class LocalExecutor:
         return event
 
     def _remove_lost_worker(self, worker: WorkerProcess) -> TaskFailed:
-        """Take a worker out that has died on its own."""
+        """Remove a worker that died and return the failure of its job."""
         index = self._remove_worker(worker)
         return TaskFailed(index, format_worker_loss(_format_exit_status(worker.process.exitcode)), "", "lost")
 
     def _remove_worker(self, worker: WorkerProcess) -> int:
-        """Take a worker out and return the index of the job it had."""
+        """Remove a worker and return the index of its job."""
         self._workers.remove(worker)
         worker.kill()
         assert worker.index is not None
@@ -139,7 +142,7 @@ def _format_exit_status(status: int | None) -> str:
 
 
 def format_worker_loss(ending: str) -> str:
-    """Say that a process was lost and what a person can do about it."""
+    """Return the message for a lost process, with a suggested fix."""
     return (
         f"its process {ending}. When the machine ran out of memory, use fewer workers (data.executor.workers=1) "
         f"or smaller portions (data.executor.block_bytes, data.documents.batch_bytes)."
@@ -147,5 +150,5 @@ def format_worker_loss(ending: str) -> str:
 
 
 def format_timeout(seconds: float) -> str:
-    """Say that the wall clock ended a try."""
+    """Return the message for an attempt that exceeded the time limit."""
     return f"took longer than {seconds:g} s, so that its process was ended (data.executor.task_seconds)."

@@ -1,8 +1,11 @@
-"""Tasks on a Ray cluster: the same jobs as local worker processes, on whatever nodes the cluster has.
+"""Run jobs on a Ray cluster.
 
-Reads jobs, gives events. Nodes see the inputs and the dataset folder under the same paths and have llmsys installed.
-Promises: at most `workers` tasks are handed out at a time, so that memory here does not grow with their number; a task
-whose process or node is lost fails its try only. Progress within a task is told when the task ends.
+All nodes see the inputs and the dataset folder under the same paths and have llmsys installed. Progress within a job
+is reported when the job ends.
+
+Invariants:
+    - At most `workers` jobs are submitted at a time, which bounds the memory of the driver.
+    - A lost process or node fails one attempt of its jobs only.
 """
 
 import logging
@@ -17,8 +20,8 @@ from data_pipeline.executors.inline import try_job
 from data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import ConfigError, DataError
 
-# How soon a host is asked whether it lives that says nothing: by Ray's default after five minutes, and until then a run
-# waits for the task of one that was cut off, though its node was long declared dead. Read as Ray is loaded.
+# Keep-alive of a silent host. Ray's default is five minutes: a run then waits for a task on a host that was cut off,
+# although its node was declared dead long before. Ray reads it at import.
 for _limit in ("time", "timeout"):
     os.environ.setdefault(f"RAY_grpc_client_keepalive_{_limit}_ms", "20000")
 
@@ -35,17 +38,18 @@ _ENDING_SECONDS = 60.0
 
 
 class RayExecutor:
-    """A connection to a cluster; what lives there for other users is left alone."""
+    """A connection to a cluster. Jobs of other users are not touched."""
 
     eager_jobs = None
 
     def __init__(self, address: str, workers: int) -> None:
-        """Join the cluster at `address`, or start one on this machine; DataError when nobody answers."""
+        """Connect to the cluster at `address`, or start one on this machine. Raise DataError if nothing answers."""
         self._own = not ray.is_initialized()
         if self._own:
             try:
                 ray.init(
                     address=address or "local",
+                    # Output of workers would break the progress line.
                     log_to_driver=False,
                     include_dashboard=False,
                     logging_level=logging.ERROR,
@@ -57,10 +61,11 @@ class RayExecutor:
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.nodes: set[str] = set()
+        # Ray must not retry: retries are counted and reported in retry.py.
         self._attempt = ray.remote(num_cpus=1, max_retries=0)(_try_job_on_node)
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
-        """Yield what happens until every job is done or has failed."""
+        """Yield events until every job is done or failed."""
         waiting = deque(range(len(jobs)))
         running: dict[Any, tuple[int, float]] = {}
         while waiting or running:
@@ -73,12 +78,12 @@ class RayExecutor:
             for reference, (index, since) in list(running.items()):
                 if seconds and time.monotonic() - since > seconds:
                     ray.cancel(reference, force=True)
-                    ray.wait([reference], timeout=_ENDING_SECONDS)  # the next try must not meet this one
+                    ray.wait([reference], timeout=_ENDING_SECONDS)  # the next attempt must not overlap this one
                     del running[reference]
                     yield TaskFailed(index, format_timeout(seconds), "", "slow")
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this run ends."""
+        """Disconnect. Stop a cluster that was started for this run."""
         if self._own:
             ray.shutdown()
 
@@ -96,9 +101,9 @@ class RayExecutor:
 
 
 def _try_job_on_node(directory: str, index: int, job: Job) -> tuple[str, float, int, TaskDone | TaskFailed]:
-    """Do one job in the working directory of the driver, where relative paths begin, and say on which node."""
+    """Run one job in the working directory of the driver, where relative paths start, and return the id of the node."""
     os.chdir(directory)
-    told: list[tuple[float, int]] = []
-    outcome = try_job(index, job, lambda amount, dropped: told.append((amount, dropped)))
+    reports: list[tuple[float, int]] = []
+    outcome = try_job(index, job, lambda amount, dropped: reports.append((amount, dropped)))
     node: str = ray.get_runtime_context().get_node_id()
-    return node, sum(amount for amount, _ in told), sum(dropped for _, dropped in told), outcome
+    return node, sum(amount for amount, _ in reports), sum(dropped for _, dropped in reports), outcome

@@ -1,7 +1,7 @@
-"""Failed tasks again, whoever does the work: round by round, each round after a longer wait.
+"""Retry failed tasks in rounds, with exponential back-off between rounds.
 
-Reads the events of an executor, gives those of whole tasks. A round holds every task that failed in the one before, so
-that a storage that was away for a minute costs each task one try, and a task that ran out of memory meets fewer others.
+A round holds every task that failed in the round before. So a storage outage of a minute costs each task one attempt,
+and a task that ran out of memory competes with fewer others.
 """
 
 import time
@@ -16,7 +16,7 @@ LONGEST_WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TaskRetry:
-    """A try failed, and the task will be tried once more."""
+    """An attempt failed, and the task will be tried again."""
 
     index: int
     failed: TaskFailed
@@ -29,25 +29,37 @@ def run_with_retries(
     seconds: float = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Event | EagerTaskEvent | TaskRetry]:
-    """Yield what happens; `Failed` only for a task that is given up: tried often enough, or a person's to mend."""
-    left = list(range(len(jobs)))
+    """Run jobs with retries.
+
+    Args:
+        executor: Runs each attempt.
+        jobs: The jobs of one stage.
+        config: Number of attempts (`max_attempts`) and back-off.
+        seconds: Time limit of one attempt; 0 means no limit.
+        sleep: Waits between rounds; tests replace it.
+
+    Yields:
+        Events by job index. `TaskFailed` means that no attempt is left or that the user must act first.
+    """
+    remaining = list(range(len(jobs)))
     for number in range(1, config.max_attempts + 1):
         last = number == config.max_attempts
         again: list[int] = []
-        for event in executor.run_jobs([jobs[index] for index in left], seconds):
-            if isinstance(event, EagerTaskEvent):  # its own stage does again what failed
+        for event in executor.run_jobs([jobs[index] for index in remaining], seconds):
+            if isinstance(event, EagerTaskEvent):  # its own stage retries it
                 yield event
                 continue
-            event = _replace_index(event, left[event.index])
+            event = _replace_index(event, remaining[event.index])
             if isinstance(event, TaskFailed) and event.cause != "mend" and not last:
                 again.append(event.index)
                 yield TaskRetry(event.index, event)
             else:
                 yield event
+        # An early end leaves out the wait.
         if not again:
             return
         sleep(min(config.backoff_seconds * 2 ** (number - 1), LONGEST_WAIT_SECONDS))
-        left = sorted(again)
+        remaining = sorted(again)
 
 
 def _replace_index(event: Event, index: int) -> Event:

@@ -1,8 +1,11 @@
-"""Tasks as job arrays of Slurm: one array per portion of a stage, a few jobs per task of the array.
+"""Run jobs as Slurm job arrays: one array per block of a stage, a few jobs per array task.
 
-Writes slurm/ of the dataset folder: NUMBER.job for every job, and what sbatch is given; each task reads its jobs there
-and publishes NUMBER.result. Promises: a task counts as lost only when Slurm no longer knows it and no result came; an
-array that a killed driver left behind is cancelled and gone before anything new is submitted.
+Writes slurm/ of the dataset folder: NUMBER.job per job, and the batch script. Array tasks read their jobs there and
+write NUMBER.result.
+
+Invariants:
+    - A task is lost only when Slurm no longer knows it and no result has appeared.
+    - Arrays of a killed driver are cancelled and gone before anything new is submitted.
 """
 
 import hashlib
@@ -25,18 +28,19 @@ from llmsys.errors import DataError
 from llmsys.log import get_logger
 
 _log = get_logger(__name__)
-_GRACE_POLLS = 3  # a result may take a moment to show on another node's file system
+_GRACE_POLLS = 3  # network file systems show a result with a delay
 _ENDED_BY_TIME = ("TIMEOUT", "DEADLINE")
 
 
 class SlurmExecutor:
-    """Arrays submitted with sbatch, watched through their result files and squeue."""
+    """Job arrays submitted with sbatch, observed through result files and squeue."""
 
     eager_jobs = None
 
     def __init__(self, config: SlurmExecutorConfig, folder: Path) -> None:
-        """Use `folder` for jobs and results; DataError when there is no sbatch, or an old array cannot be ended."""
+        """Use `folder` for jobs and results. Raise DataError without sbatch, or if an old array cannot be cancelled."""
         self.config, self.folder = config, folder.absolute()
+        # The name follows from the folder, so that a later run finds the arrays of a killed one.
         self.name = f"llmsys-{hashlib.blake2b(str(self.folder).encode(), digest_size=6).hexdigest()}"
         for command in ("sbatch", "squeue", "scancel"):
             if shutil.which(command) is None:
@@ -47,29 +51,29 @@ class SlurmExecutor:
         self._cancel_leftover_jobs()
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
-        """Yield what happens until every job is done or has failed."""
+        """Yield events until every job is done or failed."""
         size = self.config.array_tasks * self.config.jobs_per_task
         for first in range(0, len(jobs), size):
-            portion = jobs[first : first + size]
-            self._write_jobs(portion)
-            array = self._submit_array(-(-len(portion) // self.config.jobs_per_task), seconds)
-            for event in self._watch_array(array, len(portion), seconds):
+            block = jobs[first : first + size]
+            self._write_jobs(block)
+            array = self._submit_array(-(-len(block) // self.config.jobs_per_task), seconds)
+            for event in self._watch_array(array, len(block), seconds):
                 yield _shift_index(event, first)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Cancel what still runs."""
+        """Cancel all running arrays of this dataset folder."""
         self._cancel_leftover_jobs()
 
     def _write_jobs(self, jobs: Sequence[Job]) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(mode=0o700, parents=True)  # who writes a job there runs code as this user
+        self.folder.mkdir(mode=0o700, parents=True)  # jobs are pickles: whoever writes one runs code as this user
         for number, job in enumerate(jobs):
-            write_bytes_atomically(
-                self.folder / f"{number}.job", pickle.dumps(job), PRIVATE
-            )  # a URL may hold a password
+            # Private: a URL in a job may hold a password.
+            write_bytes_atomically(self.folder / f"{number}.job", pickle.dumps(job), PRIVATE)
         each = str(self.config.jobs_per_task)
         command = shlex.join([sys.executable, "-m", "data_pipeline.executors.slurm_task", str(self.folder), each])
+        # The checkout of the driver: nodes may have another version installed.
         root = Path(__file__).resolve().parents[2]
         write_bytes_atomically(
             self.folder / "script.sh",
@@ -79,22 +83,23 @@ class SlurmExecutor:
         )
 
     def _submit_array(self, tasks: int, seconds: float) -> str:
-        """Submit one array and return its number; its name is what a later run finds it by."""
+        """Submit one array and return its id. A later run finds it by its job name."""
         at_a_time = f"%{self.config.workers}" if self.config.workers else ""
         minutes = int(seconds * self.config.jobs_per_task // 60) + 1  # Slurm counts minutes
         limit = [f"--time={minutes}"] if seconds else []
-        logs = str(self.folder).replace("%", "%%")  # Slurm fills %a in
-        words = [
+        logs = str(self.folder).replace("%", "%%")  # Slurm expands %a
+        arguments = [
+            # A requeued task would overlap with our own retry.
             "sbatch", "--parsable", "--no-requeue", f"--job-name={self.name}", f"--chdir={os.getcwd()}",
             f"--array=0-{tasks - 1}{at_a_time}", f"--output={logs}/%a.log", *limit, *self.config.sbatch_options,
             str(self.folder / "script.sh"),
         ]  # fmt: skip
-        array = _run_command(words).strip().split(";")[0]
+        array = _run_command(arguments).strip().split(";")[0]
         _log.info("submitted array %s of %d tasks to Slurm", array, tasks)
         return array
 
     def _watch_array(self, array: str, jobs: int, seconds: float) -> Iterator[Event]:
-        """Yield results as they come, and losses once Slurm has forgotten a task for some polls."""
+        """Yield results as they appear, and a loss after Slurm has not listed a task for some polls."""
         left, absent = set(range(jobs)), dict.fromkeys(range(jobs), 0)
         while left:
             known = self._query_queued_tasks(array)
@@ -115,7 +120,7 @@ class SlurmExecutor:
                 time.sleep(self.config.poll_seconds)
 
     def _query_queued_tasks(self, array: str) -> set[int | None]:
-        """The tasks of an array that Slurm still has; {None} when it does not answer, which says nothing."""
+        """Return the tasks of an array that Slurm still lists. {None} if Slurm does not answer."""
         asked = subprocess.run(
             ["squeue", "--noheader", "--array", f"--jobs={array}", "--format=%K %t"], capture_output=True, text=True
         )
@@ -136,7 +141,7 @@ class SlurmExecutor:
         )
 
     def _cancel_leftover_jobs(self) -> None:
-        """Cancel what an earlier run of this folder left and wait until it is gone: two must not write one folder."""
+        """Cancel the arrays of an earlier run and wait for their end: two drivers must not write one folder."""
         deadline = time.monotonic() + 120
         while found := self._list_own_jobs():
             subprocess.run(["scancel", f"--name={self.name}"], capture_output=True)
@@ -149,27 +154,27 @@ class SlurmExecutor:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _list_own_jobs(self) -> list[str]:
-        words = ["squeue", "--noheader", f"--name={self.name}", "--format=%i"]
-        return subprocess.run(words, capture_output=True, text=True).stdout.split()
+        arguments = ["squeue", "--noheader", f"--name={self.name}", "--format=%i"]
+        return subprocess.run(arguments, capture_output=True, text=True).stdout.split()
 
 
-def _run_command(words: Sequence[str]) -> str:
-    asked = subprocess.run(words, capture_output=True, text=True)
+def _run_command(arguments: Sequence[str]) -> str:
+    asked = subprocess.run(arguments, capture_output=True, text=True)
     if asked.returncode:
         raise DataError(
-            f"{words[0]} refused: {(asked.stderr or asked.stdout).strip()}. Correct data.executor.sbatch_options; "
+            f"{arguments[0]} refused: {(asked.stderr or asked.stdout).strip()}. Correct data.executor.sbatch_options; "
             f"what was made is kept."
         )
     return asked.stdout
 
 
 def _query_task_state(array: str, task: int) -> str:
-    """What the accounting says about a task that is gone; "" where there is no accounting."""
+    """Return the accounting state of a finished task, or "" without accounting."""
     if shutil.which("sacct") is None:
         return ""
-    words = ["sacct", "--noheader", "--parsable2", "--format=State", f"--jobs={array}_{task}"]
-    told = subprocess.run(words, capture_output=True, text=True).stdout.split()
-    return told[0] if told else ""
+    arguments = ["sacct", "--noheader", "--parsable2", "--format=State", f"--jobs={array}_{task}"]
+    states = subprocess.run(arguments, capture_output=True, text=True).stdout.split()
+    return states[0] if states else ""
 
 
 def _build_events(number: int, result: dict[str, object]) -> list[Event]:

@@ -1,8 +1,8 @@
-"""One task of an array: reads its jobs from the folder it is given, publishes their results there.
+"""Run the jobs of one Slurm array task.
 
     python -m data_pipeline.executors.slurm_task FOLDER JOBS_PER_TASK NUMBER
 
-The job files are written by the driver of the same dataset folder and by nobody else: they are pickles.
+Reads pickled jobs from FOLDER, which only the driver of the same dataset folder writes, and writes their results there.
 """
 
 import json
@@ -17,7 +17,7 @@ from llmsys.atomic_write import write_bytes_atomically
 
 
 def main(folder: Path, jobs: int, task: int) -> int:
-    """Do the jobs of one task; the status is 0 when every result was published, whatever it says."""
+    """Run the jobs of one array task. Return 0 when every result was written, failed or not."""
     for number in range(task * jobs, (task + 1) * jobs):
         if (folder / f"{number}.job").exists():  # the last task has fewer
             _run_job(folder, number)
@@ -26,9 +26,13 @@ def main(folder: Path, jobs: int, task: int) -> int:
 
 def _run_job(folder: Path, number: int) -> None:
     job = pickle.loads((folder / f"{number}.job").read_bytes())
-    told: list[tuple[float, int]] = []
-    outcome = try_job(number, job, lambda amount, dropped: told.append((amount, dropped)))
-    result: dict[str, Any] = {"amount": sum(one for one, _ in told), "dropped": sum(one for _, one in told)}
+    reports: list[tuple[float, int]] = []
+    # Progress is summed: the driver polls files and sees a job only when it ends.
+    outcome = try_job(number, job, lambda amount, dropped: reports.append((amount, dropped)))
+    result: dict[str, Any] = {
+        "amount": sum(amount for amount, _ in reports),
+        "dropped": sum(dropped for _, dropped in reports),
+    }
     if isinstance(outcome, TaskDone):
         result["result"] = outcome.result
     else:

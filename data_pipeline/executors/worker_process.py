@@ -1,6 +1,7 @@
-"""One worker process: jobs in by a pipe, events out by it, until the pipe or the process that started it ends.
+"""A worker process: it receives jobs through a pipe and sends events back.
 
-Promises: a worker ends with the process that started it, even when that is killed, and holds its lock until then.
+Invariants:
+    - A worker ends with the process that started it, even if that is killed, and holds its lock until then.
 """
 
 import ctypes
@@ -23,24 +24,27 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 class WorkerProcess:
-    """One process and the two pipes to it: one for jobs and events, one that only ever closes."""
+    """A process with two pipes: one for jobs and events, one that only ever closes."""
 
     def __init__(self, lock: int | None) -> None:
+        # Forking a process with threads of pyarrow or Ray can deadlock.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         lifeline, self.lifeline = context.Pipe(duplex=False)
+        # The lock outlives a killed driver until its last worker is gone.
         held = DupFd(lock) if lock is not None else None
         self.process: SpawnProcess = context.Process(target=_serve_jobs, args=(theirs, lifeline, held), daemon=True)
         with _limit_threads():
             self.process.start()
+        # Our copies must close, or the pipes would not break when the worker dies.
         theirs.close()
         lifeline.close()
         self.index: int | None = None
         self.since = 0.0
-        self.early = self.practised = False  # its job was put ahead; it has had one of the next stage
+        self.early = self.experienced = False  # it runs an early job; it has run a job of the next stage
 
     def kill(self) -> None:
-        """Kill the process: whatever it writes is published by rename, so there is nothing to wait for."""
+        """Kill the process. Its files are published by rename, so nothing needs to finish."""
         self.process.kill()
         self.process.join()
         self.connection.close()
@@ -49,7 +53,7 @@ class WorkerProcess:
 
 @contextmanager
 def _limit_threads() -> Iterator[None]:
-    """Children start with one thread per numeric library: processes are the unit of parallel work."""
+    """Start children with one thread per numeric library, because processes are the unit of parallelism."""
     before = {name: os.environ.pop(name, None) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     os.environ.update(dict.fromkeys(before, "1"))
     try:
@@ -65,8 +69,8 @@ def _limit_threads() -> Iterator[None]:
 
 
 def _serve_jobs(connection: Connection, lifeline: Connection, lock: Any) -> None:
-    """Do jobs until the pipe closes. `lock` is unpickled into a duplicate of the parent's lock, open until the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears ctrl-c too, and ends its workers
+    """Run jobs until the pipe closes. `lock` becomes a duplicate of the parent's lock file, open until the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives ctrl-c too and kills its workers
     _die_with_parent(lifeline)
     held = lock.detach() if lock is not None else None
     try:
@@ -83,7 +87,7 @@ def _build_reporter(connection: Connection, index: int) -> Report:
 
 
 def _die_with_parent(lifeline: Connection) -> None:
-    """End this process when its parent does: at once where the kernel offers it, else when the pipe breaks."""
+    """End this process when its parent dies: by signal on Linux, elsewhere when the pipe breaks."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,18 +1,22 @@
-"""Trafilatura's main content, for those who want the texts of FineWeb.
+"""Extract the main content with trafilatura, as in FineWeb.
 
-Reads HTML as UTF-8, gives text. Comments of readers are left out, as in FineWeb; its memory of repeated texts, which
-makes a text depend on the pages before it, stays off.
+Readers' comments are left out, as in FineWeb. Its cache of repeated texts, which makes a text depend on earlier pages,
+is off.
 """
 
 from importlib import metadata
 
 from data_pipeline.extract.extractor import Extractor
-from llmsys.config.extraction import ExtractConfig, TrafilaturaExtractorConfig
+from llmsys.config.extraction import TrafilaturaExtractorConfig
 from llmsys.errors import ConfigError
 
 
 def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Extractor:
-    """What makes text of a page with these settings; ConfigError when trafilatura is not installed."""
+    """Build the extractor with these settings.
+
+    Raises:
+        ConfigError: if trafilatura is not installed.
+    """
     get_trafilatura_version()
     from trafilatura import extract
 
@@ -27,13 +31,8 @@ def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Extractor
     return extract_text
 
 
-def list_extractor_versions(config: ExtractConfig) -> list[str]:
-    """Return the versions of libraries that only some extractors need; ConfigError when one is not installed."""
-    return [get_trafilatura_version()] if isinstance(config, TrafilaturaExtractorConfig) else []
-
-
 def get_trafilatura_version() -> str:
-    """Return the version that is installed, as pip writes it."""
+    """Return the installed version as a requirement."""
     try:
         return f"trafilatura=={metadata.version('trafilatura')}"
     except metadata.PackageNotFoundError:

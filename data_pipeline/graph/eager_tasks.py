@@ -1,7 +1,10 @@
-"""Later stages whose tasks each need one task of the stage before: what can be done of them before that one has ended.
+"""Run tasks of later stages early, while the current stage still has work.
 
-Reads the records of a stage as they come, puts jobs where an executor finds them, and keeps what came of them in the
-journal. There their own stage finds it, does what is missing, and does again, with all its tries, what failed here.
+Reads the records of a stage as they arrive, queues jobs for the executor, and writes finished results to the journal.
+
+Invariants:
+    - Only tasks that depend on exactly one task of the stage before start early.
+    - The next stage reuses journaled results and retries failed early tasks with the full number of attempts.
 """
 
 from collections.abc import Callable
@@ -14,13 +17,13 @@ from data_pipeline.executors.base import EagerJobs, EagerTaskEvent, TaskDone
 
 @dataclass(frozen=True)
 class NextStage:
-    """The next stage, as far as the one before it must know it.
+    """The next stage, as far as the current one must know it.
 
     Attributes:
-        stage: its name.
-        code: the version of its code.
-        task: gives the task that a record of the stage before makes possible, from the number of that one's task.
-        then: the stage after it.
+        stage: Name of the stage.
+        code: Version of its code.
+        task: Builds the task that a record of the current stage enables, from the index of that record's task.
+        then: The stage after it.
     """
 
     stage: str
@@ -31,7 +34,7 @@ class NextStage:
 
 @dataclass(frozen=True)
 class _SubmittedTask:
-    """A task that was put ahead: what follows it, and the number of the task of the first stage that it comes from."""
+    """A queued eager task, with the stage after it and the index of its source task in the current stage."""
 
     task: Task
     key: str
@@ -40,45 +43,46 @@ class _SubmittedTask:
 
 
 class EagerTasks:
-    """What is done of later stages while one stage is; nothing where none follows or `ahead` is None."""
+    """Early tasks of later stages during one stage. Does nothing without a next stage or without queues."""
 
-    def __init__(self, journal: Journal, following: NextStage | None, ahead: EagerJobs | None) -> None:
-        self.journal, self.ahead = journal, ahead
-        self.following = following if ahead is not None else None
-        if ahead is not None:
-            ahead.next_jobs.clear()  # of what an earlier stage left when its workers died
-            ahead.later_jobs.clear()
+    def __init__(self, journal: Journal, next_stage: NextStage | None, queues: EagerJobs | None) -> None:
+        self.journal, self.queues = journal, queues
+        self.next_stage = next_stage if queues is not None else None
+        if queues is not None:
+            queues.next_jobs.clear()  # jobs of an earlier stage remain if its workers died
+            queues.later_jobs.clear()
         self.done: list[str] = []
         self._steps: list[_SubmittedTask] = []
 
     def format_title(self, stage: str) -> str:
-        """The name of the stage and of those that are done ahead."""
-        names, following = [stage], self.following
-        while following is not None:
-            names.append(following.stage)
-            following = following.then
+        """Return the names of the stage and of the stages that start early, for the progress line."""
+        names, next_stage = [stage], self.next_stage
+        while next_stage is not None:
+            names.append(next_stage.stage)
+            next_stage = next_stage.then
         return ", ".join(names)
 
     def submit_next(self, index: int, record: TaskRecord) -> None:
-        """A task of the stage is done, so that the next stage's can be."""
-        self._submit_task(self.following, index, record)
+        """Queue the task of the next stage that a finished task enables."""
+        self._submit_task(self.next_stage, index, record)
 
     def record_early_result(self, early: EagerTaskEvent) -> None:
-        """Keep the record of what was done ahead."""
+        """Journal the result of an early task and queue its successor."""
         if isinstance(early.event, TaskDone):
             step = self._steps[early.event.index]
             record = self.journal.save_record(step.task.name, step.key, step.task.outputs, early.event.result)
             self.done.append(step.task.name)
             self._submit_task(step.then, step.index, record)
 
-    def _submit_task(self, following: NextStage | None, index: int, record: TaskRecord) -> None:
-        if following is None or self.ahead is None:
+    def _submit_task(self, next_stage: NextStage | None, index: int, record: TaskRecord) -> None:
+        if next_stage is None or self.queues is None:
             return
-        task = following.task(index, record)
-        key = task.compute_key(following.code)
+        task = next_stage.task(index, record)
+        key = task.compute_key(next_stage.code)
         if found := self.journal.find_record(task.name, key):
-            self._submit_task(following.then, index, found)
+            self._submit_task(next_stage.then, index, found)
             return
-        queue = self.ahead.next_jobs if following is self.following else self.ahead.later_jobs
+        # Executors prefer the next stage: its results enable later ones.
+        queue = self.queues.next_jobs if next_stage is self.next_stage else self.queues.later_jobs
         queue.append((len(self._steps), task.job))
-        self._steps.append(_SubmittedTask(task, key, following.then, index))
+        self._steps.append(_SubmittedTask(task, key, next_stage.then, index))

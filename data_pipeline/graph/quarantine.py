@@ -1,7 +1,10 @@
-"""What was given up after every try: one file per task that names it, how often it was tried, and the traceback.
+"""Quarantine of tasks that failed every attempt.
 
-Writes quarantine/ of a dataset folder; gives what stands there. Promises: a task that succeeds later takes its file
-away; whatever stands there is missing from the dataset, is counted in its manifest, and is tried again by the next run.
+Reads and writes quarantine/ of a dataset folder: one JSON file per task, with the number of attempts and the traceback.
+
+Invariants:
+    - A task that succeeds later removes its file.
+    - A quarantined input is missing from the dataset, counted in the manifest, and tried again by the next run.
 """
 
 import json
@@ -22,20 +25,21 @@ QUARANTINE = "quarantine"
 
 
 class Quarantine:
-    """The given-up tasks of one dataset folder."""
+    """Quarantined tasks of one dataset folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / QUARANTINE
 
-    def add_task(self, task: str, failed: TaskFailed, tries: int, result: dict[str, Any]) -> None:
-        """Note a task that was given up, and the place that its result without an input names."""
-        place = {name: skip[name] for skip in result.get("skipped", [])[:1] for name in ("file", "offset")}
-        entry = {"task": task, **place, "tries": tries, "cause": failed.cause, "message": failed.message}
+    def add_task(self, task: str, failed: TaskFailed, attempts: int, result: dict[str, Any]) -> None:
+        """Record a task that failed every attempt, with the location in the input that its fallback result names."""
+        location = {name: skip[name] for skip in result.get("skipped", [])[:1] for name in ("file", "offset")}
+        entry = {"task": task, **location, "tries": attempts, "cause": failed.cause, "message": failed.message}
+        # File names in messages may hold bytes that are not UTF-8.
         text = json.dumps({**entry, "traceback": failed.traceback}, indent=1, ensure_ascii=False)
         write_bytes_atomically(self._get_entry_path(task), (text + "\n").encode("utf-8", "replace"))
 
     def remove_others(self, stage: str, tasks: Iterable[str]) -> None:
-        """Forget the tasks of a stage that are not among these."""
+        """Remove the entries of a stage whose tasks are not among `tasks`."""
         kept = {self._get_entry_path(task) for task in tasks}
         for path in self.folder.glob(f"{stage}.*.json"):
             if path not in kept:
@@ -46,12 +50,26 @@ class Quarantine:
 
 
 def read_quarantine(folder: Path) -> list[dict[str, Any]]:
-    """Return what was given up in a dataset folder, in the order of the tasks."""
+    """Read the quarantine entries of a dataset.
+
+    Args:
+        folder: Dataset folder.
+
+    Returns:
+        One mapping per task (task, tries, cause, message, traceback, often file and offset), sorted by task.
+    """
     return [json.loads(path.read_bytes()) for path in sorted((folder / QUARANTINE).glob("*.json"))]
 
 
 def read_quarantine_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return what was given up as rows of dropped documents, each with its traceback in place of a text."""
+    """Read the quarantine entries of a dataset as dropped documents.
+
+    Args:
+        folder: Dataset folder.
+
+    Returns:
+        Rows of `DROPPED_SCHEMA` with the traceback as text.
+    """
     return [_build_dropped_row(entry) for entry in read_quarantine(folder)]
 
 
@@ -72,23 +90,40 @@ def _build_dropped_row(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def format_quarantine_reason(message: str, tries: int) -> str:
-    """Say in one line why an input is not in the dataset: the same words whoever tried."""
+def format_quarantine_reason(message: str, attempts: int) -> str:
+    """Return one line that says why an input is not in the dataset. It does not depend on the executor."""
     first = message.splitlines()[0] if message else "no message"
-    return f"quarantined after {tries} {'tries' if tries > 1 else 'try'}: {first}"
+    return f"quarantined after {attempts} {'tries' if attempts > 1 else 'try'}: {first}"
 
 
-# --- what stands in a dataset for an input that is not there ---
+# --- results of inputs that are not in the dataset ---
 
 
 def build_empty_extraction(block: InputBlock, reason: str) -> dict[str, Any]:
-    """Return the result of an extraction that was given up: one skip, at the beginning of the block."""
+    """Return the result of a quarantined extraction: one skip at the start of its block.
+
+    Args:
+        block: The input block.
+        reason: One line, see `format_quarantine_reason`.
+
+    Returns:
+        A result as of `extract_file`, without pages.
+    """
     skip = {"file": redact_secrets(block.source), "offset": block.start, "reason": reason, "count": 1}
     return {"records": 0, "pages": 0, "html_bytes": 0, "skipped": [skip], "noted": []}
 
 
 def build_empty_judgement(pages: int, html_bytes: int, reason: str) -> dict[str, Any]:
-    """Return the result of judging pages that was given up: all of them dropped, for this reason."""
+    """Return the result of quarantined rules: all pages dropped for one reason.
+
+    Args:
+        pages: Pages of the block.
+        html_bytes: Their bytes before extraction.
+        reason: One line, see `format_quarantine_reason`.
+
+    Returns:
+        A result as of `apply_rules_to_file`, without documents.
+    """
     tally = FunnelCounts()
     tally.add_amounts("extract", documents_in=pages, bytes_in=html_bytes)
     tally.add_drop_count("extract", reason, pages)
@@ -96,11 +131,22 @@ def build_empty_judgement(pages: int, html_bytes: int, reason: str) -> dict[str,
 
 
 def drop_quarantined(records: list[TaskRecord], names: list[str]) -> tuple[list[TaskRecord], list[str]]:
-    """Return the records that have outputs, with their names; DataError when none has."""
-    whole = [(record, name) for record, name in zip(records, names, strict=True) if record.outputs]
-    if not whole:
+    """Remove the records of quarantined tasks.
+
+    Args:
+        records: Records of a stage.
+        names: Names of their files, in the same order.
+
+    Returns:
+        The records that have outputs, and their names.
+
+    Raises:
+        DataError: If no record has outputs.
+    """
+    remaining = [(record, name) for record, name in zip(records, names, strict=True) if record.outputs]
+    if not remaining:
         raise DataError(
             "every input was quarantined, so that nothing is left. Read what quarantine/ of the dataset folder says "
             "about each, mend the cause, then run the same command again: it tries them again."
         )
-    return [record for record, _ in whole], [name for _, name in whole]
+    return [record for record, _ in remaining], [name for _, name in remaining]

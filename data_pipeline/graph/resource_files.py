@@ -1,25 +1,39 @@
-"""Files that a config names beside the crawl: lists, models, evaluation sets.
+"""Resource files and libraries that a config names: lists, models, evaluation sets and their versions.
 
-Reads the sections of a config, gives the files and their digests, which decide what is done again. Promises: a file
-that is missing is named before the crawl is read, not hours later.
+Invariants:
+    - A missing file or library is reported before the crawl is read, not hours later.
+    - Digests of files and versions of libraries are part of task keys.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from data_pipeline.core.journal import Journal
-from data_pipeline.extract.trafilatura import list_extractor_versions
 from data_pipeline.language.rules_by_language import list_dictionaries
-from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig, FastTextClassifierConfig, PerplexityConfig
+from llmsys.config.custom_rules import (
+    ANY_LANGUAGE,
+    BadWordsConfig,
+    FastTextClassifierConfig,
+    LinearClassifierConfig,
+    PerplexityConfig,
+)
 from llmsys.config.data import CrawlConfig
-from llmsys.config.quality_rules import RuleConfig
+from llmsys.config.extraction import TrafilaturaExtractorConfig
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
+from llmsys.config.quality_rules import (
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    NativeTextConfig,
+    RuleConfig,
+)
 from llmsys.errors import ConfigError, DataError
 
 
 def iter_resource_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
-    """Yield (key of the section, file) for every file that the sections of a crawl name."""
+    """Yield (config key, file) for every file that the sections of a crawl name."""
     sections: list[tuple[str, Any]] = [("url", data.url), ("decontaminate", data.decontaminate)]
     sections += [(f"rules.{number}", rule) for number, rule in enumerate(data.rules)]
     for key, section in sections:
@@ -28,17 +42,41 @@ def iter_resource_files(data: CrawlConfig) -> Iterator[tuple[str, Path]]:
 
 
 def list_url_files(data: CrawlConfig) -> list[Path]:
-    """Return the list files of URLs."""
+    """Return the list files of the URL filter.
+
+    Args:
+        data: The crawl section of a run.
+
+    Returns:
+        Paths in the order of the config.
+    """
     return [path for key, path in iter_resource_files(data) if key == "data.url"]
 
 
 def list_rule_files(data: CrawlConfig) -> list[Path]:
-    """Return the lists and models of rules."""
+    """Return the list and model files of the rules.
+
+    Args:
+        data: The crawl section of a run.
+
+    Returns:
+        Paths in the order of the config.
+    """
     return [path for key, path in iter_resource_files(data) if key.startswith("data.rules")]
 
 
 def list_rule_libraries(data: CrawlConfig) -> list[str]:
-    """Return the versions of what only some rules or languages need; ConfigError when one is not installed."""
+    """Return the versions of libraries that only some rules or languages need.
+
+    Args:
+        data: The crawl section of a run.
+
+    Returns:
+        `package==version` entries for the key of the judge tasks.
+
+    Raises:
+        ConfigError: If one is not installed.
+    """
     found = [found for rule in data.rules for found in _iter_rule_libraries(rule)]
     for name in list_dictionaries(data):
         packages, extra = _DICTIONARIES[name]
@@ -52,12 +90,45 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             package, extra, instead = "fasttext-predict", "fasttext", ""
         case PerplexityConfig(backend="kenlm"):
             package, extra, instead = "kenlm", "kenlm", " (cmake and a C++ compiler build it), or set reader: arpa"
-        case _:
+        case (
+            PerplexityConfig()
+            | BadWordsConfig()
+            | LinearClassifierConfig()
+            | GopherRepetitionConfig()
+            | GopherQualityConfig()
+            | C4Config()
+            | C4DatatroveConfig()
+            | C4DolmaConfig()
+            | LineCorrectionsConfig()
+            | FinewebQualityConfig()
+            | NativeTextConfig()
+        ):
             return
+        case unreachable:
+            assert_never(unreachable)
     yield _require_package_version(package, f"the rule {rule.kind}", extra, instead)
 
 
-# What finds the words of `words: {kind: dictionary}`, and the extra that installs it.
+def list_extractor_versions(data: CrawlConfig) -> list[str]:
+    """Return the versions of libraries that only the configured extractor needs.
+
+    Args:
+        data: The crawl section of a run.
+
+    Returns:
+        `package==version` entries for the key of the extract tasks. Empty for extractors that are always installed.
+
+    Raises:
+        ConfigError: If the library is not installed.
+    """
+    if not isinstance(data.extract, TrafilaturaExtractorConfig):
+        return []
+    from data_pipeline.extract.trafilatura import get_trafilatura_version
+
+    return [get_trafilatura_version()]
+
+
+# Packages behind `words: {kind: dictionary}`, and the extra that installs them.
 _DICTIONARIES = {
     "jieba": (("jieba",), "zh"),
     "sudachipy": (("SudachiPy", "SudachiDict-core"), "ja"),
@@ -66,7 +137,7 @@ _DICTIONARIES = {
 
 
 def _require_package_version(package: str, what: str, extra: str, instead: str = "") -> str:
-    """A package with its version; ConfigError says what needs it and how to install it."""
+    """Return `package==version`. Raise ConfigError with the pip command if it is not installed."""
     try:
         return f"{package}=={metadata.version(package)}"
     except metadata.PackageNotFoundError:
@@ -77,20 +148,36 @@ def _require_package_version(package: str, what: str, extra: str, instead: str =
 
 
 def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
-    """Raise ConfigError for a list of words in a language that no document is judged by, when all languages stay."""
+    """Check that every word list has a language that some document can have.
+
+    Args:
+        data: The crawl section of a run.
+        codes: Languages with a profile.
+
+    Raises:
+        ConfigError: For the first list that would never be used. Only if `data.language.keep` is empty.
+    """
     for number, rule in enumerate(data.rules):
-        for one in rule.word_lists if isinstance(rule, BadWordsConfig) and not data.language.languages else ():
-            if one.language not in (*codes, ANY_LANGUAGE):
+        for word_list in rule.word_lists if isinstance(rule, BadWordsConfig) and not data.language.languages else ():
+            if word_list.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
-                    f"data.rules.{number}.words: no document is judged as {one.language!r}, so its list would never be "
-                    f"asked. Give the language a profile in data.language.profiles, or write language: any."
+                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list would "
+                    f"never be asked. Give the language a profile in data.language.profiles, or write language: any."
                 )
 
 
 def require_resource_files(data: CrawlConfig) -> None:
-    """Raise DataError for the first file that is not there, ConfigError for a library that is not installed."""
+    """Check that all resource files and libraries exist.
+
+    Args:
+        data: The crawl section of a run.
+
+    Raises:
+        DataError: For the first missing file.
+        ConfigError: For a missing library.
+    """
     list_rule_libraries(data)
-    list_extractor_versions(data.extract)
+    list_extractor_versions(data)
     for key, path in iter_resource_files(data):
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
@@ -100,5 +187,13 @@ def require_resource_files(data: CrawlConfig) -> None:
 
 
 def compute_file_digests(journal: Journal, files: Sequence[Path]) -> list[str]:
-    """Return the digests of files, each hashed again only when its size or time changed."""
+    """Hash resource files.
+
+    Args:
+        journal: Remembers digests of unchanged files.
+        files: The files.
+
+    Returns:
+        One digest per file, "" if it is unreadable.
+    """
     return [journal.get_input_digest(path) for path in files]

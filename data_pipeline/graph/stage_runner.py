@@ -1,13 +1,12 @@
-"""The executor that a config names: a section in, what does the work out.
+"""Run the task graph stage by stage: reuse journaled tasks, give the others to an executor.
 
-Events of tasks in, the progress line of a stage out: how much is done, how much was dropped, what is tried again.
+Reads and writes the journal, the quarantine and events.jsonl of a dataset folder.
 
-The task graph, one stage at a time: what is done is found in the journal, the rest is given to an executor.
-
-Reads tasks, gives their journal records in the order of the tasks. Promises: a task is recorded only after its files
-are published; what a manifest names does not change before the next manifest (see `staging`); a failed task stops
-neither the others nor the next run, which does only what is missing; an input that fails every try is quarantined, the
-rest goes on without it.
+Invariants:
+    - A task is journaled only after its files are published.
+    - Files that a manifest names do not change before the next manifest, see `core/staging.py`.
+    - A failed task stops neither the other tasks nor the next run, which runs only what is missing.
+    - An input that fails every attempt is quarantined; the dataset is made without it.
 """
 
 import time
@@ -15,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from data_pipeline.core.journal import Journal, TaskRecord
 from data_pipeline.core.staging import begin_change, publish_staged
@@ -26,7 +25,13 @@ from data_pipeline.executors.local import LocalExecutor
 from data_pipeline.executors.retry import TaskRetry, run_with_retries
 from data_pipeline.graph.eager_tasks import EagerTasks, NextStage
 from data_pipeline.graph.quarantine import Quarantine, format_quarantine_reason
-from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig, RayExecutorConfig
+from llmsys.config.executor import (
+    ExecutorConfig,
+    InlineExecutorConfig,
+    LocalExecutorConfig,
+    RayExecutorConfig,
+    SlurmExecutorConfig,
+)
 from llmsys.errors import DataError
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
@@ -35,46 +40,63 @@ from llmsys.progress import Progress
 
 
 def build_executor(config: ExecutorConfig, folder: Path, lock: int) -> Executor:
-    """Return what does the tasks of a dataset folder, whose lock is held under the file descriptor `lock`."""
-    if isinstance(config, LocalExecutorConfig):
-        return LocalExecutor(config.workers, lock)
-    if isinstance(config, InlineExecutorConfig):
-        return InlineExecutor()
-    if isinstance(config, RayExecutorConfig):
-        from data_pipeline.executors.ray import RayExecutor  # an extra: imported only where it was asked for
+    """Build the executor that the config names.
 
-        return RayExecutor(config.address, config.workers)
-    from data_pipeline.executors.slurm import SlurmExecutor
+    Args:
+        config: The section `data.executor`.
+        folder: Dataset folder.
+        lock: File descriptor of the folder's lock, which local workers keep open.
 
-    return SlurmExecutor(config, folder / "slurm")
+    Returns:
+        The executor. Its workers start with the first job.
+    """
+    match config:
+        case LocalExecutorConfig():
+            return LocalExecutor(config.workers, lock)
+        case InlineExecutorConfig():
+            return InlineExecutor()
+        case RayExecutorConfig():
+            from data_pipeline.executors.ray import RayExecutor  # ray is an extra
+
+            return RayExecutor(config.address, config.workers)
+        case SlurmExecutorConfig():
+            from data_pipeline.executors.slurm import SlurmExecutor
+
+            return SlurmExecutor(config, folder / "slurm")
+        case unreachable:
+            assert_never(unreachable)
 
 
 class StageProgress:
-    """What the progress of a stage shows: a failed try is taken back, and a task that is done counts as a whole one.
+    """Progress line of a stage. A failed attempt is subtracted, and a finished task counts in full.
 
-    Of tasks that are done ahead only what they dropped is shown; they are numbered downwards from -1 here.
+    Early tasks show drops only. They are numbered downwards from -1.
     """
 
-    def __init__(self, progress: Progress, wholes: Sequence[float]) -> None:
-        self.progress, self.wholes, self.again = progress, wholes, 0
+    def __init__(self, progress: Progress, totals: Sequence[float]) -> None:
+        self.progress, self.totals, self.retries = progress, totals, 0
         self._dropped = 0
         self._amounts: defaultdict[int, float] = defaultdict(float)
         self._drops: defaultdict[int, int] = defaultdict(int)
 
     def show_event(self, event: Event | EagerTaskEvent | TaskRetry) -> None:
-        """Draw an event."""
+        """Update the progress line."""
         match event:
             case TaskProgress(index, amount, dropped):
                 self._add_progress(index, amount, dropped)
             case TaskDone(index):
-                self._update_display(self.wholes[index] - self._amounts.pop(index, 0), 0)
+                self._update_display(self.totals[index] - self._amounts.pop(index, 0), 0)
             case TaskRetry(index):
-                self.again += 1
+                self.retries += 1
                 self._revert_progress(index)
             case EagerTaskEvent(TaskProgress(index, _, dropped)):
                 self._add_progress(-1 - index, 0, dropped)
             case EagerTaskEvent(TaskFailed(index)):
                 self._revert_progress(-1 - index)
+            case TaskFailed() | EagerTaskEvent():
+                pass  # a failure ends the task: its progress stays
+            case unreachable:
+                assert_never(unreachable)
 
     def _add_progress(self, index: int, amount: float, dropped: int) -> None:
         self._amounts[index] += amount
@@ -86,7 +108,7 @@ class StageProgress:
 
     def _update_display(self, amount: float, dropped: int) -> None:
         self._dropped += dropped
-        details = {"dropped": self._dropped, "tried_again": self.again}
+        details = {"dropped": self._dropped, "tried_again": self.retries}
         self.progress.advance(amount, **{name: value for name, value in details.items() if value})
 
 
@@ -94,14 +116,14 @@ _log = get_logger(__name__)
 
 
 class StageRunner:
-    """Does the stages of one dataset folder with one executor."""
+    """Runs the stages of one dataset folder with one executor."""
 
     def __init__(self, folder: Path, executor: ExecutorConfig, lock: int) -> None:
-        """Work in a folder whose lock is held under the file descriptor `lock`."""
+        """Open a folder whose lock is held under the file descriptor `lock`."""
         self.folder = folder
         self.journal = Journal(folder)
-        self.made = self.found = 0
-        self._early: set[str] = set()  # tasks that this run has made before their stage
+        self.num_run = self.num_reused = 0
+        self._early: set[str] = set()  # tasks that ran before their stage
         self._config = executor
         self._quarantine = Quarantine(folder)
         self._outputs: set[Path] = set()
@@ -109,66 +131,78 @@ class StageRunner:
         self._executor = build_executor(executor, folder, lock)
 
     def run_stage(
-        self, name: str, tasks: Sequence[Task], *, unit: str, code: str, following: NextStage | None = None
+        self, name: str, tasks: Sequence[Task], *, unit: str, code: str, next_stage: NextStage | None = None
     ) -> list[TaskRecord]:
-        """Do what is missing of a stage and return the records of all its tasks; DataError when some failed.
+        """Run the missing tasks of a stage.
 
-        Of the stage that is `following`, what this one's records make possible may be done on the way.
+        Args:
+            name: Name of the stage.
+            tasks: All its tasks, done or not.
+            unit: Unit of the progress line, such as `B`.
+            code: Version of the stage's code, see `pipelines/stage_code.py`.
+            next_stage: Stage whose tasks may start early. None: no task starts early.
+
+        Returns:
+            The records of all tasks, in their order.
+
+        Raises:
+            DataError: If a task failed for good.
         """
         keys = [task.compute_key(code) for task in tasks]
         records = [self.journal.find_record(task.name, key) for task, key in zip(tasks, keys, strict=True)]
         missing = [index for index, record in enumerate(records) if record is None]
+        # All outputs count, also of reused tasks: the others are orphans.
         self._outputs.update(self.folder / output for task in tasks for output in task.outputs)
-        self.found += len({task.name for task, record in zip(tasks, records, strict=True) if record} - self._early)
+        self.num_reused += len({task.name for task, record in zip(tasks, records, strict=True) if record} - self._early)
         if missing:
             begin_change(self.folder)
-            forerun = EagerTasks(self.journal, following, self._executor.eager_jobs)
-            self._run_tasks(_StageTasks(name, tasks, keys, records, unit), missing, forerun)
+            eager_tasks = EagerTasks(self.journal, next_stage, self._executor.eager_jobs)
+            self._run_tasks(_StageTasks(name, tasks, keys, records, unit), missing, eager_tasks)
+        # A quarantined task has a record without key.
         given_up = [task.name for task, record in zip(tasks, records, strict=True) if record and not record.key]
         self._quarantine.remove_others(name, given_up)
         self.journal.remove_stale_records(name, [task.name for task in tasks])
         return [record for record in records if record is not None]
 
     def withdraw_manifest(self) -> None:
-        """Take the manifest away: from here on the files are not what it says."""
+        """Remove the manifest, because files will now change."""
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
 
     def find_orphaned_files(self) -> list[Path]:
-        """Return the files beside the outputs of this run's tasks that none of them makes.
+        """Return files in output folders that no task of this run makes, such as those of stages no longer configured.
 
-        What stages left that are asked for no longer is among them. Encoded documents are not: a run that ends before
-        the tokens does not ask for them, and the next one will.
+        Encoded documents are no orphans: a run that ends before the tokens does not list them; the next run needs
+        them.
         """
-        rooms = {output.parent for output in self._outputs}
+        folders = {output.parent for output in self._outputs}
         work = self.folder / "work"
-        rooms |= {room for room in work.iterdir() if room.name != "encoded"} if work.is_dir() else set()
-        rooms |= {self.folder / "decontamination"} if (self.folder / "decontamination").is_dir() else set()
-        rooms = {room for room in rooms if room.is_dir()}  # until they are published, new ones are in staging/
-        return [path for room in sorted(rooms) for path in sorted(room.iterdir()) if path not in self._outputs]
+        folders |= {folder for folder in work.iterdir() if folder.name != "encoded"} if work.is_dir() else set()
+        folders |= {self.folder / "decontamination"} if (self.folder / "decontamination").is_dir() else set()
+        folders = {folder for folder in folders if folder.is_dir()}  # unpublished outputs are in staging/
+        return [path for folder in sorted(folders) for path in sorted(folder.iterdir()) if path not in self._outputs]
 
     def publish_files(self) -> None:
-        """Put the new versions of this run's outputs in their places, with the manifest withdrawn."""
+        """Move the new versions of this run's outputs into place. The manifest must be withdrawn."""
         publish_staged(self.folder, sorted(self._outputs))
 
-    def _run_tasks(self, stage: "_StageTasks", missing: Sequence[int], forerun: EagerTasks) -> None:
+    def _run_tasks(self, stage: "_StageTasks", missing: Sequence[int], eager_tasks: EagerTasks) -> None:
         began = time.monotonic()
         total = sum(task.progress_amount for task in stage.tasks)
         done = total - sum(stage.tasks[index].progress_amount for index in missing)
         failures: list[tuple[Task, TaskFailed]] = []
-        missing = sorted(
-            missing, key=lambda index: -stage.tasks[index].progress_amount
-        )  # so that no worker idles at the end
+        # Long tasks first, so that no worker idles at the end.
+        missing = sorted(missing, key=lambda index: -stage.tasks[index].progress_amount)
         tasks = [stage.tasks[index] for index in missing]
-        with Progress(forerun.format_title(stage.name), total, stage.unit, done=done) as progress:
-            meter = StageProgress(progress, [task.progress_amount for task in tasks])
-            jobs, patience = [task.job for task in tasks], self._get_timeout_seconds(stage)
-            for event in run_with_retries(self._executor, jobs, self._config, patience):
-                meter.show_event(event)
+        with Progress(eager_tasks.format_title(stage.name), total, stage.unit, done=done) as progress:
+            display = StageProgress(progress, [task.progress_amount for task in tasks])
+            jobs, timeout = [task.job for task in tasks], self._get_timeout_seconds(stage)
+            for event in run_with_retries(self._executor, jobs, self._config, timeout):
+                display.show_event(event)
                 match event:
                     case EagerTaskEvent():
-                        forerun.record_early_result(event)
+                        eager_tasks.record_early_result(event)
                     case TaskDone():
-                        forerun.submit_next(
+                        eager_tasks.submit_next(
                             missing[event.index], self._save_record(stage, missing[event.index], event.result)
                         )
                     case TaskRetry():
@@ -177,10 +211,19 @@ class StageRunner:
                         stage.records[missing[event.index]] = self._quarantine_task(tasks[event.index], event)
                     case TaskFailed():
                         failures.append((tasks[event.index], event))
-        self.made += len(forerun.done)
-        self._early.update(forerun.done)
+                    case TaskProgress():
+                        pass
+                    case unreachable:
+                        assert_never(unreachable)
+        self.num_run += len(eager_tasks.done)
+        self._early.update(eager_tasks.done)
         seconds = round(time.monotonic() - began, 3)
-        counts = {"tasks": len(tasks), "failed": len(failures), "again": meter.again, "ahead": len(forerun.done)}
+        counts = {
+            "tasks": len(tasks),
+            "failed": len(failures),
+            "again": display.retries,
+            "ahead": len(eager_tasks.done),
+        }
         self._events.write("stage", stage=stage.name, **counts, seconds=seconds)
         if failures:
             raise _build_stage_error(stage.name, len(stage.tasks), failures)
@@ -188,11 +231,11 @@ class StageRunner:
     def _save_record(self, stage: "_StageTasks", index: int, result: dict[str, Any]) -> TaskRecord:
         task = stage.tasks[index]
         stage.records[index] = record = self.journal.save_record(task.name, stage.keys[index], task.outputs, result)
-        self.made += 1
+        self.num_run += 1
         return record
 
     def _quarantine_task(self, task: Task, failed: TaskFailed) -> TaskRecord:
-        """Note a quarantined input, and return a record without key or files, which is never saved."""
+        """Quarantine an input. Return a record without key or files, which is never saved."""
         assert task.fallback_result is not None
         reason = format_quarantine_reason(failed.message, self._config.max_attempts)
         result = task.fallback_result(reason)
@@ -201,20 +244,20 @@ class StageRunner:
         return TaskRecord(key="", outputs=[], result=result)
 
     def _get_timeout_seconds(self, stage: "_StageTasks") -> float:
-        """Wall clock of a try: only where the dataset can do without the input."""
+        """Return the time limit of an attempt: 0 unless the dataset can be made without the input."""
         if isinstance(self._config, InlineExecutorConfig) or not all(task.fallback_result for task in stage.tasks):
             return 0
         return self._config.task_seconds
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._executor.close()
         self._events.close()
 
 
 @dataclass(frozen=True)
 class _StageTasks:
-    """The tasks of one stage, with their keys and, once there, their records."""
+    """The tasks of one stage, with their keys and the records there are so far."""
 
     name: str
     tasks: Sequence[Task]

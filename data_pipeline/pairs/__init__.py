@@ -1,1 +1,1 @@
-"""Files of lines in, pairs of token sequences out: translations, and texts with labels."""
+"""Read translations and labelled texts from files of lines, and encode them as pairs of token sequences."""

@@ -1,7 +1,7 @@
-"""The last stage: pairs in, two token files out, row n of one belonging to row n of the other.
+"""Encode pairs into two token files, with row n of one belonging to row n of the other.
 
-Reads record batches of read pairs, writes a target and a source file in the format of all token files. Both sequences
-end with the end-of-sequence id; the target of a labelled text is the number of its label instead.
+Reads record batches of pairs. Writes a target file and a source file in the format of all token files. Both sequences
+end with the end-of-sequence id. The target of a labelled text is the number of its label instead.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True)
 class PairLengthLimits:
-    """What may become of a long pair: nothing (`max_length` 0), or it is dropped, or its source is cut."""
+    """Limit on the tokens of a pair (`max_length`, 0: none). A longer pair is dropped, or its source is cut (`cut`)."""
 
     max_length: int
     cut: bool
@@ -49,14 +49,27 @@ def encode_pairs(
     labels: tuple[str, ...] | None,
     limits: PairLengthLimits,
 ) -> dict[str, Any]:
-    """Encode some record batches into (targets, sources, dropped); progress is in pairs."""
+    """Encode some record batches of pairs. Progress is in pairs.
+
+    Args:
+        report: Progress callback.
+        source: File of pairs.
+        batches: Record batches to encode.
+        outputs: Files to write: targets, sources, dropped pairs.
+        model: Tokenizer file.
+        labels: Names of the labels in the order of their numbers. None for translations.
+        limits: Limit on the tokens of a pair.
+
+    Returns:
+        Descriptions of both token files, funnel counts, and the number of cut sources.
+    """
     tokenizer = load_tokenizer(model)
     schema = build_token_schema(choose_token_dtype(tokenizer.vocab_size))
     tally, cut = FunnelCounts(), 0
     with (
         ArrowFileWriter(outputs[0], schema) as targets,
         ArrowFileWriter(outputs[1], schema) as sources,
-        ArrowFileWriter(outputs[2], DROPPED_SCHEMA, "zstd") as refused,
+        ArrowFileWriter(outputs[2], DROPPED_SCHEMA, "zstd") as rejected,
     ):
         for batch in read_batches(source, batches):
             encoded = _EncodedBatch(batch, tokenizer, labels)
@@ -73,7 +86,7 @@ def encode_pairs(
                 targets.write(encoded.build_token_rows("target", good, schema))
                 sources.write(encoded.build_token_rows("source", good, schema))
             if bad:
-                refused.write(pa.RecordBatch.from_pylist(bad, schema=DROPPED_SCHEMA))
+                rejected.write(pa.RecordBatch.from_pylist(bad, schema=DROPPED_SCHEMA))
             report(batch.num_rows, len(bad))
     files = [describe_token_file(path).model_dump() for path in outputs[:2]]
     return {"targets": files[0], "sources": files[1], "tally": tally.to_dict(), "cut": cut}
@@ -89,10 +102,11 @@ class _EncodedBatch:
         if labels is None:
             self.tokens["target"] = _encode_with_eos(tokenizer, self.texts["target"])
         else:
+            # A label is one token without an end.
             self.tokens["target"] = [[labels.index(label)] for label in self.texts["target"]]
 
     def truncate_sources(self, limits: PairLengthLimits) -> int:
-        """Cut long sources, keeping their closing token, and return how many were cut."""
+        """Cut long sources before their end-of-sequence id. Return the number of cut sources."""
         if not limits.cut:
             return 0
         long = [row for row, tokens in enumerate(self.tokens["source"]) if len(tokens) > limits.max_length]
@@ -102,7 +116,7 @@ class _EncodedBatch:
         return len(long)
 
     def split_by_length(self, limits: PairLengthLimits) -> tuple[list[int], list[dict[str, Any]]]:
-        """The rows that are short enough, and the others as dropped rows."""
+        """Return the rows that are short enough, and the others as dropped rows."""
         good, bad = [], []
         for row in range(self.batch.num_rows):
             problem = self._find_length_problem(row, limits.max_length)
@@ -114,21 +128,21 @@ class _EncodedBatch:
             bad.append(build_dropped_pair_row(line, name, file, STAGE))
         return good, bad
 
-    def _find_length_problem(self, row: int, longest: int) -> LineProblem | None:
+    def _find_length_problem(self, row: int, max_length: int) -> LineProblem | None:
         for side in ("source", "target"):
             length = len(self.tokens[side][row])
-            if longest and length > longest:
+            if max_length and length > max_length:
                 return LineProblem(
-                    f"{side}_tokens", length, longest, f"the {side} has {length} tokens, more than {longest}"
+                    f"{side}_tokens", length, max_length, f"the {side} has {length} tokens, more than {max_length}"
                 )
         return None
 
     def count_text_bytes(self, rows: Sequence[int]) -> int:
-        """UTF-8 bytes of both sides of these rows."""
+        """Return the UTF-8 bytes of both sides of these rows."""
         return sum(len(self.texts[side][row].encode()) for side in self.texts for row in rows)
 
     def build_token_rows(self, side: str, rows: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
-        """One side of these rows as token rows; `offset` is the line's number."""
+        """Build token rows of one side of these rows. `offset` is the line number."""
         chosen = [self.tokens[side][row] for row in rows]
         lengths = np.fromiter(map(len, chosen), np.int64, len(chosen))
         dtype = schema.field("tokens").type.value_type.to_pandas_dtype()

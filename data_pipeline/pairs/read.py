@@ -1,9 +1,11 @@
-"""Lines of text files, in step or one by one: what each says, or why it cannot be used.
+"""Read pairs from text files: line n of one file translates line n of another, or each line has a label.
 
-Reads UTF-8 files, plain or .gz; gives a `TextPair` per line. Promises: only `\n` ends a line, so that all files are
-counted alike; files that should be in step and are not are refused; no line is left out in silence.
+Reads UTF-8 files, plain or .gz. Writes usable pairs and dropped lines in the order of the lines.
 
-The first stage: files of lines in, pairs that can be used and pairs that cannot out, in the order of the lines.
+Invariants:
+    - Only `\\n` ends a line, so that all files are counted alike.
+    - Parallel files with different numbers of lines are an error.
+    - Every unusable line is counted with its reason.
 """
 
 import gzip
@@ -29,7 +31,7 @@ LABELLED_SUFFIXES = (".tsv", ".jsonl")
 
 
 class LineProblem(NamedTuple):
-    """Why a line is dropped: the test, the value it found, the threshold, and a sentence."""
+    """Reason for dropping a line: test, measured value, threshold and a sentence."""
 
     test: str
     value: float | None
@@ -39,7 +41,7 @@ class LineProblem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """One pair: a source and its target, or a text and its label. `number` counts from 1, as editors do."""
+    """A source and its target, or a text and its label. `number` counts lines from 1, as editors do."""
 
     number: int
     source: str
@@ -48,9 +50,10 @@ class TextPair:
 
 
 def iter_text_pairs(files: tuple[Path, ...]) -> Iterator[TextPair]:
-    """The pairs of a source and a target file, or the labelled texts of a single file.
+    """Yield the pairs of a source and a target file, or the labelled texts of a single file.
 
-    DataError when a file cannot be read, is of an unknown kind, or has other lines than its partner.
+    Raises:
+        DataError: If a file is unreadable or of an unknown kind, or the numbers of lines differ.
     """
     if len(files) == 2:
         return _iter_parallel_pairs(*files)
@@ -59,6 +62,7 @@ def iter_text_pairs(files: tuple[Path, ...]) -> Iterator[TextPair]:
 
 def _iter_parallel_pairs(source: Path, target: Path) -> Iterator[TextPair]:
     number = 0
+    # zip_longest: a shorter file must be noticed.
     for number, (left, right) in enumerate(zip_longest(_iter_raw_lines(source), _iter_raw_lines(target)), start=1):
         if left is None or right is None:
             raise DataError(_describe_length_mismatch(source, target, number - 1))
@@ -128,7 +132,8 @@ def _parse_json_line(number: int, text: str) -> TextPair:
 
 
 def _iter_raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file as bytes, decompressed; DataError names the file when it cannot be read."""
+    """Yield the decompressed lines of a file as bytes. Raise DataError with the file name if it is unreadable."""
+    # In binary mode, because text mode also splits at \r.
     opening = gzip.open if path.suffix == ".gz" else open
     try:
         with cast(BinaryIO, opening(path, "rb")) as file:
@@ -158,17 +163,24 @@ PAIR_SCHEMA = pa.schema(
 def read_pairs(
     report: Report, *, files: tuple[Path, ...], output: Path, dropped: Path, labels: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    """Read one source and target file, or one labelled file; progress is in files.
+    """Read a source and a target file, or one labelled file. Progress is in files.
 
-    The result has the rows of each record batch, the tally, the histogram of lengths and, for labelled texts
-    (`labels` is not None), how often each label was found.
+    Args:
+        report: Progress callback.
+        files: Source and target, or a single labelled file.
+        output: File to write the pairs to.
+        dropped: File to write the unusable lines to.
+        labels: Known labels. None for translations.
+
+    Returns:
+        Rows of each record batch, funnel counts, histogram of source lengths, and occurrences by label.
     """
     tally, found, lines = FunnelCounts(), dict.fromkeys(labels or (), 0), iter_text_pairs(files)
     lengths = np.zeros(len(LENGTH_EDGES) - 1, np.int64)
     rows: list[int] = []
     with (
         ArrowFileWriter(output, PAIR_SCHEMA, "zstd") as kept,
-        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as refused,
+        ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as rejected,
     ):
         while batch := list(islice(lines, BATCH_PAIRS)):
             good = [line for line in batch if line.problem is None]
@@ -184,14 +196,14 @@ def read_pairs(
                 kept.write(_build_batch(good, files[0]))
                 rows.append(len(good))
             if bad:
-                refused.write(pa.RecordBatch.from_pylist(bad, schema=DROPPED_SCHEMA))
+                rejected.write(pa.RecordBatch.from_pylist(bad, schema=DROPPED_SCHEMA))
             report(0, len(bad))
     report(1, 0)
     return {"rows": rows, "tally": tally.to_dict(), "lengths": lengths.tolist(), "labels": found}
 
 
 def compute_pair_id(file: Path, number: int, source: str, target: str) -> str:
-    """32 hex digits that name one line of one file."""
+    """Return 32 hex digits that identify one line of one file."""
     return hashlib.blake2b(f"{file.name}\0{number}\0{source}\0{target}".encode(), digest_size=16).hexdigest()
 
 
@@ -220,7 +232,7 @@ def _iter_dropped_rows(lines: list[TextPair], file: Path) -> Iterator[dict[str, 
 
 
 def build_dropped_pair_row(line: TextPair, name: str, file: Path | str, stage: str) -> dict[str, Any]:
-    """A row of `DROPPED_SCHEMA` for a line with a problem."""
+    """Build a row of `DROPPED_SCHEMA` for a line with a problem."""
     assert line.problem is not None
     text = f"{line.source} ||| {line.target}"
     document = {"id": name, "url": f"{file}:{line.number}", "file": str(file), "offset": line.number, "text": text}

@@ -1,4 +1,4 @@
-"""One vocabulary for both sides: a SentencePiece model trained on the sources and targets of the training pairs.
+"""Train one SentencePiece model for both sides of the training pairs.
 
 The sample is the pairs with the smallest hashes of their ids, both sides of each, as for documents.
 """
@@ -20,7 +20,21 @@ from llmsys.token_shards import read_batches
 def train_pair_tokenizer(
     report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, sides: Sequence[str]
 ) -> dict[str, Any]:
-    """Train on the named sides ("source", "target") of the pairs and publish the model; progress is in pairs."""
+    """Train a tokenizer on pairs and publish the model. Progress is in pairs.
+
+    Args:
+        report: Progress callback.
+        sources: Files of training pairs.
+        folder: Folder to write the tokenizer files to.
+        config: Vocabulary size, algorithm and sample size.
+        sides: Sides to train on: `source`, `target` or both.
+
+    Returns:
+        Description of the tokenizer: fingerprint, vocabulary size, end-of-sequence id.
+
+    Raises:
+        DataError: If there is no training pair.
+    """
     limit, sample = _select_sample(sources, config.sample_bytes, sides)
     if not sample["documents"]:
         raise DataError("no training pair is left to train a tokenizer on. Give more input, or mend what was dropped.")
@@ -30,12 +44,13 @@ def train_pair_tokenizer(
 
 
 def _select_sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]) -> tuple[int, dict[str, int]]:
-    """Return the largest position that is in the sample, and the pairs and bytes in it."""
+    """Return the largest hash position in the sample, and the pairs and bytes of the sample."""
     places, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for file in files:
         for batch in read_batches(file):
             places.append(hash_positions(batch.column("id").to_pylist(), "tokenizer", 0))
             sizes.append(sum((count_text_bytes(batch.column(side)) for side in sides), start=np.zeros(1, np.int64)))
+    # By hash of the id, so that the sample does not depend on the order of files.
     place, size = np.concatenate(places), np.concatenate(sizes)
     order = np.argsort(place, kind="stable")
     total = np.cumsum(size[order])

@@ -1,7 +1,10 @@
-"""What all stages together have made, said in a manifest and published last.
+"""Build the manifest from the records of all stages, and publish it last.
 
-Reads the journal records of the stages, gives the manifest. Promises: it holds nothing that differs between two runs of
-the same configuration over the same input: no clock, no folder, no number of workers.
+Reads journal records. Writes manifest.json of the dataset folder.
+
+Invariants:
+    - The manifest holds nothing that differs between two runs of the same configuration over the same input: no clock,
+      no folder, no number of workers.
 """
 
 from collections import Counter
@@ -12,15 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.core.funnel import FunnelCounts
+from data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts
 from data_pipeline.core.journal import TaskRecord, compute_json_digest
 from data_pipeline.core.staging import find_output, is_change_unfinished
-from data_pipeline.decontaminate.contamination_report import STAGE as DECONTAMINATE
 from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
 from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.pipelines.cleaning_stages import build_decontamination_summary
 from data_pipeline.stages.apply_rules import list_stage_names
-from data_pipeline.stages.clean import PII
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.tokenizer_usage import collect_usage
 from llmsys.config.data import CrawlConfig
@@ -29,6 +29,7 @@ from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.manifest import (
+    DecontaminationSummary,
     DocumentFile,
     DocumentFiles,
     Histogram,
@@ -53,12 +54,25 @@ _log = get_logger(__name__)
 
 @dataclass
 class StageRecords:
-    """The records of each stage; `tokenizer` and `tokens` are None when the preparation was to stop before them."""
+    """Records of each stage.
+
+    Attributes:
+        inputs: Paths or URLs of the crawl.
+        extracted: One record per input block, quarantined ones included.
+        judged: One record per extracted block.
+        rewritten: Records of stages that removed repeats from texts.
+        collected: One record per document file, after cleaning.
+        copies: One record per exported file.
+        borders: Documents nearest to each threshold.
+        tokenizer: None if the preparation stops before it.
+        encoded: One record per document file.
+        tokens: One record per token file. None if the preparation stops before them.
+    """
 
     inputs: Sequence[str]
     extracted: list[TaskRecord]
     judged: list[TaskRecord] = field(default_factory=list)
-    thinned: Sequence[TaskRecord] = ()
+    rewritten: Sequence[TaskRecord] = ()
     collected: list[TaskRecord] = field(default_factory=list)
     copies: list[TaskRecord] = field(default_factory=list)
     borders: tuple[ThresholdReport, ...] = ()
@@ -67,7 +81,7 @@ class StageRecords:
     tokens: list[TaskRecord] | None = None
 
     def sum_counts(self) -> FunnelCounts:
-        """Return the counts of all stages."""
+        """Return the funnel counts of all stages."""
         tally = FunnelCounts()
         for record in self.extracted:
             result = record.result
@@ -76,12 +90,12 @@ class StageRecords:
             tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
                 tally.add_drop_count("read", skip["reason"], skip["count"])
-        for record in [*self.judged, *self.thinned, *self.collected]:
+        for record in [*self.judged, *self.rewritten, *self.collected]:
             tally.merge_counts(FunnelCounts(record.result["tally"]))
         return tally
 
     def require_documents(self) -> None:
-        """Raise DataError when every page was dropped, and say by what."""
+        """Raise DataError with the most frequent reasons if every page was dropped."""
         if any(record.result["documents_rows"] for record in self.collected):
             return
         tally = self.sum_counts()
@@ -96,26 +110,36 @@ class StageRecords:
 
 
 def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: StageRecords) -> Manifest:
-    """Say what was made."""
+    """Build the manifest of a dataset of documents.
+
+    Args:
+        data: The crawl section of a run.
+        tokenizer: The tokenizer section of a run.
+        outcome: Records of all stages.
+
+    Returns:
+        The manifest, without secrets in URLs.
+    """
     config = {
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
+    # The digest is over redacted values: a rotated secret is no other dataset.
     config = redact_values(to_recorded_names(config))
-    made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
+    tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
     splits = _build_splits(outcome.tokens) if outcome.tokens is not None else {}
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
     files: list[TokenFile] | list[DocumentFile] = [file for split in splits.values() for file in split.files]
     return Manifest(
         name=data.name,
         fingerprint=compute_dataset_fingerprint(
-            made.get("fingerprint"), [file.digest for file in files or documents.files]
+            tokenizer_result.get("fingerprint"), [file.digest for file in files or documents.files]
         ),
         config=config,
         config_digest=compute_json_digest(config),
-        vocab_size=made.get("vocab_size"),
-        token_dtype=choose_token_dtype(made["vocab_size"]) if made else None,
-        tokenizer_fingerprint=made.get("fingerprint"),
+        vocab_size=tokenizer_result.get("vocab_size"),
+        token_dtype=choose_token_dtype(tokenizer_result["vocab_size"]) if tokenizer_result else None,
+        tokenizer_fingerprint=tokenizer_result.get("fingerprint"),
         splits=splits,
         documents=documents,
         dropped=_build_document_files(outcome.collected, 1, "dropped_rows"),
@@ -125,33 +149,43 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
         lengths=_build_length_histogram(outcome.collected),
         read=_build_read_summary(outcome),
         usage=_compute_usage(data.folder, outcome),
-        decontamination=build_decontamination_summary(outcome.collected),
+        decontamination=_build_decontamination_summary(outcome.collected),
         borders=outcome.borders,
     )
 
 
-def publish_manifest(workshop: StageRunner, manifest: Manifest) -> Manifest:
-    """Remove what belongs to no task, publish the manifest and return it; a finished dataset is left alone."""
-    folder, leftovers, present = workshop.folder, workshop.find_orphaned_files(), _find_manifest(workshop.folder)
+def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
+    """Remove orphaned files, publish staged files and write the manifest.
+
+    Args:
+        runner: The runner of all stages.
+        manifest: The manifest of this run.
+
+    Returns:
+        The published manifest. A dataset that is complete already is not touched.
+    """
+    folder, leftovers, present = runner.folder, runner.find_orphaned_files(), _find_manifest(runner.folder)
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
-        if not leftovers and not workshop.made and not is_change_unfinished(folder):
+        if not leftovers and not runner.num_run and not is_change_unfinished(folder):
             _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
             return manifest
-    workshop.withdraw_manifest()
+    # Order matters: without a manifest an interrupted publication can be finished.
+    runner.withdraw_manifest()
     for path in leftovers:
         path.unlink()
-    workshop.publish_files()
+    runner.publish_files()
     write_manifest(folder, manifest)
-    counts = f"{workshop.made} tasks done, {workshop.found} found done"
+    counts = f"{runner.num_run} tasks done, {runner.num_reused} found done"
     _log.info("%s: %s (fingerprint %s)", folder, counts, manifest.fingerprint)
     return manifest
 
 
 def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
-    """Whether the manifest that is there says all that the new one says: it may know tokens that were not asked for."""
+    """Return whether the present manifest contains the new one. It may also have tokens that this run did not make."""
     if present == manifest:
         return True
+    # A run up to the documents must not withdraw tokens that are still valid.
     later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage"}
     same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
     asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)
@@ -166,7 +200,7 @@ def _find_manifest(folder: Path) -> Manifest | None:
 
 
 def list_funnel_stages(data: CrawlConfig) -> list[str]:
-    """Return the stages of a dataset's funnel, in order."""
+    """List the stages of a dataset's funnel, in order."""
     late = {DECONTAMINATE: data.decontaminate.kind, PII: data.pii.kind}
     cleaned = [stage for stage, kind in late.items() if kind != "none"]
     return [*list_stage_names(data), *list_dedup_rules(data.deduplicate), *cleaned]
@@ -197,9 +231,9 @@ def _build_splits(tokens: Sequence[TaskRecord]) -> dict[str, Split]:
 def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: str) -> DocumentFiles:
     files = []
     for record in collected:
-        made = record.outputs[output]
-        name = Path(made.name).name
-        files.append(DocumentFile(name=name, rows=record.result[rows], size=made.size, digest=made.digest))
+        file = record.outputs[output]
+        name = Path(file.name).name
+        files.append(DocumentFile(name=name, rows=record.result[rows], size=file.size, digest=file.digest))
     return DocumentFiles(files=tuple(files))
 
 
@@ -231,8 +265,17 @@ def _build_read_summary(outcome: StageRecords) -> ReadSummary:
     )
 
 
+def _build_decontamination_summary(final: Sequence[TaskRecord]) -> DecontaminationSummary | None:
+    about = next((record.result["contamination"] for record in final if "contamination" in record.result), None)
+    if about is None:
+        return None
+    from data_pipeline.decontaminate.contamination_report import merge_summaries  # only where it is configured
+
+    return merge_summaries(about["sets"], about["exempt"], [record.result["decontamination"] for record in final])
+
+
 def _sum_skips(skips: Iterable[dict[str, Any]]) -> tuple[SkippedInput, ...]:
-    """Count skips by file and reason, whatever blocks the files were read in; the first of each is named."""
+    """Sum skips by file and reason over all blocks. Each sum has the smallest offset."""
     summed: dict[tuple[str, str], dict[str, Any]] = {}
     for skip in skips:
         first = summed.setdefault((skip["file"], skip["reason"]), skip | {"count": 0})

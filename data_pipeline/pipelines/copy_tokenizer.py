@@ -1,6 +1,6 @@
-"""A tokenizer that exists already, copied into the dataset folder with whatever it needs to be the same there.
+"""Copy an existing tokenizer into the dataset folder, with the files it needs to work the same there.
 
-Reads tokenizer.kind=file; writes tokenizer.model, tokenizer.vocab (for people) and made.json (how it was made), or
+Reads the file that `tokenizer.kind=file` names. Writes tokenizer.model, tokenizer.vocab (for people) and made.json, or
 tokenizer.json, tokenizer_config.json and made.json.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.core.journal import compute_json_digest
-from data_pipeline.core.staging import get_place_to_write
+from data_pipeline.core.staging import get_write_path
 from data_pipeline.core.task import Task
 from data_pipeline.executors.base import Report
 from data_pipeline.graph.stage_runner import StageRunner
@@ -18,23 +18,23 @@ from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.tokenizer import JSON_NAME, find_model_file, load_tokenizer
 
 
-def build_copy_task(workshop: StageRunner, folder: Path, config: FileTokenizerConfig) -> Task:
-    """The task that copies it: done again when the file or what its neighbours say about it changes."""
+def build_copy_task(runner: StageRunner, folder: Path, config: FileTokenizerConfig) -> Task:
+    """Build the copy task. It runs again if the file changes or what its neighbouring files say about it."""
     file = find_model_file(config.path)
-    decides: list[Any] = [config.model_dump(mode="json"), workshop.journal.get_input_digest(file)]
+    depends_on: list[Any] = [config.model_dump(mode="json"), runner.journal.get_input_digest(file)]
     names = SENTENCEPIECE_FILES
     if file.suffix == ".json":
         from llmsys.hugging_face_tokenizer import build_tokenizer_files
         from llmsys.special_tokens import CONFIG_NAME
 
-        decides.append(compute_json_digest(build_tokenizer_files(file, config.eos_token)[CONFIG_NAME].decode()))
+        depends_on.append(compute_json_digest(build_tokenizer_files(file, config.eos_token)[CONFIG_NAME].decode()))
         names = (JSON_NAME, CONFIG_NAME, "made.json")
-    job = partial(copy_tokenizer, folder=get_place_to_write(folder, "tokenizer"), config=config)
-    return Task("tokenizer/model", decides, [f"tokenizer/{name}" for name in names], job, 1)
+    job = partial(copy_tokenizer, folder=get_write_path(folder, "tokenizer"), config=config)
+    return Task("tokenizer/model", depends_on, [f"tokenizer/{name}" for name in names], job, 1)
 
 
 def copy_tokenizer(report: Report, *, folder: Path, config: FileTokenizerConfig) -> dict[str, Any]:
-    """Copy an existing tokenizer into the dataset folder; DataError when it is none."""
+    """Copy an existing tokenizer into the dataset folder. Raise DataError if the file is no tokenizer."""
     load_tokenizer(config.path, config.eos_token)
     file, made = find_model_file(config.path), {"config": {"kind": config.kind}}
     if file.suffix == ".json":

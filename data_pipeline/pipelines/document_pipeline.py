@@ -1,7 +1,9 @@
-"""The stages that a dataset of documents is made by, in order: each is a list of tasks for the workshop.
+"""Stages of a dataset of documents, in order. Each method builds the tasks of one stage.
 
-Reads the `data` and `tokenizer` sections of a run, gives the records of every stage. A task says what decides its
-outputs; nothing else may.
+Reads the `data` and `tokenizer` sections of a run.
+
+Invariants:
+    - The inputs of a task list everything that decides its outputs, besides the code version.
 """
 
 from collections.abc import Callable
@@ -9,13 +11,13 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from data_pipeline.core.journal import TaskRecord, compute_json_digest
-from data_pipeline.core.staging import get_place_to_write
+from data_pipeline.core.staging import get_write_path
 from data_pipeline.core.task import Task
-from data_pipeline.extract.trafilatura import list_extractor_versions
 from data_pipeline.graph.eager_tasks import NextStage
 from data_pipeline.graph.quarantine import build_empty_extraction, build_empty_judgement, drop_quarantined
 from data_pipeline.graph.resource_files import (
     compute_file_digests,
+    list_extractor_versions,
     list_rule_files,
     list_rule_libraries,
     list_url_files,
@@ -24,11 +26,10 @@ from data_pipeline.graph.resource_files import (
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.pipelines.build_manifest import StageRecords, list_funnel_stages
-from data_pipeline.pipelines.cleaning_stages import get_collected_names, run_cleaning_stages
-from data_pipeline.pipelines.dataset_state import DatasetState
+from data_pipeline.pipelines.dataset_state import DatasetState, get_collected_names, has_cleaning
 from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
 from data_pipeline.pipelines.output_stages import run_export_stage, run_threshold_stage
-from data_pipeline.pipelines.stage_code import get_stage_code_version
+from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
 from data_pipeline.pipelines.token_stages import run_encoding_stage, run_token_stage, run_tokenizer_stage
 from data_pipeline.readers.input_files import compute_file_stamp, compute_input_identity, get_input_name, get_input_size
 from data_pipeline.readers.remote_file import is_remote
@@ -45,25 +46,28 @@ Until = Literal["documents", "tokenizer", "tokens"]
 
 
 class DocumentPipeline:
-    """The stages of one dataset, in order; each method is one stage."""
+    """Stages of one dataset of documents."""
 
-    def __init__(self, data: CrawlConfig, tokenizer: TokenizerConfig, workshop: StageRunner) -> None:
-        self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
+    def __init__(self, data: CrawlConfig, tokenizer: TokenizerConfig, runner: StageRunner) -> None:
+        self.data, self.tokenizer, self.runner = data, tokenizer, runner
         self.folder = data.folder
 
     def run_stages(self, inputs: list[str], until: Until) -> StageRecords:
-        """Do the stages up to `until` and return the records of each; DataError when no document stays."""
-        deduplication = DeduplicationStages(self.data, self.workshop, self._run_stage)
+        """Run the stages up to `until` and return their records. Raise DataError if no document remains."""
+        deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
         blocks = self._run_survey_stage(inputs)
         outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, deduplication))
         extracted, names = drop_quarantined(outcome.extracted, [block.name for block in blocks])
         outcome.judged = self._run_judge_stage(extracted, names)
         read = [record for record, judged in zip(extracted, outcome.judged, strict=True) if judged.outputs]
         judged, names = drop_quarantined(outcome.judged, names)
-        left = deduplication.run_comparisons(judged, names)
-        outcome.thinned = left.rewritten_records
-        outcome.collected = self._run_collect_stage(left.add_unread(read))
-        outcome.collected = run_cleaning_stages(self.data, self.workshop, self._run_stage, outcome.collected)
+        state = deduplication.run_comparisons(judged, names)
+        outcome.rewritten = state.rewritten_records
+        outcome.collected = self._run_collect_stage(state.add_unread(read))
+        if has_cleaning(self.data):
+            from data_pipeline.pipelines.cleaning_stages import run_cleaning_stages
+
+            outcome.collected = run_cleaning_stages(self.data, self.runner, self._run_stage, outcome.collected)
         outcome.require_documents()
         outcome.copies = run_export_stage(self.data, self._run_stage, outcome.collected)
         outcome.borders = run_threshold_stage(
@@ -72,7 +76,7 @@ class DocumentPipeline:
         if until == "documents":
             return outcome
         outcome.tokenizer = run_tokenizer_stage(
-            self.data, self.tokenizer, self.workshop, self._run_stage, outcome.collected
+            self.data, self.tokenizer, self.runner, self._run_stage, outcome.collected
         )
         if until == "tokenizer":
             return outcome
@@ -82,28 +86,31 @@ class DocumentPipeline:
 
     @cached_property
     def rules(self) -> str:
-        """The words and rules of each language, see `serialize_rules_by_language`."""
+        """Words and rules of each language, see `serialize_rules_by_language`."""
         return serialize_rules_by_language(self.data)
 
     def _run_stage(
-        self, name: str, tasks: list[Task], unit: str, following: NextStage | None = None
+        self, name: str, tasks: list[Task], unit: str, next_stage: NextStage | None = None
     ) -> list[TaskRecord]:
-        return self.workshop.run_stage(name, tasks, unit=unit, code=get_stage_code_version(name), following=following)
+        return self.runner.run_stage(
+            name, tasks, unit=unit, code=compute_code_version(DOCUMENT_STAGES[name]), next_stage=next_stage
+        )
 
     def _run_survey_stage(self, inputs: list[str]) -> list[InputBlock]:
-        """Cut long files into blocks; a file elsewhere is one, known by its tag or time."""
+        """Split long local files into blocks. A remote file is one block, identified by its tag or time."""
+        # The digest tells apart files of one name in different folders.
         names = [f"{get_input_name(path)}-{compute_json_digest(path)[:8]}" for path in inputs]
-        here = [(path, name) for path, name in zip(inputs, names, strict=True) if not is_remote(path)]
+        local_files = [(path, name) for path, name in zip(inputs, names, strict=True) if not is_remote(path)]
         size = self.data.executor.block_bytes
         tasks = []
-        for path, name in here:
+        for path, name in local_files:
             job = partial(split_input_file, source=path, block_bytes=size)
             tasks.append(Task(f"survey/{name}", [path, compute_file_stamp(path), size], [], job, get_input_size(path)))
         records = self._run_stage("survey", tasks, "B") if tasks else []
-        found = {path: record.result for (path, _), record in zip(here, records, strict=True)}
+        found = {path: record.result for (path, _), record in zip(local_files, records, strict=True)}
         blocks = []
         for path, name in zip(inputs, names, strict=True):
-            identity = "" if path in found else compute_input_identity(self.workshop.journal, path)
+            identity = "" if path in found else compute_input_identity(self.runner.journal, path)
             result = found.get(path) or {"blocks": [[0, get_input_size(path), identity]]}
             blocks += list_input_blocks(path, name, result)
         return blocks
@@ -111,9 +118,9 @@ class DocumentPipeline:
     def _run_extract_stage(self, blocks: list[InputBlock], deduplication: DeduplicationStages) -> list[TaskRecord]:
         config, read = self.data.extract, self.data.read
         data = to_recorded_names(self.data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
-        part: list[Any] = [data["extract"], data["read"], data["url"]]
-        lists = compute_file_digests(self.workshop.journal, list_url_files(self.data))
-        part += list_extractor_versions(config)
+        settings: list[Any] = [data["extract"], data["read"], data["url"]]
+        lists = compute_file_digests(self.runner.journal, list_url_files(self.data))
+        settings += list_extractor_versions(self.data)
         tasks = []
         for block in blocks:
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
@@ -129,9 +136,10 @@ class DocumentPipeline:
                 urls=self.data.url,
                 lists=tuple(lists),
             )
-            decides = [block.source, block.digest, block.start, part, lists]
-            without = partial(build_empty_extraction, block)
-            tasks.append(Task(f"extract/{block.name}", decides, outputs, job, block.size, without))
+            depends_on = [block.source, block.digest, block.start, settings, lists]
+            build_fallback = partial(build_empty_extraction, block)
+            tasks.append(Task(f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback))
+        # Each block can be filtered and signed as soon as it is extracted.
         sign = self._build_next_stage("sign", deduplication.build_first_task_factory(), blocks)
         return self._run_stage(
             "extract", tasks, "B", self._build_next_stage("judge", self._judge_task_factory, blocks, sign)
@@ -147,7 +155,10 @@ class DocumentPipeline:
         if task is None:
             return None
         return NextStage(
-            stage, get_stage_code_version(stage), lambda index, record: task(record, blocks[index].name), then
+            stage,
+            compute_code_version(DOCUMENT_STAGES[stage]),
+            lambda index, record: task(record, blocks[index].name),
+            then,
         )
 
     def _run_judge_stage(self, extracted: list[TaskRecord], names: list[str]) -> list[TaskRecord]:
@@ -155,16 +166,17 @@ class DocumentPipeline:
 
     @cached_property
     def _judge_task_factory(self) -> Callable[[TaskRecord, str], Task]:
-        """What gives, from the record of an extracted block and its name, the task that judges it."""
+        """A function (extracted record, block name) → task that filters the block."""
         require_languages(self.data, parse_language_rules(self.rules))
-        part = self.data.model_dump(mode="json", include={"unicode", "language", "documents"})
-        part["documents"].pop("export_formats")
-        part = to_recorded_names(part, "data") | {"rules": self.rules}
+        settings = self.data.model_dump(mode="json", include={"unicode", "language", "documents"})
+        # Exported formats do not change the filtered documents.
+        settings["documents"].pop("export_formats")
+        settings = to_recorded_names(settings, "data") | {"rules": self.rules}
         files = (
-            *compute_file_digests(self.workshop.journal, list_rule_files(self.data)),
+            *compute_file_digests(self.runner.journal, list_rule_files(self.data)),
             *list_rule_libraries(self.data),
         )
-        part["files"] = files
+        settings["files"] = files
 
         def build_task(extracted: TaskRecord, name: str) -> Task:
             outputs = [f"work/judged/{name}.arrow", f"work/judged/{name}.dropped.arrow"]
@@ -178,17 +190,17 @@ class DocumentPipeline:
                 files=files,
             )
             pages, html_bytes = extracted.result["pages"], extracted.result["html_bytes"]
-            decides = [extracted.digests[:1], part]
+            depends_on = [extracted.digests[:1], settings]
             return Task(
-                f"judge/{name}", decides, outputs, job, pages, partial(build_empty_judgement, pages, html_bytes)
+                f"judge/{name}", depends_on, outputs, job, pages, partial(build_empty_judgement, pages, html_bytes)
             )
 
         return build_task
 
-    def _run_collect_stage(self, left: DatasetState) -> list[TaskRecord]:
-        sources = left.list_sources(self.folder)
-        decisions = [self.folder / record.outputs[0].name for record in left.decisions]
-        decides = [left.digests, self.data.documents.batch_bytes]
+    def _run_collect_stage(self, state: DatasetState) -> list[TaskRecord]:
+        sources = state.list_sources(self.folder)
+        decisions = [self.folder / record.outputs[0].name for record in state.decisions]
+        depends_on = [state.digests, self.data.documents.batch_bytes]
         tasks = []
         for shard in range(self.data.documents.num_shards):
             outputs = get_collected_names(self.data, shard)
@@ -197,11 +209,11 @@ class DocumentPipeline:
                 shard=shard,
                 sources=sources,
                 decisions=decisions,
-                rules=left.rules,
-                documents=get_place_to_write(self.folder, outputs[0]),
-                dropped=get_place_to_write(self.folder, outputs[1]),
+                rules=state.rules,
+                documents=get_write_path(self.folder, outputs[0]),
+                dropped=get_write_path(self.folder, outputs[1]),
                 batch_bytes=self.data.documents.batch_bytes,
             )
             rows = sum(rows for source in sources for owner, rows in source.kept_batches if owner == shard)
-            tasks.append(Task(f"collect/part-{shard:05d}", [shard, decides, outputs], outputs, job, rows))
+            tasks.append(Task(f"collect/part-{shard:05d}", [shard, depends_on, outputs], outputs, job, rows))
         return self._run_stage("collect", tasks, "document")

@@ -1,4 +1,4 @@
-"""What the stages have made of pairs, said in a manifest: the same for any workers, as for documents."""
+"""Build the manifest of a dataset of pairs. It does not depend on the number of workers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,19 @@ from llmsys.token_shards import choose_token_dtype
 def build_pairs_manifest(
     data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, outcome: PairStageRecords
 ) -> Manifest:
-    """Say what was made; DataError when every training pair was too long."""
+    """Build the manifest of a dataset of pairs or labelled texts.
+
+    Args:
+        data: The data section of a run.
+        tokenizer: The tokenizer section of a run.
+        outcome: Records of all stages.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        DataError: If every training pair is longer than `data.max_tokens`.
+    """
     config = to_recorded_names(
         {
             "data": data.model_dump(mode="json", exclude={"folder", "executor"}),

@@ -1,10 +1,12 @@
-"""The way from files of lines to pairs of token sequences.
+"""Stages from files of lines to pairs of token sequences.
 
     read ─ tokenizer ─ encode ─ manifest
 
-Reads the `data` and `tokenizer` sections of a run whose data are pairs or labelled texts, writes the dataset folder:
-documents/ with both texts of every pair, tokens/ with both token sequences, dropped/ with what cannot be used and why.
-Promises the same as the pipeline of documents: the same bytes for any number of workers and after any crash.
+Reads the `data` and `tokenizer` sections of a run. Writes documents/ (both texts of every pair), tokens/ (both token
+sequences) and dropped/ (unusable lines with their reasons).
+
+Invariants:
+    - The bytes do not depend on the number of workers or on interruptions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from data_pipeline.core.journal import TaskRecord, compute_code_version
-from data_pipeline.core.staging import find_output, get_place_to_write
+from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.staging import find_output, get_write_path
 from data_pipeline.core.task import Task
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pairs.encode import PairLengthLimits, encode_pairs
 from data_pipeline.pairs.read import read_pairs
 from data_pipeline.pairs.train_tokenizer import train_pair_tokenizer
 from data_pipeline.pipelines.copy_tokenizer import build_copy_task
+from data_pipeline.pipelines.stage_code import PAIR_STAGES, compute_code_version
 from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.pairs import LabelledTextConfig, PairsConfig
@@ -28,16 +31,6 @@ from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 
-_TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/publish_tokenizer.py")
-_CODE = {
-    "read": (("pairs/read.py",), ("pyarrow",)),
-    "tokenizer": (("pairs/train_tokenizer.py", *_TOKENIZER), ("sentencepiece", "tokenizers")),
-    "encode": (
-        ("pairs", "tokenize/encode_documents.py"),
-        ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash"),
-    ),
-}
-_COMMON = ("data_pipeline/core/document_schema.py", "data_pipeline/core/funnel.py", "llmsys/arrow_file.py")
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
 
 _log = get_logger(__name__)
@@ -45,7 +38,7 @@ _log = get_logger(__name__)
 
 @dataclass
 class PairStageRecords:
-    """The records of each stage; `tokenizer` and `encoded` stay empty when the preparation was to stop before them."""
+    """Records of each stage. `tokenizer` and `encoded` stay empty if the preparation stops before them."""
 
     files: dict[str, list[tuple[Path, ...]]]
     read: dict[str, list[TaskRecord]] = field(default_factory=dict)
@@ -55,16 +48,14 @@ class PairStageRecords:
 
 
 class PairPipeline:
-    """The stages of one dataset of pairs, in order; each method is one stage."""
+    """Stages of one dataset of pairs, in order. Each method is one stage."""
 
-    def __init__(
-        self, data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, workshop: StageRunner
-    ) -> None:
-        self.data, self.tokenizer, self.workshop = data, tokenizer, workshop
+    def __init__(self, data: PairsConfig | LabelledTextConfig, tokenizer: TokenizerConfig, runner: StageRunner) -> None:
+        self.data, self.tokenizer, self.runner = data, tokenizer, runner
         self.folder = data.folder
 
     def run_stages(self, until: Literal["documents", "tokenizer", "tokens"]) -> PairStageRecords:
-        """Do the stages up to `until`; DataError when a file is missing, bad, or nothing of it can be used."""
+        """Run the stages up to `until`. Raise DataError if a file is missing or invalid, or no pair of it is usable."""
         outcome = PairStageRecords(_list_files(self.data))
         outcome.read = self._run_read_stage(outcome.files)
         outcome.labels = self._resolve_labels(outcome)
@@ -75,9 +66,7 @@ class PairPipeline:
         return outcome
 
     def _run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
-        rooms, packages = _CODE[name]
-        code = compute_code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
-        return self.workshop.run_stage(name, tasks, unit=unit, code=code)
+        return self.runner.run_stage(name, tasks, unit=unit, code=compute_code_version(PAIR_STAGES[name]))
 
     def _run_read_stage(self, files: dict[str, list[tuple[Path, ...]]]) -> dict[str, list[TaskRecord]]:
         labels = self.data.labels if isinstance(self.data, LabelledTextConfig) else None
@@ -88,13 +77,13 @@ class PairPipeline:
             job = partial(
                 read_pairs,
                 files=paths,
-                output=get_place_to_write(self.folder, outputs[0]),
-                dropped=get_place_to_write(self.folder, outputs[1]),
+                output=get_write_path(self.folder, outputs[0]),
+                dropped=get_write_path(self.folder, outputs[1]),
                 labels=labels,
             )
-            digests = [self.workshop.journal.get_input_digest(path) for path in paths]
-            decides = [[str(path) for path in paths], digests, labels]
-            tasks.append(Task(f"read/{name}", decides, outputs, job, 1))
+            digests = [self.runner.journal.get_input_digest(path) for path in paths]
+            depends_on = [[str(path) for path in paths], digests, labels]
+            tasks.append(Task(f"read/{name}", depends_on, outputs, job, 1))
         records = iter(self._run_stage("read", tasks, "file"))
         read = {split: [next(records) for _ in files[split]] for split in files}
         for split, found in read.items():
@@ -120,18 +109,17 @@ class PairPipeline:
 
     def _run_tokenizer_stage(self, read: list[TaskRecord]) -> TaskRecord:
         if isinstance(self.tokenizer, FileTokenizerConfig):
-            return self._run_stage("tokenizer", [build_copy_task(self.workshop, self.folder, self.tokenizer)], "file")[
-                0
-            ]
+            return self._run_stage("tokenizer", [build_copy_task(self.runner, self.folder, self.tokenizer)], "file")[0]
         outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
-        folder, config = get_place_to_write(self.folder, "tokenizer"), self.tokenizer
-        part = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
+        folder, config = get_write_path(self.folder, "tokenizer"), self.tokenizer
+        settings = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
+        # Labels are no text to learn a vocabulary from.
         sides = ("source",) if isinstance(self.data, LabelledTextConfig) else ("source", "target")
         sources = [find_output(self.folder, record.outputs[0].name) for record in read]
         job = partial(train_pair_tokenizer, sources=sources, folder=folder, config=config, sides=sides)
         rows = sum(sum(record.result["rows"]) for record in read)
-        decides = [part, [record.digests[0] for record in read], sides]
-        return self._run_stage("tokenizer", [Task("tokenizer/model", decides, outputs, job, rows)], "pair")[0]
+        depends_on = [settings, [record.digests[0] for record in read], sides]
+        return self._run_stage("tokenizer", [Task("tokenizer/model", depends_on, outputs, job, rows)], "pair")[0]
 
     def _run_encode_stage(
         self, read: dict[str, list[TaskRecord]], tokenizer: TaskRecord, labels: tuple[str, ...] | None
@@ -149,16 +137,16 @@ class PairPipeline:
                         encode_pairs,
                         source=find_output(self.folder, record.outputs[0].name),
                         batches=batches,
-                        outputs=tuple(get_place_to_write(self.folder, name) for name in outputs),
+                        outputs=tuple(get_write_path(self.folder, name) for name in outputs),
                         model=find_output(self.folder, tokenizer.outputs[0].name),
                         labels=labels,
                         limits=limits,
                     )
-                    decides = [record.digests[0], list(batches), tokenizer.result["fingerprint"], labels]
-                    decides.append(tokenizer.result["eos_id"])
-                    decides += [limits.max_length, limits.cut]
+                    depends_on = [record.digests[0], list(batches), tokenizer.result["fingerprint"], labels]
+                    depends_on.append(tokenizer.result["eos_id"])
+                    depends_on += [limits.max_length, limits.cut]
                     rows = sum(record.result["rows"][batch] for batch in batches)
-                    tasks.append(Task(f"encode/{split}-{number:05d}", decides, outputs, job, rows))
+                    tasks.append(Task(f"encode/{split}-{number:05d}", depends_on, outputs, job, rows))
         done = iter(self._run_stage("encode", tasks, "pair"))
         encoded = {split: [next(done) for _ in range(count)] for split, count in counts.items()}
         if cut := sum(record.result["cut"] for found in encoded.values() for record in found):
@@ -168,11 +156,12 @@ class PairPipeline:
     def _build_limits(self, split: str) -> PairLengthLimits:
         if isinstance(self.data, LabelledTextConfig):
             return PairLengthLimits(self.data.max_tokens, cut=True)
+        # Held-out pairs are scored as they are, whatever their length.
         return PairLengthLimits(self.data.max_tokens if split == "train" else 0, cut=False)
 
 
 def _list_files(data: PairsConfig | LabelledTextConfig) -> dict[str, list[tuple[Path, ...]]]:
-    """The files of each split, in pairs or alone; DataError when a split has none."""
+    """List the files of each split, in pairs or alone. Raise DataError if a split has none."""
     files: dict[str, list[tuple[Path, ...]]]
     if isinstance(data, LabelledTextConfig):
         files = {"train": [(path,) for path in data.inputs], "heldout": [(path,) for path in data.heldout_inputs]}
@@ -197,7 +186,7 @@ def _iter_numbered_files(files: dict[str, list[tuple[Path, ...]]]) -> Iterator[t
 
 
 def _group_batches(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Record batches in runs of at most `limit` rows, or of one batch where that has more."""
+    """Yield runs of record batches of at most `limit` rows; a larger batch is a run of its own."""
     run: list[int] = []
     for batch, count in enumerate(rows):
         if run and sum(rows[one] for one in run) + count > limit:

@@ -1,12 +1,15 @@
-"""The way from crawl files to token shards, as stages over files: maps, and exchanges between maps.
+"""Prepare a dataset: crawl files to token shards.
 
     extract ─ judge ─ (deduplication) ─ collect ─ (cleaning) ┬ encode ┐
                                                              │         tokens ─ manifest
                                                              └ tokenizer (before encode)
 
-Reads the `data` and `tokenizer` sections of a run, writes the dataset folder; pairs have a pipeline of their own, see
-pairs/. Promises: the same bytes for any number of workers, any order of the inputs, and after any crash; a second run
-does only what changed, and nothing when nothing did.
+Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Pairs have their own pipeline, see
+`pair_pipeline.py`.
+
+Invariants:
+    - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
+    - A second run processes only what changed.
 """
 
 from pathlib import Path
@@ -18,8 +21,6 @@ from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
-from data_pipeline.pipelines.pair_manifest import build_pairs_manifest
-from data_pipeline.pipelines.pair_pipeline import PairPipeline
 from data_pipeline.readers.input_files import find_inputs
 from llmsys.config.data import CrawlConfig
 from llmsys.config.mixture import MixtureConfig
@@ -32,10 +33,18 @@ from llmsys.tokenizer import find_model_file, load_tokenizer
 
 
 def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
-    """Make the dataset of a run, up to its documents, its tokenizer or its tokens, and return its manifest.
+    """Prepare the dataset of a run.
 
-    DataError when there is no input, a task fails for good, or another process writes the folder; ConfigError for a
-    mixture, whose sources have configs of their own.
+    Args:
+        config: The run.
+        until: Last part to make: `documents`, `tokenizer` or `tokens`.
+
+    Returns:
+        The manifest of the published dataset.
+
+    Raises:
+        DataError: If there is no input, a task fails for good, or another process writes the folder.
+        ConfigError: For a mixture: its sources have configs of their own.
     """
     data = config.data
     if isinstance(data, MixtureConfig):
@@ -48,30 +57,40 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     if isinstance(data, CrawlConfig):
         require_resource_files(data)
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
-        load_tokenizer(
-            config.tokenizer.path, config.tokenizer.eos_token
-        )  # what is missing is said before the crawl is read, not hours later
+        # A missing tokenizer is reported before the crawl is read, not hours later.
+        load_tokenizer(config.tokenizer.path, config.tokenizer.eos_token)
     with lock_folder(data.folder) as lock:
-        remove_partial_files(data.folder)  # the lock is free only when no writer lives
+        remove_partial_files(data.folder)  # we hold the lock, so no other writer lives
+        # A publication that was killed midway is completed before anything else changes.
         finish_interrupted_publication(data.folder)
-        workshop = StageRunner(data.folder, data.executor, lock)
+        runner = StageRunner(data.folder, data.executor, lock)
         try:
-            manifest = _run_pipeline(config, workshop, inputs, cast(Until, until))
+            manifest = _run_pipeline(config, runner, inputs, cast(Until, until))
         finally:
-            workshop.close()
-        return publish_manifest(workshop, manifest)
+            runner.close()
+        return publish_manifest(runner, manifest)
 
 
-def _run_pipeline(config: RunConfig, workshop: StageRunner, inputs: list[str], until: Until) -> Manifest:
-    """Do the stages that this kind of data has, and say what they made."""
+def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: list[str], until: Until) -> Manifest:
+    """Run the stages of this kind of data and build the manifest."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
-        return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, workshop).run_stages(inputs, until))
-    assert not isinstance(data, MixtureConfig)  # refused by prepare
-    return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, workshop).run_stages(until))
+        return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until))
+    assert not isinstance(data, MixtureConfig)  # prepare_dataset rejects it
+    from data_pipeline.pipelines.pair_manifest import build_pairs_manifest  # most runs have no pairs
+    from data_pipeline.pipelines.pair_pipeline import PairPipeline
+
+    return build_pairs_manifest(data, tokenizer, PairPipeline(data, tokenizer, runner).run_stages(until))
 
 
 def train_tokenizer(config: RunConfig) -> Path:
-    """Make the dataset up to its tokenizer and return the path of its file."""
+    """Prepare the dataset of a run up to its tokenizer.
+
+    Args:
+        config: The run.
+
+    Returns:
+        Path of the tokenizer file.
+    """
     prepare_dataset(config, until="tokenizer")
     return find_model_file(config.data.folder / "tokenizer")

@@ -1,10 +1,34 @@
-"""What the outputs of each stage depend on besides configuration and inputs: our source, and libraries at work in it.
+"""Code version of each stage: a part of every task key in the journal.
 
-Reads the files named here; gives a version per stage, which is part of the key of its tasks in the journal.
+A version is a number that is raised by hand when the outputs of a stage change. Hashing the source instead would make
+every dataset again after a rename or a corrected comment.
+
+Invariants:
+    - The same version, configuration, inputs and package versions give the same bytes.
+    - `tests/data_pipeline/test_stage_code.py` fails when a source listed here changed in substance and nobody has
+      decided about the version.
 """
 
-from data_pipeline.core.journal import compute_code_version
-from data_pipeline.pipelines.deduplication_stages import DEDUPLICATION_STAGES
+from dataclasses import dataclass
+from importlib import metadata
+
+from data_pipeline.core.journal import compute_json_digest
+
+
+@dataclass(frozen=True)
+class StageCode:
+    """The code that the outputs of one stage depend on.
+
+    Attributes:
+        version: Raise it when the same inputs and settings give other bytes. Datasets then make the stage again.
+        sources: Our files and folders behind the outputs, relative to the repository root. Only the test reads them.
+        packages: Libraries behind the outputs. Their installed versions are part of the key.
+    """
+
+    version: int
+    sources: tuple[str, ...]
+    packages: tuple[str, ...]
+
 
 _COMMON = (
     "data_pipeline/core/document_schema.py",
@@ -27,8 +51,7 @@ _ENCODE = tuple(
         "tokenizer_usage",
     )
 )
-_ARRAYS = ("text/ragged_arrays.py",)
-_URL = ("rules/url.py", "rules/entry_lists.py")
+_ARRAYS = "text/ragged_arrays.py"
 _CONTAMINATION = (
     "decontaminate",
     "text/word_hashes.py",
@@ -36,52 +59,87 @@ _CONTAMINATION = (
     "text/simplify_text.py",
     "text/character_sets.py",
     "stages/find_contamination.py",
-    *_ARRAYS,
+    _ARRAYS,
 )
-_COMPARING = (
-    "compute_signatures",
-    "find_equal_keys",
-    "cluster_near_duplicates",
-    "write_dedup_index",
-    "duplicate_filter",
-    "cut_repeats",
-    "find_substrings",
+_COMPARING = tuple(
+    f"stages/{name}.py"
+    for name in (
+        "compute_signatures",
+        "find_equal_keys",
+        "cluster_near_duplicates",
+        "write_dedup_index",
+        "duplicate_filter",
+        "cut_repeats",
+        "find_substrings",
+    )
 )
-_DEDUPLICATION = (
-    ("dedup", "rules", "text", *(f"stages/{name}.py" for name in _COMPARING)),
-    ("pyarrow", "numpy", "spacy", "xxhash", "scipy"),
+
+
+def _describe_code(version: int, sources: tuple[str, ...], packages: str) -> StageCode:
+    return StageCode(version, (*_COMMON, *(f"data_pipeline/{source}" for source in sources)), tuple(packages.split()))
+
+
+# One entry for all comparisons: they share keys, decisions and text segments.
+_DEDUPLICATION = _describe_code(1, ("dedup", "rules", "text", *_COMPARING), "pyarrow numpy spacy xxhash scipy")
+_DEDUPLICATION_STAGES = (
+    *("sign", "same_url", "same_text", "sign_left", "link", "near"),
+    *("units", "same_units", "take_out"),
+    *("anchors", "repeated", "windows", "same_windows", "take_out_strings"),
+    *("keep_documents_0", "keep_ids_0", "keep_documents_1", "keep_ids_1"),
+    *("keep_url", "keep_text", "keep_near", "name_index"),
 )
-_CODE = {
-    "survey": (("readers/split_file.py", "stages/split_inputs.py"), ("xxhash",)),
-    "extract": (
-        ("readers", "extract", "stages/extract_text.py", "stages/url_gate.py", *_URL),
-        ("pyarrow", "fastwarc", "resiliparse", "selectolax", "zstandard", "tldextract"),
+
+DOCUMENT_STAGES = {
+    "survey": _describe_code(1, ("readers/split_file.py", "stages/split_inputs.py"), "xxhash"),
+    "extract": _describe_code(
+        1,
+        (
+            *("readers", "extract", "stages/extract_text.py"),
+            *("stages/url_gate.py", "rules/url.py", "rules/entry_lists.py"),
+        ),
+        "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),
-    "judge": (
+    "judge": _describe_code(
+        1,
         ("language", "rules", "text", "unicode", "classify", "core/funnel.py", "stages/apply_rules.py"),
-        ("pyarrow", "numpy", "py3langid", "pycld2", "scipy", "regex", "spacy", "ftfy"),
+        "pyarrow numpy py3langid pycld2 scipy regex spacy ftfy",
     ),
-    **dict.fromkeys(DEDUPLICATION_STAGES, _DEDUPLICATION),
-    "collect": (
+    **dict.fromkeys(_DEDUPLICATION_STAGES, _DEDUPLICATION),
+    "collect": _describe_code(
+        1,
         ("core/funnel.py", "stages/collect.py", "stages/duplicate_filter.py", "dedup/duplicate_decisions.py"),
-        ("pyarrow", "numpy"),
+        "pyarrow numpy",
     ),
-    "copies": (("stages/export_documents.py",), ("pyarrow", "zstandard")),
-    "thresholds": (("inspection/near_thresholds.py", "core/funnel.py", "rules", "text"), ("pyarrow", "numpy")),
-    "index": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
-    "contamination": (_CONTAMINATION, ("numpy", "pyarrow", "xxhash")),
-    "matches": (("stages/find_contamination.py",), ("numpy", "pyarrow")),
-    "clean": (("decontaminate", "text", "pii", "core/funnel.py", "stages/clean.py"), ("numpy", "pyarrow")),
-    "tokenizer": (_TOKENIZER, ("sentencepiece", "tokenizers")),
-    "encode": ((*_ENCODE, *_ARRAYS), ("pyarrow", "numpy", "sentencepiece", "tokenizers", "xxhash")),
-    "tokens": (
-        ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", *_ARRAYS),
-        ("pyarrow", "numpy", "xxhash"),
+    "copies": _describe_code(1, ("stages/export_documents.py",), "pyarrow zstandard"),
+    "thresholds": _describe_code(
+        1, ("inspection/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"
+    ),
+    "index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
+    "contamination": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
+    "matches": _describe_code(1, ("stages/find_contamination.py",), "numpy pyarrow"),
+    "clean": _describe_code(1, ("decontaminate", "text", "pii", "core/funnel.py", "stages/clean.py"), "numpy pyarrow"),
+    "tokenizer": _describe_code(1, _TOKENIZER, "sentencepiece tokenizers"),
+    "encode": _describe_code(1, (*_ENCODE, _ARRAYS), "pyarrow numpy sentencepiece tokenizers xxhash"),
+    "tokens": _describe_code(
+        1, ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", _ARRAYS), "pyarrow numpy xxhash"
     ),
 }
+"""Stages of a dataset of documents, by the name of the stage."""
+
+PAIR_STAGES = {
+    "read": _describe_code(1, ("core/funnel.py", "pairs/read.py"), "pyarrow"),
+    "tokenizer": _describe_code(
+        1, ("core/funnel.py", "pairs/train_tokenizer.py", *_TOKENIZER), "sentencepiece tokenizers"
+    ),
+    "encode": _describe_code(
+        1,
+        ("core/funnel.py", "pairs", "tokenize/encode_documents.py"),
+        "pyarrow numpy sentencepiece tokenizers xxhash",
+    ),
+}
+"""Stages of a dataset of pairs or labelled texts, by the name of the stage."""
 
 
-def get_stage_code_version(stage: str) -> str:
-    """The version of the code that makes the outputs of a stage."""
-    rooms, packages = _CODE[stage]
-    return compute_code_version([*_COMMON, *(f"data_pipeline/{room}" for room in rooms)], packages)
+def compute_code_version(code: StageCode) -> str:
+    """Return a digest of the version of a stage and of the installed versions of its packages."""
+    return compute_json_digest(code.version, {package: metadata.version(package) for package in code.packages})

@@ -1,1 +1,1 @@
-"""What one task of each stage does, from files to files."""
+"""Task functions of the stages: each reads files and writes files."""

@@ -1,12 +1,11 @@
-"""Documents in any order in, record batches out that hold the documents of one document file each.
+"""Filter extracted texts by language and rules.
 
-Writes one Arrow file; gives, per record batch, the number of the document file it belongs to and its rows, so that a
-later task opens only the batches it needs. Memory is bounded by the bytes of text that wait.
+Reads one file of extracted texts. Writes the kept documents with the statistics of the rules, and the dropped ones with
+the test that dropped each.
 
-Texts in, documents that pass the language and the rules out, and every other one with the test that dropped it.
-
-Reads one file of extracted texts; writes the kept documents with the statistics of the rules, and the dropped ones,
-each in record batches that hold the documents of one document file only, so that collecting reads what it needs.
+Invariants:
+    - Each record batch holds documents of one document file, so that collecting reads only the batches it needs.
+    - Memory is bounded by the bytes of buffered text.
 """
 
 from collections import Counter
@@ -30,7 +29,6 @@ from data_pipeline.language.identify import compute_keep_mask, identify_language
 from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains, get_language_chains
 from data_pipeline.rules.verdict import RuleOutcome, format_reason
 from data_pipeline.stages.url_gate import STAGE as URL
-from data_pipeline.unicode.repair import repair_texts
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
 from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
@@ -39,10 +37,12 @@ from llmsys.token_shards import ArrowFileWriter, read_batches
 
 
 class PartitionWriter(BlockWriter):
-    """Splits batches by document file; `batches` holds [document file, rows] of each batch written, in file order."""
+    """Writer that splits batches by document file. `batches` holds [document file, rows] per written batch, in file
+    order.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
-        """Write to `path`; about `limit_bytes` of text wait in memory before they are written."""
+        """Write to `path`. Buffer about `limit_bytes` of text in memory."""
         super().__init__(ArrowFileWriter(path, schema, "zstd"))
         self._shards, self._limit = shards, limit_bytes
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
@@ -50,7 +50,7 @@ class PartitionWriter(BlockWriter):
         self.batches: list[list[int]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take in a batch with the columns id and text."""
+        """Buffer a batch with the columns `id` and `text`."""
         shards = assign_shards(batch.column("id").to_pylist(), self._shards)
         for shard in np.unique(shards).tolist():
             self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
@@ -59,6 +59,7 @@ class PartitionWriter(BlockWriter):
             self._flush()
 
     def _flush(self) -> None:
+        # Sorted, so that the bytes do not depend on the order of documents in memory.
         for shard in sorted(self._waiting):
             batch = concat_batches(self._waiting[shard])
             self._writer.write(batch)
@@ -81,26 +82,37 @@ def apply_rules_to_file(
     rules: str,
     files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Judge the texts of one crawl file by `rules`, a text of `serialize_language_rules`; progress is in pages.
+    """Filter the texts of one input block. Progress is in pages.
 
-    `files` are the digests of the lists and models that the rules name.
+    Args:
+        report: Progress callback.
+        source: File of extracted texts.
+        kept: File to write the kept documents to.
+        dropped: File to write the dropped documents to.
+        config: The crawl section of a run.
+        rules: Rules of each language, as `serialize_language_rules` writes them.
+        files: Digests of the lists and models that the rules name. They key the cache of loaded rules.
+
+    Returns:
+        Funnel counts (`tally`), documents and bytes per language, and [document file, rows] of the batches in both
+        files.
     """
-    judge = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
-    names = judge.chains.list_statistics()
+    document_filter = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
+    names = document_filter.chains.list_statistics()
     limit = config.documents.batch_bytes
     with (
         PartitionWriter(kept, build_document_schema(names), config.documents.num_shards, limit) as kept_writer,
         PartitionWriter(dropped, DROPPED_SCHEMA, config.documents.num_shards, limit) as dropped_writer,
     ):
         for texts in read_batches(source):
-            kept_batch, drops = judge.filter_batch(texts)
+            kept_batch, drops = document_filter.filter_batch(texts)
             kept_writer.write(kept_batch)
             dropped_writer.write(pa.RecordBatch.from_pylist(sort_in_file_order(drops), DROPPED_SCHEMA))
-            judge.tally.add_drops(drops)
+            document_filter.tally.add_drops(drops)
             report(texts.num_rows, len(drops))
-    documents, sizes = judge.language_documents, judge.language_bytes
+    documents, sizes = document_filter.language_documents, document_filter.language_bytes
     return {
-        "tally": judge.tally.to_dict(),
+        "tally": document_filter.tally.to_dict(),
         "languages": {code: [documents[code], sizes[code]] for code in sorted(documents)},
         "kept_batches": kept_writer.batches,
         "dropped_batches": dropped_writer.batches,
@@ -108,21 +120,38 @@ def apply_rules_to_file(
 
 
 def prepare_rule_input(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordBatch:
-    """Return the documents of a batch of extracted texts as they reach the first rule."""
+    """Return the documents of a batch of extracted texts as they reach the first rule.
+
+    Args:
+        texts: A batch of `TEXT_SCHEMA`.
+        config: The crawl section of a run.
+
+    Returns:
+        Documents after URL filter, extraction failures, Unicode repair and language filter.
+    """
     return _DocumentFilter(LanguageRuleChains(NO_RULES), config.language, config.unicode).filter_batch(texts)[0]
 
 
 def explain_one_page(
     page: pa.RecordBatch, config: CrawlConfig, rules: str
 ) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """Return of a batch of one extracted page: counts by stage, in order; the document as it left each; its drop."""
-    judge = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
-    _, drops = judge.filter_batch(page)
-    return judge.tally.stages, judge.left, drops
+    """Trace one page through every stage.
+
+    Args:
+        page: A batch with one extracted page.
+        config: The crawl section of a run.
+        rules: Rules of each language, as `serialize_language_rules` writes them.
+
+    Returns:
+        Counts by stage in order, the document as it left each stage, and its row of `DROPPED_SCHEMA` if it was dropped.
+    """
+    document_filter = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
+    _, drops = document_filter.filter_batch(page)
+    return document_filter.tally.stages, document_filter.left, drops
 
 
 class _DocumentFilter:
-    """Takes batches through extraction failures, language and rules, and counts."""
+    """Passes batches through extraction failures, language and rules, and counts."""
 
     def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
         self.chains, self.language, self.unicode = chains, language, unicode
@@ -137,20 +166,22 @@ class _DocumentFilter:
         batch = self._filter_by_language(batch, drops)
         for outcome in self.chains.apply(batch.column("text"), batch.column("language")):
             batch = self._apply_outcome(outcome, batch, drops)
+        # Statistics of rules have a dot in their name.
         names = [name for name in batch.schema.names if "." in name]
         schema = build_document_schema(names)
         return pa.record_batch([batch.column(name) for name in schema.names], schema=schema), drops
 
     def _drop_rejected_urls(self, texts: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
-        """Take out the pages that were refused by their URL."""
+        """Remove the pages that the URL filter rejected."""
         if "url_test" not in texts.schema.names:
             return texts
         sizes = np.asarray(texts.column("bytes_html"))
-        refused = texts.column("url_test").is_valid()
-        gone = texts.filter(refused).to_pylist()
+        rejected = texts.column("url_test").is_valid()
+        gone = texts.filter(rejected).to_pylist()
         rows = build_dropped_rows(gone, URL, [tuple(row[f"url_{name}"] for name in _VERDICT) for row in gone])
+        # A page without text counts by its HTML.
         drops += [{**drop, "bytes": row["bytes_html"]} for drop, row in zip(rows, gone, strict=True)]
-        stays = _invert_mask(refused)
+        stays = _invert_mask(rejected)
         left = int(sizes[np.asarray(stays)].sum())
         self.tally.add_amounts(URL, documents_in=len(sizes), bytes_in=int(sizes.sum()))
         self.tally.add_amounts(URL, documents_out=len(sizes) - len(gone), bytes_out=left)
@@ -170,6 +201,8 @@ class _DocumentFilter:
         if isinstance(self.unicode, NoUnicodeRepair):
             return batch
         self._add_input_counts(UNICODE, batch)
+        from data_pipeline.unicode.repair import repair_texts  # ftfy: only where repair is configured
+
         repaired = repair_texts(batch.column("text"), self.unicode)
         self.tally.add_changes(UNICODE, repaired.changes)
         return self._add_output_counts(
@@ -202,7 +235,7 @@ class _DocumentFilter:
     def _apply_outcome(
         self, outcome: RuleOutcome, batch: pa.RecordBatch, drops: list[dict[str, Any]]
     ) -> pa.RecordBatch:
-        """Take out what a rule drops and take in what it measured and rewrote."""
+        """Remove the documents that a rule drops. Add its statistics and rewritten texts."""
         self._add_input_counts(outcome.rule, batch)
         self.tally.add_changes(outcome.rule, outcome.changes)
         gone = _invert_mask(outcome.keep)
@@ -229,7 +262,7 @@ class _DocumentFilter:
 
 
 class _TracingDocumentFilter(_DocumentFilter):
-    """Judges one document and remembers how it left each stage."""
+    """Filters one document and records how it left each stage."""
 
     def __init__(self, chains: LanguageRuleChains, language: LanguageConfig, unicode: UnicodeConfig) -> None:
         super().__init__(chains, language, unicode)
@@ -242,7 +275,7 @@ class _TracingDocumentFilter(_DocumentFilter):
 
 
 def _build_extract_verdict(row: dict[str, Any]) -> tuple[str, float | None, float | None, str]:
-    """Why a page has no text: a limit that it is beyond, or that there is none to read."""
+    """Return the verdict of a page without text: the limit it exceeds, or `no text`."""
     test, value, threshold = row["extract_test"], row["extract_value"], row["extract_threshold"]
     return test or "no text", value, threshold, format_reason("extract", test or "no text", value, threshold)
 
@@ -252,7 +285,14 @@ def _invert_mask(mask: pa.BooleanArray) -> pa.BooleanArray:
 
 
 def list_stage_names(data: CrawlConfig) -> list[str]:
-    """Return the funnel stages of reading and judging, in order."""
+    """List the funnel stages of reading and filtering.
+
+    Args:
+        data: The crawl section of a run.
+
+    Returns:
+        Stage names in order; optional stages only where configured.
+    """
     urls = [] if isinstance(data.url, NoUrlFilter) else [URL]
     repair = [] if isinstance(data.unicode, NoUnicodeRepair) else [UNICODE]
     return ["read", *urls, "extract", *repair, "language", *(rule.title for rule in data.rules)]

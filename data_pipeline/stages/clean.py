@@ -1,7 +1,7 @@
-"""Documents that outlived the duplicates in, documents without evaluation items and personal data out.
+"""Remove evaluation items and personal data from collected documents.
 
-Reads one file of collected documents with its dropped ones; writes the final ones and a report of what was found of
-evaluation sets. Done only when the config asks for it: otherwise what was collected is final.
+Reads one file of collected documents and its dropped ones. Writes the final documents and a contamination report. Runs
+only if the config asks for it; otherwise collected documents are final.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
-from data_pipeline.decontaminate.contamination_report import STAGE as DECONTAMINATE
+from data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts, build_dropped_rows
 from data_pipeline.decontaminate.contamination_report import (
     ContaminationJudge,
     summarize_rows,
@@ -23,21 +22,24 @@ from data_pipeline.decontaminate.contamination_report import (
 )
 from data_pipeline.decontaminate.ngram_index import load_ngram_index
 from data_pipeline.executors.base import Report
-from data_pipeline.pii.replacement import replace_pii, sum_counts
 from data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
 from llmsys.config.pii import PiiReplacementConfig
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
-PII = "pii"
-
 
 @dataclass(frozen=True)
 class ContaminationInput:
-    """Where the matches of one file of documents are: batch `number` of `matches`, by an index with this digest.
+    """Location of the n-gram matches of one file of documents: batch `number` of `matches`.
 
-    `about` is what indexing and matching said: counts of the sets, and n-grams that decide nothing.
+    Attributes:
+        matches: File of matches of all files, one batch each.
+        number: Batch of this file.
+        index: The n-gram index.
+        items: The evaluation items of the index.
+        digest: Digest of the index; it keys the cache of loaded indexes.
+        about: Results of indexing and matching: counts of the sets, and n-grams that are exempt.
     """
 
     matches: Path
@@ -57,14 +59,24 @@ def clean_file(
     contamination: ContaminationInput | None,
     config: CrawlConfig,
 ) -> dict[str, Any]:
-    """Write documents, dropped documents and, when there is something to report, the report of one file.
+    """Clean one file of documents. Progress is in documents.
 
-    `made` is what collecting said about the file; progress is in documents.
+    Args:
+        report: Progress callback.
+        source: Collected documents and dropped documents.
+        outputs: Paths for documents, dropped documents and, with decontamination, the contamination report.
+        made: Result of collecting the file. Its counts are carried over.
+        contamination: Matches of this file. None without decontamination.
+        config: The crawl section of a run.
+
+    Returns:
+        `made` with the counts of the cleaned file.
     """
     cleaner = _Cleaner(config, contamination)
     documents, dropped, *found = outputs
     schema = cleaner.build_schema(read_schema(source[0]))
     with ArrowFileWriter(documents, schema, "zstd") as kept, ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
+        # Earlier drops come first: the file stays ordered by stage.
         for batch in read_batches(source[1]):
             gone.write(batch)
         for batch in read_batches(source[0]):
@@ -83,7 +95,7 @@ def clean_file(
 
 
 class _Cleaner:
-    """Takes batches through decontamination and replacement, and counts."""
+    """Passes batches through decontamination and replacement, and counts."""
 
     def __init__(self, config: CrawlConfig, contamination: ContaminationInput | None) -> None:
         self.pii = config.pii if isinstance(config.pii, PiiReplacementConfig) else None
@@ -99,12 +111,12 @@ class _Cleaner:
             self._findings = ContaminationJudge(config.decontaminate, index, contamination.items)
 
     def build_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the documents: those they had, and how much of each kind was replaced."""
+        """Return the schema of the cleaned documents: one more column per kind of personal data."""
         fields = [pa.field(f"{PII}.{kind}", pa.float32()) for kind in (self.pii.kinds if self.pii else ())]
         return pa.schema([*schema, *fields])
 
     def clean_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the documents that stay, as they stay."""
+        """Return the documents that stay, cleaned."""
         if self._matches is not None:
             batch = self._decontaminate_batch(batch, self._matches)
         if self.pii:
@@ -116,6 +128,7 @@ class _Cleaner:
 
     def _decontaminate_batch(self, batch: pa.RecordBatch, matches: pa.RecordBatch) -> pa.RecordBatch:
         self._add_batch_counts(DECONTAMINATE, batch, "in")
+        # Matches count rows from the start of the file, batches from their own.
         rows = matches.column("row").to_numpy() - self._seen  # sorted, like the documents
         self._seen += batch.num_rows
         stays = np.ones(batch.num_rows, np.bool_)
@@ -139,6 +152,8 @@ class _Cleaner:
         return batch
 
     def _replace_batch_pii(self, batch: pa.RecordBatch, config: PiiReplacementConfig) -> pa.RecordBatch:
+        from data_pipeline.pii.replacement import replace_pii, sum_counts
+
         self._add_batch_counts(PII, batch, "in")
         texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)
         self.tally.add_changes(PII, sum_counts(counts, config.kinds))
@@ -153,6 +168,7 @@ class _Cleaner:
         self.tally.add_amounts(stage, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
 
     def build_result(self) -> dict[str, Any]:
+        """Return the counts of the file."""
         return {
             "tally": self.tally.to_dict(),
             "lengths": self._lengths.tolist(),
@@ -163,7 +179,7 @@ class _Cleaner:
 
 
 def _replace_texts(batch: pa.RecordBatch, texts: Mapping[int, str]) -> pa.RecordBatch:
-    """The batch with some of its texts replaced."""
+    """Return the batch with the texts of some rows replaced."""
     if not texts:
         return batch
     column = batch.column("text")

@@ -1,8 +1,9 @@
-"""MinHash keys in, clusters of near copies and the one document of each that stays out.
+"""Cluster near-duplicate documents and drop all but one of each cluster (Broder 1997; connected components as
+datatrove).
 
-`write_link_forest` finds, for one range of keys, documents with an equal key in the same bucket, and writes a forest of
-links; `write_near_duplicates` joins the forests (union-find over their links) and drops all but the longest document of
-each cluster, among equals the one with the smallest id. A cluster that touches an earlier dataset is dropped whole.
+`write_link_forest` links documents with an equal MinHash key in the same bucket, for one range of keys.
+`write_near_duplicates` merges the forests by union-find and keeps the longest document of each cluster, among equals
+the one with the smallest id. A cluster that contains a document of an earlier dataset is dropped entirely.
 """
 
 from collections.abc import Sequence
@@ -23,19 +24,31 @@ from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
-_IDS_AT_ONCE = 1 << 18
+_IDS_AT_ONCE = 1 << 18  # ids as Python strings take 80 bytes each
 LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])
 
 
-def write_link_forest(report: Report, *, part: KeyRange, documents: Sequence[Path], output: Path) -> dict[str, Any]:
-    """Write the forest of the links of one range; progress is in ranges.
+def write_link_forest(
+    report: Report, *, key_range: KeyRange, documents: Sequence[Path], output: Path
+) -> dict[str, Any]:
+    """Write a spanning forest of the links of one key range. Progress is in ranges.
 
-    Documents are numbered through: those of the judged files, then those of the earlier datasets.
+    Documents are numbered globally: those of this dataset, then those of the earlier datasets.
+
+    Args:
+        report: Progress callback.
+        key_range: The MinHash keys.
+        documents: Signature files of documents, which give the numbering.
+        output: File of links, `LINK_SCHEMA`.
+
+    Returns:
+        Numbers of keys, candidates and links.
     """
-    items = part.read_candidates()
+    items = key_range.read_candidates()
+    # Keys that occur once link nothing: most rows go here.
     items = take_rows(items, mask_repeated_keys(items["high"]))
     starts = DocumentTable(documents).starts
-    first_earlier = starts[-1] + compute_offsets([dataset.rows for dataset in part.earlier])
+    first_earlier = starts[-1] + compute_offsets([dataset.rows for dataset in key_range.earlier])
     own = items["age"] == 1
     numbers = items["row"].copy()
     numbers[own] += starts[items["source"][own]]
@@ -45,11 +58,11 @@ def write_link_forest(report: Report, *, part: KeyRange, documents: Sequence[Pat
         columns = [pa.array(np.ascontiguousarray(links[:, side])) for side in (0, 1)]
         writer.write(pa.record_batch(columns, schema=LINK_SCHEMA))
     report(1, 0)
-    return part.summarize_counts(len(links))
+    return key_range.summarize_counts(len(links))
 
 
 def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
-    """Pairs of documents that follow each other among those with one key in one bucket."""
+    """Return pairs of adjacent documents among those with one key in one bucket, int64 of shape (pairs, 2)."""
     order = np.lexsort([numbers, items["low"], items["high"]])
     high, low, numbers = items["high"][order], items["low"][order], numbers[order]
     equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (numbers[1:] != numbers[:-1])
@@ -59,11 +72,23 @@ def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
 def write_near_duplicates(
     report: Report, *, links: Sequence[Path], documents: Sequence[Path], earlier: Sequence[EarlierDataset], output: Path
 ) -> dict[str, Any]:
-    """Write the documents that a near copy stays for; progress is in files of links."""
+    """Write the documents to drop because a near copy stays. Progress is in files of links.
+
+    Args:
+        report: Progress callback.
+        links: Forests of all key ranges.
+        documents: Signature files of documents, which give the numbering.
+        earlier: Earlier datasets, in the order of the numbering.
+        output: File of decisions, one batch per signature file.
+
+    Returns:
+        Numbers of clusters, linked documents and dropped documents.
+    """
     joined = np.zeros((0, 2), np.int64)
     for path in links:
         for batch in read_batches(path):
             pairs = np.stack([batch.column(name).to_numpy() for name in ("left", "right")], axis=1)
+            # Reduced after every batch, which bounds memory by the documents, not the links.
             joined = build_spanning_forest(np.concatenate([joined, pairs]))
         report(1, 0)
     members, label = find_components(joined)
@@ -73,6 +98,7 @@ def write_near_duplicates(
     fresh = np.diff(label, prepend=-1) != 0
     cluster = np.cumsum(fresh) - 1
     sizes = np.bincount(cluster, minlength=0).astype(np.int64)
+    # Documents of earlier datasets are never dropped.
     gone = np.flatnonzero(~fresh & (members < table.starts[-1]))
     kept, datasets = _read_document_names(members[np.flatnonzero(fresh)][cluster[gone]], table, documents, earlier)
     dropped = members[gone]
@@ -84,7 +110,7 @@ def write_near_duplicates(
 
 
 def _rank_members(members: Indices, label: Indices, table: DocumentTable) -> Any:
-    """The order by cluster, then earlier datasets, then longest, smallest id, first in the crawl."""
+    """Return the order by cluster, then earlier datasets, then longest text, smallest id, first in the crawl."""
     own = members < table.starts[-1]
     characters = np.zeros(len(members), np.int64)
     characters[own] = table.take_column(members[own], "characters").to_numpy()
@@ -98,7 +124,7 @@ def _rank_members(members: Indices, label: Indices, table: DocumentTable) -> Any
 def _read_document_names(
     numbers: Indices, table: DocumentTable, documents: Sequence[Path], earlier: Sequence[EarlierDataset]
 ) -> tuple[pa.Array, pa.Array]:
-    """Ids, and datasets, of documents that are numbered through."""
+    """Return ids and dataset names of globally numbered documents."""
     own = numbers < table.starts[-1]
     first_earlier = table.starts[-1] + compute_offsets([dataset.rows for dataset in earlier])
     source, row = table.get_source_numbers(numbers), numbers.copy()

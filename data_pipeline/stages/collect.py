@@ -1,8 +1,11 @@
-"""Judged documents and their duplicates in, one file of kept and one file of dropped documents out.
+"""Collect the documents of one document file from all filtered files, without duplicates.
 
-Reads, of every judged file in the order of their paths, the record batches of one document file; so the rows lie in the
-order of crawl file and offset, whatever the workers, the order of the inputs, and the places where files are cut;
-dropped ones by stage first.
+Reads, from every filtered file in the order of paths, the record batches of one document file. Writes one file of kept
+and one of dropped documents.
+
+Invariants:
+    - Rows are in the order of crawl file and offset. Dropped rows are ordered by stage first.
+    - The bytes do not depend on workers, on the order of inputs, or on how files are split into blocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +23,18 @@ from data_pipeline.executors.base import Report
 from data_pipeline.stages.duplicate_filter import DuplicateFilter
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
-# Edges of the histogram of characters per document: powers of two, from a line to a book.
+# Characters per document, in powers of two from a line to a book.
 LENGTH_EDGES = (0, *(1 << power for power in range(6, 25)), 1 << 40)
 
 
 @dataclass(frozen=True)
 class ShardSource:
-    """The documents of one crawl file that are left, and what each stage dropped of it.
+    """The remaining documents of one input block and the rows that each stage dropped.
 
-    `kept_batches` holds [document file, rows] per record batch, and so does each entry of `dropped`, beside its file.
+    Attributes:
+        kept: File of documents.
+        kept_batches: [document file, rows] per record batch of `kept`.
+        dropped: Per stage, the file of dropped documents and its [document file, rows] per record batch.
     """
 
     kept: Path
@@ -47,13 +53,28 @@ def collect_shard(
     dropped: Path,
     batch_bytes: int,
 ) -> dict[str, Any]:
-    """Write one document file and the dropped documents that belong to it; progress is in documents."""
+    """Write one document file and its dropped documents. Progress is in documents.
+
+    Args:
+        report: Progress callback.
+        shard: Number of the document file.
+        sources: All input blocks, in the order of the crawl.
+        decisions: Files of duplicate decisions that are not applied yet.
+        rules: Rules of these decisions, in order.
+        documents: File to write the documents to.
+        dropped: File to write the dropped documents to.
+        batch_bytes: Bytes of text per record batch.
+
+    Returns:
+        Funnel counts, histogram of lengths over `LENGTH_EDGES`, bytes of text, and rows of both files.
+    """
     collector = _Collector(report)
     schema = read_schema(sources[0].kept)
     with ArrowFileWriter(documents, schema, "zstd") as kept, ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone:
         kept_out, gone_out = _Rebatcher(kept, batch_bytes), _Rebatcher(gone, batch_bytes)
         for batch in _iter_dropped_batches(sources, shard):
             gone_out.write(batch)
+        # The number is the index by which decisions name the file.
         for number, source in enumerate(sources):
             for batch in collector.iter_kept_batches(
                 source, shard, DuplicateFilter(decisions, number, rules, collector.tally)
@@ -66,7 +87,7 @@ def collect_shard(
 
 
 def _iter_dropped_batches(sources: Sequence[ShardSource], shard: int) -> Iterator[pa.RecordBatch]:
-    """Yield what each stage dropped, stage by stage, so that the places where files are cut show nowhere."""
+    """Yield dropped documents stage by stage, so that the output does not depend on how files are split."""
     for stage in zip(*(source.dropped for source in sources), strict=True):
         for path, batches in stage:
             indices = [index for index, (owner, _) in enumerate(batches) if owner == shard]
@@ -74,7 +95,7 @@ def _iter_dropped_batches(sources: Sequence[ShardSource], shard: int) -> Iterato
 
 
 class _Collector:
-    """Takes duplicates out of judged batches, and counts what stays."""
+    """Removes duplicates from filtered batches and counts the rest."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -108,11 +129,12 @@ class _Collector:
         return sort_in_file_order(drops)
 
     def build_result(self) -> dict[str, Any]:
+        """Return the counts of the shard."""
         return {"tally": self.tally.to_dict(), "lengths": self.lengths.tolist(), "text_bytes": self.text_bytes}
 
 
 class _Rebatcher:
-    """Writes batches that each end with the row that fills them, whatever the sizes they come in."""
+    """Writes batches that end at the row that fills them, whatever the sizes of the incoming batches."""
 
     def __init__(self, writer: ArrowFileWriter, limit_bytes: int) -> None:
         self.writer, self.limit = writer, limit_bytes
@@ -125,6 +147,7 @@ class _Rebatcher:
         self.rows += batch.num_rows
         ends = np.cumsum(count_text_bytes(batch.column("text")))
         start = used = 0
+        # Each batch ends with the row that reaches the limit, so that input batches do not matter.
         while (full := int(np.searchsorted(ends, used + self.limit - self.bytes))) < batch.num_rows:
             self.waiting.append(batch.slice(start, full + 1 - start))
             self.flush()

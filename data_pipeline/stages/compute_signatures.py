@@ -1,7 +1,7 @@
-"""Documents in, what they are compared by out: ids and lengths, and keys of URLs, texts and MinHash buckets.
+"""Compute deduplication keys of documents: URL hashes, text hashes and MinHash buckets.
 
-Reads a judged file, writes one file of documents and one of keys for each comparison that the config asks for. Rows
-that an earlier comparison dropped are documents still, but have no keys.
+Reads one filtered file. Writes one file of documents (id, offset, length) and one file of keys per comparison. Rows
+that an earlier comparison dropped have no keys.
 """
 
 import re
@@ -27,12 +27,12 @@ from llmsys.token_shards import ArrowFileWriter, read_batches
 
 DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("offset", pa.int64()), ("characters", pa.int64())])
 _HEXADECIMAL = re.compile(r"(?:[0-9a-f]{32})+")
-_LARGEST = (1 << 64) - 1
+_LARGEST = (1 << 64) - 1  # ranks sort ascending: subtract to keep the longest or latest
 
 
 @lru_cache(maxsize=1)
 def _get_min_hasher(config: MinHashDedupConfig) -> MinHasher:
-    """One signer per process: it remembers what spaCy said of unusual parts."""
+    """Return one hasher per process: it caches spaCy's answers about unusual words."""
     return MinHasher(config)
 
 
@@ -48,18 +48,21 @@ def write_signatures(
     minhash: MinHashDedupConfig | None,
     unspaced: Sequence[str],
 ) -> dict[str, Any]:
-    """Write the documents of a judged file and its keys, by relation ("url", "text", "near"); progress is in documents.
+    """Write documents and keys of one filtered file. Progress is in documents.
 
     Args:
-        report: told how many documents are done.
-        source: the judged file.
-        number: its number among the judged files, for finding what was dropped of it.
-        dropped: files of decisions.
-        documents: where ids and lengths go.
-        keys: where the keys of each relation go.
-        url: how captures of a URL are ranked.
-        minhash: parameters of the signatures.
-        unspaced: languages whose characters are its words.
+        report: Progress callback.
+        source: The filtered file.
+        number: Its index among the filtered files, by which decisions name it.
+        dropped: Files of decisions.
+        documents: File to write ids and lengths to.
+        keys: Files to write keys to, by relation (`url`, `text`, `near`).
+        url: Ranking of captures of one URL. None without URL comparison.
+        minhash: MinHash parameters. None without near duplicates.
+        unspaced: Languages in which each character counts as a word.
+
+    Returns:
+        Number of rows, and number of keys by relation.
     """
     gone = read_dropped_rows(dropped, number)
     row = 0
@@ -92,7 +95,7 @@ def _build_items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
 
 
 def _build_url_items(batch: pa.RecordBatch, rows: Any, config: UrlDedupConfig) -> Columns:
-    """Keys of URLs, ranked so that the smallest stays; a document without a URL has none."""
+    """Return keys of URLs, ranked so that the smallest stays. A document without a URL has none."""
     ids = _compute_id_ranks(batch)[0]
     if config.keep == "longest":
         rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(np.uint64)
@@ -106,7 +109,7 @@ def _build_url_items(batch: pa.RecordBatch, rows: Any, config: UrlDedupConfig) -
 
 
 def _parse_date_number(date: str) -> int:
-    """A date such as 2024-05-01T12:00:00Z as the number of its first fourteen digits, 0 without any."""
+    """Parse a date such as 2024-05-01T12:00:00Z to the number of its first fourteen digits; 0 without digits."""
     digits = re.sub(r"\D", "", date)[:14]
     return int(digits.ljust(14, "0")) if digits else 0
 
@@ -117,8 +120,16 @@ def _compute_id_ranks(batch: pa.RecordBatch) -> tuple[Any, Any]:
 
 
 def split_document_ids(ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return ids as numbers (N, 2) in the same order; an id that is not 32 hex digits counts by its xxh3_128."""
+    """Split ids into two numbers each.
+
+    Args:
+        ids: Document ids. One that is not 32 hex digits is replaced by its xxh3_128.
+
+    Returns:
+        uint64 of shape (len(ids), 2). The order of the pairs is that of the ids.
+    """
     text = "".join(ids)
+    # One conversion for the batch: ids of crawls are all hexadecimal.
     if _HEXADECIMAL.fullmatch(text) and all(len(name) == 32 for name in ids):
         data = unhexlify(text)
     else:
@@ -132,8 +143,9 @@ def _encode_id(name: str) -> bytes:
 
 
 def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.Array:
-    """The texts, with a space after every character where a language writes none."""
+    """Return the texts, with a space after every character in languages without spaces."""
     texts, languages = batch.column("text"), batch.column("language")
+    # Most batches hold no such language.
     if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
         return texts
     pairs = zip(texts.to_pylist(), languages.to_pylist(), strict=True)

@@ -1,8 +1,8 @@
-"""Documents and the places in them that repeat earlier ones in, documents without these places out.
+"""Remove repeated segments from documents.
 
-`write_segment_keys` maps a file to keys of its paragraphs, lines or runs of sentences; `cut_repeats_from_file` applies
-every decision that is still open about a file and writes what stays, and what was dropped because too little of it is
-left.
+`write_segment_keys` maps a file to keys of its paragraphs, lines or runs of sentences. `cut_repeats_from_file` applies
+all pending decisions about a file. It writes the remaining documents, and those dropped because too little text
+remains.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,19 @@ from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 def write_segment_keys(
     report: Report, *, source: Path, number: int, dropped: Sequence[Path], output: Path, config: SpansConfig
 ) -> dict[str, Any]:
-    """Write the keys of the units of a file; progress is in documents."""
+    """Write the keys of the segments of one file. Progress is in documents.
+
+    Args:
+        report: Progress callback.
+        source: File of documents.
+        number: Its index, by which decisions name it.
+        dropped: Files of decisions; dropped rows get no keys.
+        output: File of keys, `ITEM_SCHEMA`.
+        config: Kind of segment.
+
+    Returns:
+        Numbers of rows and keys.
+    """
     gone = read_dropped_rows(dropped, number)
     row = 0
     with KeyWriter(output, ITEM_SCHEMA) as writer:
@@ -53,10 +65,14 @@ def write_segment_keys(
     return {"rows": row, "keys": writer.count}
 
 
-def build_segment_keys(batch: pa.RecordBatch, rows: Any, keys_of: Sequence[Sequence[str | None]]) -> dict[str, Any]:
-    """Return key columns of the units of a batch, ordered by the ids of their documents and their place."""
-    places = [(document, place) for document, keys in enumerate(keys_of) for place, key in enumerate(keys) if key]
-    hashes = hash_texts(key for keys in keys_of for key in keys if key)
+def build_segment_keys(
+    batch: pa.RecordBatch, rows: Any, keys_per_document: Sequence[Sequence[str | None]]
+) -> dict[str, Any]:
+    """Return key columns of the segments of a batch, ordered by document id and position."""
+    places = [
+        (document, place) for document, keys in enumerate(keys_per_document) for place, key in enumerate(keys) if key
+    ]
+    hashes = hash_texts(key for keys in keys_per_document for key in keys if key)
     documents = np.array([document for document, _ in places], np.int64)
     halves = split_document_ids(batch.column("id").to_pylist())
     return {
@@ -70,19 +86,19 @@ def build_segment_keys(batch: pa.RecordBatch, rows: Any, keys_of: Sequence[Seque
 
 
 class TextCutter(Protocol):
-    """How places become a shorter text, and whether enough of it is left; picklable."""
+    """Removes positions from a text and decides whether enough text remains; picklable."""
 
     rule: str
 
     def cut_text(self, text: str, places: Sequence[int]) -> str:
-        """Return the text without what begins at the places."""
+        """Return the text without the segments that begin at `places`."""
 
     def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
-        """Return test, value, threshold and reason when too little is left."""
+        """Return test, value, threshold and reason if too little text remains, else None."""
 
 
 class SegmentCutter:
-    """Takes runs of units out."""
+    """Removes runs of paragraphs, lines or sentences."""
 
     rule = SPANS
 
@@ -90,11 +106,11 @@ class SegmentCutter:
         self.config = config
 
     def cut_text(self, text: str, places: Sequence[int]) -> str:
-        """Return the text without the runs that begin at the places."""
+        """Return the text without the runs that begin at `places`."""
         return remove_segment_runs(text, split_segments([text], self.config)[0], places, get_run_length(self.config))
 
     def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
-        """Too few words, or sentences, or nothing."""
+        """Return a verdict if too few words or sentences remain, else None."""
         ends, words = get_sentence_splitter().find_boundaries([text])[0]
         limits = {"words": (words, self.config.min_words), "sentences": (len(ends), self.config.min_sentences)}
         return build_too_short_verdict(self.rule, text, limits)
@@ -108,37 +124,40 @@ def cut_repeats_from_file(
     decisions: Sequence[Path],
     rules: Sequence[str],
     places: Sequence[Path],
-    edit: TextCutter,
+    cutter: TextCutter,
     kept: Path,
     dropped: Path,
     kept_batches: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    """Write what is left of a file and what was dropped of it; progress is in documents.
+    """Write the remaining and the dropped documents of one file. Progress is in documents.
 
     Args:
-        report: told how many documents are done, and dropped.
-        source: the file.
-        number: its number among the files that decisions speak of.
-        decisions: documents to drop, by the rules named in `rules`.
-        rules: in their order.
-        places: what to take out of documents.
-        edit: how.
-        kept: where documents go that stay.
-        dropped: where the others go.
-        kept_batches: [document file, rows] of each batch of the source; batches that are written keep their file.
+        report: Progress callback.
+        source: File of documents.
+        number: Its index, by which decisions name it.
+        decisions: Files of documents to drop, by the rules in `rules`.
+        rules: Rules of the decisions, in order.
+        places: Files of positions to remove.
+        cutter: Removes the positions.
+        kept: File to write the remaining documents to.
+        dropped: File to write the dropped documents to.
+        kept_batches: [document file, rows] of each batch of `source`. Written batches keep their document file.
+
+    Returns:
+        Funnel counts, and [document file, rows] of the batches in both files.
     """
     tally, row = FunnelCounts(), 0
-    leave_out = DuplicateFilter(decisions, number, rules, tally)
-    cutter = _Cutter(edit, places, number, tally)
-    schema = pa.schema([*read_schema(source), (f"{edit.rule}.removed_characters", pa.float32())])
+    duplicate_filter = DuplicateFilter(decisions, number, rules, tally)
+    file_cutter = _Cutter(cutter, places, number, tally)
+    schema = pa.schema([*read_schema(source), (f"{cutter.rule}.removed_characters", pa.float32())])
     batches: dict[str, list[list[int]]] = {"kept_batches": [], "dropped_batches": []}
     with (
         ArrowFileWriter(kept, schema, "zstd") as kept_out,
         ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd") as gone_out,
     ):
         for (owner, count), batch in zip(kept_batches, read_batches(source), strict=True):
-            batch, stays, drops = leave_out.filter_batch(batch, row)
-            batch, more = cutter.cut_batch(batch, np.flatnonzero(stays) + row)
+            batch, stays, drops = duplicate_filter.filter_batch(batch, row)
+            batch, more = file_cutter.cut_batch(batch, np.flatnonzero(stays) + row)
             gone = pa.RecordBatch.from_pylist(sort_in_file_order([*drops, *more]), DROPPED_SCHEMA)
             for name, part, writer in (("kept_batches", batch, kept_out), ("dropped_batches", gone, gone_out)):
                 if part.num_rows:
@@ -150,27 +169,30 @@ def cut_repeats_from_file(
 
 
 class _Cutter:
-    """Takes places out of the texts of one file."""
+    """Removes positions from the texts of one file."""
 
-    def __init__(self, edit: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts) -> None:
+    def __init__(self, cutter: TextCutter, places: Sequence[Path], number: int, tally: FunnelCounts) -> None:
         table = read_decisions(places, number)
-        assert table is not None  # there is always one range
+        assert table is not None  # there is at least one key range
         self._rows, self._places = table.column("row").to_numpy(), table.column("place").to_numpy()
-        self.edit, self.tally = edit, tally
+        self.cutter, self.tally = cutter, tally
 
     def cut_batch(self, batch: pa.RecordBatch, rows: Any) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-        """Return the batch whose rows have these numbers as it stays, with a count of what was removed, and drops."""
-        rule = self.edit.rule
+        """Return the batch after cutting, with a count of removed characters, and the drops. `rows` are the numbers of
+        its rows.
+        """
+        rule = self.cutter.rule
         self._add_batch_counts("in", batch)
         removed, stays = np.zeros(len(rows), np.float32), np.ones(len(rows), np.bool_)
         texts: dict[int, str] = {}
         drops: list[dict[str, Any]] = []
+        # Only rows with positions to remove are decoded.
         firsts, lasts = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
         for index in np.flatnonzero(lasts > firsts).tolist():
             text = batch.column("text")[index].as_py()
-            texts[index] = self.edit.cut_text(text, self._places[firsts[index] : lasts[index]].tolist())
+            texts[index] = self.cutter.cut_text(text, self._places[firsts[index] : lasts[index]].tolist())
             removed[index] = len(text) - len(texts[index])
-            verdict = self.edit.judge_remainder(texts[index]) if texts[index] != text else None
+            verdict = self.cutter.judge_remainder(texts[index]) if texts[index] != text else None
             if verdict is not None:
                 stays[index] = False
                 drops += build_dropped_rows(batch.slice(index, 1).to_pylist(), rule, [verdict])
@@ -182,7 +204,7 @@ class _Cutter:
 
     def _add_batch_counts(self, side: str, batch: pa.RecordBatch) -> None:
         size = int(count_text_bytes(batch.column("text")).sum())
-        self.tally.add_amounts(self.edit.rule, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
+        self.tally.add_amounts(self.cutter.rule, **{f"documents_{side}": batch.num_rows, f"bytes_{side}": size})
 
 
 def _replace_texts(batch: pa.RecordBatch, texts: dict[int, str]) -> pa.RecordBatch:

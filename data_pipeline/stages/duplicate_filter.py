@@ -1,6 +1,6 @@
-"""Decisions about a judged file in, its batches without the documents that a duplicate stays for out, counted.
+"""Apply duplicate decisions to the batches of one filtered file, and count the drops.
 
-Used by whoever reads a judged file after a comparison: the stages that take spans out, and collecting.
+Used by every stage that reads a filtered file after a comparison.
 """
 
 from collections.abc import Sequence
@@ -18,27 +18,28 @@ _COLUMNS = ("row", "rule", "kept", "earlier", "size")
 
 
 class DuplicateFilter:
-    """Takes the dropped rows out of the batches of one judged file."""
+    """Removes the rows that decisions drop from the batches of one filtered file."""
 
     def __init__(self, decisions: Sequence[Path], source: int, rules: Sequence[str], tally: FunnelCounts) -> None:
-        """Read what `decisions` say about the judged file number `source`; `rules` are theirs, in their order."""
+        """Read the decisions about file number `source`. `rules` are the rules of the decisions, in order."""
         table = read_decisions(decisions, source)
         self._rows = table.column("row").to_numpy() if table is not None else np.zeros(0, np.int64)
         self._table, self._rules, self._tally = table, rules, tally
 
     def filter_batch(self, batch: pa.RecordBatch, start: int) -> tuple[pa.RecordBatch, Any, list[dict[str, Any]]]:
-        """Return what stays of the rows from `start` on, a mask of them, and the dropped ones as rows of a table."""
+        """Return the remaining rows of a batch that begins at row `start`, a mask of them, and the dropped rows."""
         first, last = np.searchsorted(self._rows, [start, start + batch.num_rows]).tolist()
         stays = np.ones(batch.num_rows, np.bool_)
         stays[self._rows[first:last] - start] = False
         found = self._table.slice(first, last - first) if self._table is not None and last > first else None
-        rule_of = np.array(found.column("rule").to_pylist() if found else [], object)
+        rule_per_row = np.array(found.column("rule").to_pylist() if found else [], object)
         gone = batch.take(pa.array(self._rows[first:last] - start))
         drops: list[dict[str, Any]] = []
         documents, size = batch.num_rows, int(count_text_bytes(batch.column("text")).sum())
         sizes = count_text_bytes(gone.column("text"))
+        # The funnel counts rules in order: later ones see what earlier ones left.
         for rule in self._rules:
-            flags = rule_of == rule
+            flags = rule_per_row == rule
             self._tally.add_amounts(rule, documents_in=documents, bytes_in=size)
             documents, size = documents - int(flags.sum()), size - int(sizes[flags].sum())
             self._tally.add_amounts(rule, documents_out=documents, bytes_out=size)

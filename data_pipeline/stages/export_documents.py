@@ -1,7 +1,8 @@
-"""One file of final documents in, the same rows in another format out: parquet, or JSON lines in one zstd frame.
+"""Export one file of final documents for other tools: parquet, or JSON lines in one zstd frame.
 
-The pipeline itself reads Arrow; copies are for other tools. Promises: the same documents give the same bytes with the
-same versions of pyarrow and zstandard; a file under its final name is whole.
+Invariants:
+    - The same documents give the same bytes with the same versions of pyarrow and zstandard.
+    - A file under its final name is complete.
 """
 
 import json
@@ -20,11 +21,21 @@ from llmsys.atomic_write import describe_write_error, sync_folder
 from llmsys.errors import DataError
 from llmsys.token_shards import read_batches, read_schema
 
-_LEVEL = 3
+_LEVEL = 3  # zstd's default
 
 
 def export_documents(report: Report, *, source: Path, output: Path, format: str) -> dict[str, Any]:
-    """Write one file of documents as "parquet" or "jsonl.zst"; progress is in documents."""
+    """Write one file of documents in another format. Progress is in documents.
+
+    Args:
+        report: Progress callback.
+        source: Arrow file of documents.
+        output: File to write.
+        format: `parquet` or `jsonl.zst`.
+
+    Returns:
+        Number of documents.
+    """
     rows = 0
     with _open_atomic_file(output) as file, _WRITERS[format](file, read_schema(source)) as write:
         for batch in read_batches(source):
@@ -45,7 +56,7 @@ def _open_parquet_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
 
 @contextmanager
 def _open_json_lines_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
-    # One frame, because many readers stop behind the first; with its checksum.
+    # A single frame, because many readers stop after the first.
     packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     with packer.stream_writer(file, closefd=False) as writer:
 
@@ -61,7 +72,7 @@ _WRITERS: dict[str, Any] = {"parquet": _open_parquet_writer, "jsonl.zst": _open_
 
 @contextmanager
 def _open_atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file aside; leaving the block well publishes it, leaving it by an error does not."""
+    """Open a temporary file. Rename it at the end of the block; remove it if the block raises."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
-"""One file in, the texts of its pages out.
+"""Extract the texts of the pages of one input block.
 
-Reads a crawl file or a file of documents, writes one Arrow file of `TEXT_SCHEMA` with a row per page, and one of
-`DROPPED_SCHEMA` with a row for everything that could not be read: file, offset, reason. HTML is extracted, a text that
-came as text is taken as it is. What could not be read is counted with its reason and stops neither the file nor others.
+Reads a crawl file or a file of documents. Writes one Arrow file of `TEXT_SCHEMA` with a row per page, and one of
+`DROPPED_SCHEMA` with a row per unreadable place. HTML is extracted; a document that is already text is taken as it is.
+
+Invariants:
+    - Unreadable records are counted with their reason. They stop neither the file nor the run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,8 +25,7 @@ from llmsys.config.read import ReadConfig
 from llmsys.config.url import NoUrlFilter, UrlConfig
 from llmsys.token_shards import ArrowFileWriter
 
-_REASONS = 1_000  # a hostile file may have a new one for every record
-
+_MAX_REASONS = 1_000  # a hostile file may have a new reason for every record
 
 _EVERY_URL = NoUrlFilter()
 
@@ -42,10 +43,23 @@ def extract_file(
     urls: UrlConfig = _EVERY_URL,
     lists: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Extract one file, or the bytes from `start` to `stop` of it; progress is in its (compressed) bytes.
+    """Extract one file, or a byte range of it. Progress is in (compressed) bytes of the file.
 
-    Pages that the lists of `urls` refuse are not extracted; `lists` are the digests of their files. What could not be
-    read goes to `unread`, all of it to the first file of dropped documents.
+    Args:
+        report: Progress callback.
+        source: Path or URL.
+        output: File to write the texts to.
+        unread: File to write the unreadable places to.
+        config: Extractor and limits per page.
+        read: Field names, digests and retries.
+        start: First byte of the range.
+        stop: End of the range. None: the end of the file.
+        urls: URL filter. Pages that it rejects are not extracted.
+        lists: Digests of its list files. They key the cache of loaded lists.
+
+    Returns:
+        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether the next run should
+        read the block again because its storage failed.
     """
     gate = UrlGate(urls, lists)
     records = pages = html_bytes = given_text_bytes = position = 0
@@ -57,10 +71,10 @@ def extract_file(
     ):
         for batch in read_pages(source, max_page_bytes=config.max_page_bytes, config=read, start=start, stop=stop):
             given_text_bytes += _count_given_text_bytes(batch.pages)
-            allowed, refused = gate.split_pages(batch.pages)
+            allowed, rejected = gate.split_pages(batch.pages)
             for texts in (
                 gate.add_empty_verdicts(_build_text_batch(allowed, config)),
-                gate.add_verdicts(_build_text_batch(refused, None)),
+                gate.add_verdicts(_build_text_batch(rejected, None)),
             ):
                 if texts.num_rows:
                     writer.write(texts)
@@ -79,12 +93,12 @@ def extract_file(
 
 
 def _count_given_text_bytes(pages: pa.RecordBatch) -> int:
-    """Return the UTF-8 bytes of the texts that came as text."""
+    """Return the UTF-8 bytes of documents that came as text."""
     return int(pc.sum(pc.binary_length(pages.column("text"))).as_py() or 0)
 
 
 def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa.RecordBatch:
-    """Give each page of a batch its id and its text; without a config none is extracted."""
+    """Build rows of `TEXT_SCHEMA`. Without a config no text is extracted."""
     columns = {name: pages.column(name) for name in ("url", "date", "file", "offset", "note")}
     given = pages.column("text").to_pylist()
     contents = [
@@ -92,30 +106,33 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
         for text, payload in zip(given, pages.column("payload").to_pylist(), strict=True)
     ]
     named = zip(*(pages.column(name).to_pylist() for name in ("id", "url", "date")), contents, strict=True)
+    # Files of documents may bring ids of their own.
     ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
     columns["bytes_html"] = pa.array(map(len, contents), pa.int64())
     none = ExtractionResult(pa.nulls(len(given), pa.large_string()), [None] * len(given))
-    columns["text"], beyond = _extract_missing_texts(pages, given, config) if config else none
+    columns["text"], limit_hits = _extract_missing_texts(pages, given, config) if config else none
     for field in ("test", "value", "threshold"):
-        limits = [over and getattr(over, field) for over in beyond]
+        limits = [violation and getattr(violation, field) for violation in limit_hits]
         columns[f"extract_{field}"] = pa.array(limits, TEXT_SCHEMA.field(f"extract_{field}").type)
     return pa.record_batch([columns[name] for name in TEXT_SCHEMA.names], schema=TEXT_SCHEMA)
 
 
 def _extract_missing_texts(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> ExtractionResult:
-    """The texts of a batch: those that came as text as they are, null where there is nothing; the others extracted."""
+    """Return the texts of a batch: given texts unchanged (null if blank), the others extracted."""
     if not any(text is not None for text in given):
         return extract_pages(pages, config)
     is_html = pa.array([text is None for text in given])
     html = extract_pages(pages.filter(is_html), config)
     made = zip(html.texts.to_pylist(), html.limit_hits, strict=True)
     both = [next(made) if text is None else (text if text.strip() else None, None) for text in given]
-    return ExtractionResult(pa.array([text for text, _ in both], pa.large_string()), [over for _, over in both])
+    return ExtractionResult(
+        pa.array([text for text, _ in both], pa.large_string()), [violation for _, violation in both]
+    )
 
 
 def _build_unread_batch(skips: Sequence[SkippedRecord]) -> pa.RecordBatch:
-    """Return skips as dropped documents without address or text."""
+    """Return skips as dropped documents without URL and text."""
     rows = [
         {
             **dict.fromkeys(("url", "text"), ""),
@@ -140,10 +157,10 @@ class _SkipCounts:
         self.again = False
 
     def add_skips(self, skips: Iterable[SkippedRecord]) -> int:
-        """Take in skips and return how many records they stand for."""
+        """Add skips and return the number of records they cover."""
         total = 0
         for skip in skips:
-            reason = skip.reason if len(self._by_reason) < _REASONS else "for one of many other reasons"
+            reason = skip.reason if len(self._by_reason) < _MAX_REASONS else "for one of many other reasons"
             first = {"file": skip.file, "offset": skip.offset, "reason": reason, "count": 0}
             self._by_reason.setdefault((skip.file, reason), first)["count"] += skip.count
             self.again = self.again or skip.is_retryable

@@ -1,7 +1,7 @@
-"""Documents in, which of their words are evaluation items out: a map over files, then one exchange over all of them.
+"""Find evaluation items in documents: a map over files, then one reduction over all matches.
 
-`write_matches` finds the n-grams of items in one file of documents; `filter_matches` counts in how many documents each
-n-gram stands and marks those of too many as spared. Memory holds the index of n-grams, then the matches: never texts.
+`write_matches` finds n-grams of items in one file. `filter_matches` exempts n-grams that occur in too many documents.
+Memory holds the n-gram index, then the matches, never all texts.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,34 @@ from data_pipeline.text.hidden_words import iter_joined_readings
 from data_pipeline.text.word_hashes import WordHasher
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
-# Row of the document in its file, number of the n-gram in the index, and the characters of the text that match.
+# Row of the document in its file, number of the n-gram in the index, and the range of matching characters.
 MATCH_SCHEMA = pa.schema([("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())])
 
 DECIDED_SCHEMA = pa.schema([*MATCH_SCHEMA, ("spared", pa.bool_())])
-"""Matches, and whether so many documents have their n-gram that it decides nothing."""
+"""Matches; `spared` marks n-grams that too many documents have."""
 
-_SLICE_CHARACTERS = 2 << 20  # texts that are searched together
+_SLICE_CHARACTERS = 2 << 20  # searched together: bounds memory, hides the cost of a call
 
 
 @lru_cache(maxsize=1)
 def _get_word_hasher() -> WordHasher:
-    """One memory of words per process."""
+    """Return one hasher per process: it caches words."""
     return WordHasher()
 
 
 def write_matches(report: Report, *, source: Path, output: Path, index: Path, digest: str) -> dict[str, Any]:
-    """Write every match in one file of documents; progress is in documents."""
+    """Write every match in one file of documents. Progress is in documents.
+
+    Args:
+        report: Progress callback.
+        source: File of documents.
+        output: File of matches, `MATCH_SCHEMA`.
+        index: The n-gram index.
+        digest: Digest of the index; it keys the cache of loaded indexes.
+
+    Returns:
+        Numbers of rows and matches.
+    """
     grams, words = load_ngram_index(index, digest), _get_word_hasher()
     rows = matches = 0
     with ArrowFileWriter(output, MATCH_SCHEMA, "zstd") as writer:
@@ -51,15 +62,16 @@ def write_matches(report: Report, *, source: Path, output: Path, index: Path, di
 
 
 def _find_matches(texts: Sequence[str], first_row: int, index: NgramIndex, words: WordHasher) -> pa.RecordBatch:
-    """Return the matches in all readings of some texts, each once, in the order of the texts and places."""
+    """Return the matches in all readings of some texts, each once, ordered by text and position."""
     found = [_search(texts, np.arange(len(texts)) + first_row, index, words)]
     for number, text in enumerate(texts):
         for joined in iter_joined_readings(text):
             found.append(_search([joined], np.array([first_row + number]), index, words))
-    if not any(one.num_rows for one in found[1:]):
+    if not any(matches.num_rows for matches in found[1:]):
         return found[0]
-    columns = [np.concatenate([one.column(name).to_numpy() for one in found]) for name in MATCH_SCHEMA.names]
+    columns = [np.concatenate([matches.column(name).to_numpy() for matches in found]) for name in MATCH_SCHEMA.names]
     row, gram, begin, end = columns
+    # Longer n-grams first at one position: they name the item best.
     order = np.lexsort((end, gram, -index.words[gram].astype(np.int64), begin, row))
     ordered = np.stack([column[order] for column in columns])
     is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
@@ -67,7 +79,7 @@ def _find_matches(texts: Sequence[str], first_row: int, index: NgramIndex, words
 
 
 def _search(texts: Sequence[str], rows: Any, index: NgramIndex, words: WordHasher) -> pa.RecordBatch:
-    """Return the matches in one reading of texts; `rows` are the numbers of their documents."""
+    """Return the matches in one reading of texts. `rows` are the numbers of their documents."""
     split = words.hash_words(texts)
     positions, numbers = index.find_matches(split)
     if not len(positions):
@@ -79,7 +91,7 @@ def _search(texts: Sequence[str], rows: Any, index: NgramIndex, words: WordHashe
 
 
 def _list_text_ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Ranges of texts of a bounded number of characters, or of one text that is longer."""
+    """List ranges of texts of at most `_SLICE_CHARACTERS`, or of one longer text."""
     ranges, first, size = [], 0, 0
     for number, text in enumerate(texts):
         if number > first and size + len(text) > _SLICE_CHARACTERS:
@@ -92,7 +104,7 @@ def _list_text_ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
 def _compute_match_spans(
     words: WordHasher, texts: Sequence[str], offsets: Any, documents: Any, positions: Any, lengths: Any
 ) -> Any:
-    """Where each match begins and ends in its text."""
+    """Return begin and end of each match in its text, in characters."""
     begin, end = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
     for document in np.unique(documents).tolist():
         here = documents == document
@@ -103,7 +115,17 @@ def _compute_match_spans(
 
 
 def filter_matches(report: Report, *, sources: Sequence[Path], output: Path, max_documents: int) -> dict[str, Any]:
-    """Write a record batch per source: its matches, those by n-grams of more than `max_documents` documents spared."""
+    """Write one record batch of matches per source, with a mark on exempt n-grams. Progress is in files.
+
+    Args:
+        report: Progress callback.
+        sources: Files of matches.
+        output: File to write, `DECIDED_SCHEMA`.
+        max_documents: An n-gram in more documents is exempt. 0: none is.
+
+    Returns:
+        Number of exempt n-grams.
+    """
     tables = [_read_matches(source) for source in sources]
     exempt = _select_exempt_grams(tables, max_documents)
     with ArrowFileWriter(output, DECIDED_SCHEMA, "zstd") as writer:
@@ -120,10 +142,11 @@ def _read_matches(source: Path) -> pa.RecordBatch:
 
 
 def _select_exempt_grams(tables: Sequence[pa.RecordBatch], max_documents: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The n-grams that too many documents hold, each document counted once."""
+    """Return the n-grams in more than `max_documents` documents. A document counts once."""
     pairs = [np.zeros(0, np.int64)]
     for table in tables:
         row, gram = table.column("row").to_numpy(), table.column("gram").to_numpy().astype(np.int64)
+        # Row and n-gram in one integer: a document counts once per n-gram.
         pairs.append(np.unique((row << 32) | gram) & 0xFFFFFFFF)
     grams, counts = np.unique(np.concatenate(pairs), return_counts=True)
     return grams[counts > max_documents] if max_documents else grams[:0]

@@ -1,19 +1,20 @@
-"""Keys of all files in, the rows that come after the first of their group out: one range of keys per task.
+"""Find rows with equal keys among all files, for one range of keys per task.
 
-`write_equal_duplicates` decides about documents (URL, text), `write_repeat_positions` about parts of documents (spans,
-strings), and `write_repeated_keys` finds keys that occur more than once. Memory holds the keys of one range, or with a
-Bloom filter its counters and the few keys that may repeat.
+`write_equal_duplicates` decides about documents (URL, text), `write_repeat_positions` about segments and strings, and
+`write_repeated_keys` finds keys that occur more than once. Memory holds the keys of one range, or with a Bloom filter
+its counters and the few keys that may repeat.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.bloom_filter import CountingBloomFilter
 from data_pipeline.dedup.dedup_index import EarlierDataset, read_earlier_items
 from data_pipeline.dedup.document_table import DocumentIdLookup
 from data_pipeline.dedup.duplicate_decisions import (
@@ -35,23 +36,26 @@ from data_pipeline.dedup.keys import (
 from data_pipeline.executors.base import Report
 from llmsys.config.deduplication import BloomKeyFilterConfig, ExactKeyFilterConfig
 
+if TYPE_CHECKING:
+    from data_pipeline.dedup.bloom_filter import CountingBloomFilter
+
 _OF_FILES = (("source", pa.int64()), ("age", pa.uint8()))
 KeysConfig = ExactKeyFilterConfig | BloomKeyFilterConfig
 
 
 @dataclass
 class KeyRange:
-    """One range of the keys of all files, without those of rows that were dropped before; picklable.
+    """One range of the keys of all files, without rows that were dropped before; picklable.
 
     Attributes:
-        sources: key files, one per judged file.
-        schema: their columns.
-        dropped: files of decisions about the judged files.
-        number: of the range, below `ranges`.
-        ranges: how many there are.
-        config: how keys are compared.
-        earlier: datasets whose keys of `relation` count too.
-        relation: "url", "text" or "near", where earlier datasets are compared with.
+        sources: Key files, one per filtered file.
+        schema: Columns of the key files.
+        dropped: Files of decisions about the filtered files.
+        number: Index of the range, below `ranges`.
+        ranges: Number of ranges.
+        config: Sort all keys, or only those that pass a Bloom filter.
+        earlier: Earlier datasets whose keys of `relation` count too.
+        relation: `url`, `text` or `near` where earlier datasets are compared, else "".
     """
 
     sources: Sequence[Path]
@@ -64,7 +68,7 @@ class KeyRange:
     relation: str = ""
 
     def read_candidates(self) -> Columns:
-        """Return the keys that may occur more than once, here or in an earlier dataset; without a filter all keys."""
+        """Return the keys that may occur more than once, here or in an earlier dataset. Without a filter: all keys."""
         suspected = self._build_repeat_filter()
         parts = []
         self.keys = 0
@@ -79,19 +83,22 @@ class KeyRange:
         return concat_columns([found, there], self._build_joined_schema())
 
     def summarize_counts(self, later: int) -> dict[str, Any]:
-        """Return what a task tells the journal."""
+        """Return the result of a task: numbers of keys, candidates and later copies."""
         return {"keys": self.keys, "candidates": self.candidates, "later": later}
 
     def _build_repeat_filter(self) -> CountingBloomFilter | None:
         if not isinstance(self.config, BloomKeyFilterConfig):
             return None
+        from data_pipeline.dedup.bloom_filter import CountingBloomFilter
+
+        # Two passes over the keys: the filter is sized by their number.
         suspected = CountingBloomFilter(sum(map(len, self._iter_all_keys())), self.config.error_rate)
         for keys in self._iter_all_keys():
             suspected.add_keys(keys)
         return suspected
 
     def _iter_all_keys(self) -> Iterator[Any]:
-        """The keys of the range, here and in earlier datasets, part by part."""
+        """Yield the keys of the range in pieces, of this dataset and of earlier ones."""
         yield from (part["high"] for part in self._iter_key_parts())
         for path in (path for dataset in self.earlier for path in dataset.keys[self.relation]):
             yield from (part["high"] for part in read_range(path, self.number, self.ranges))
@@ -109,11 +116,22 @@ class KeyRange:
 
 
 def write_equal_duplicates(
-    report: Report, *, rule: str, part: KeyRange, documents: Sequence[Path], output: Path
+    report: Report, *, rule: str, key_range: KeyRange, documents: Sequence[Path], output: Path
 ) -> dict[str, Any]:
-    """Write the documents of a range that have the same key as one that stays; progress is in ranges."""
-    items, first, sizes = find_later_items(part.read_candidates())
-    kept, datasets = DocumentIdLookup(documents, part.earlier).look_up_items(first)
+    """Write the documents of a range whose key equals that of a document that stays. Progress is in ranges.
+
+    Args:
+        report: Progress callback.
+        rule: Name of the rule in the decisions.
+        key_range: The keys.
+        documents: Signature files of documents, for the ids of documents that stay.
+        output: File of decisions, one batch per key file.
+
+    Returns:
+        Numbers of keys, candidates and dropped documents.
+    """
+    items, first, sizes = find_later_items(key_range.read_candidates())
+    kept, datasets = DocumentIdLookup(documents, key_range.earlier).look_up_items(first)
     columns = {
         "row": items["row"],
         "rule": pa.repeat(rule, len(kept)),
@@ -121,27 +139,46 @@ def write_equal_duplicates(
         "earlier": datasets,
         "size": sizes,
     }
-    write_decisions(output, DROP_SCHEMA, items["source"], columns, len(part.sources))
+    write_decisions(output, DROP_SCHEMA, items["source"], columns, len(key_range.sources))
     report(1, len(kept))
-    return part.summarize_counts(len(kept))
+    return key_range.summarize_counts(len(kept))
 
 
-def write_repeat_positions(report: Report, *, part: KeyRange, output: Path) -> dict[str, Any]:
-    """Write the places of a range that repeat an earlier one; progress is in ranges."""
-    items, _, _ = find_later_items(part.read_candidates())
-    write_decisions(output, PLACE_SCHEMA, items["source"], items, len(part.sources))
+def write_repeat_positions(report: Report, *, key_range: KeyRange, output: Path) -> dict[str, Any]:
+    """Write the positions of a range that repeat an earlier one. Progress is in ranges.
+
+    Args:
+        report: Progress callback.
+        key_range: The keys.
+        output: File of positions, one batch per key file.
+
+    Returns:
+        Numbers of keys, candidates and repeats.
+    """
+    items, _, _ = find_later_items(key_range.read_candidates())
+    write_decisions(output, PLACE_SCHEMA, items["source"], items, len(key_range.sources))
     report(1, 0)
-    return part.summarize_counts(len(items["row"]))
+    return key_range.summarize_counts(len(items["row"]))
 
 
-def write_repeated_keys(report: Report, *, part: KeyRange, output: Path) -> dict[str, Any]:
-    """Write which distinct keys of each file occur more than once anywhere; progress is in ranges."""
-    items = part.read_candidates()
+def write_repeated_keys(report: Report, *, key_range: KeyRange, output: Path) -> dict[str, Any]:
+    """Write the distinct keys of each file that occur more than once in all files. Progress is in ranges.
+
+    Args:
+        report: Progress callback.
+        key_range: The keys.
+        output: File of keys, one batch per key file.
+
+    Returns:
+        Numbers of keys, candidates and repeated keys.
+    """
+    items = key_range.read_candidates()
     items = take_rows(items, mask_repeated_keys(items["high"]))
     items = take_rows(items, np.lexsort([items["high"], items["source"]]))
+    # One row per key and file is enough to find the key there.
     fresh = np.ones(len(items["high"]), np.bool_)
     fresh[1:] = (np.diff(items["high"]) != 0) | (np.diff(items["source"]) != 0)
     items = take_rows(items, fresh)
-    write_decisions(output, VALUE_SCHEMA, items["source"], items, len(part.sources))
+    write_decisions(output, VALUE_SCHEMA, items["source"], items, len(key_range.sources))
     report(1, 0)
-    return part.summarize_counts(len(items["high"]))
+    return key_range.summarize_counts(len(items["high"]))

@@ -1,7 +1,7 @@
-"""Documents in, the long strings in them that occur earlier out: two maps over files, each with an exchange behind it.
+"""Find long strings that occur more than once: two maps over files, each followed by a comparison of keys.
 
-`write_anchors` writes the hashes of anchors; once it is known which occur twice, `write_repeated_windows` writes the
-windows that stand behind these, and of equal windows all but the first are taken out.
+`write_anchors` writes hashes of winnowing anchors. Of windows that contain a repeated anchor, `write_repeated_windows`
+writes the hashes. All but the first of equal windows are removed later.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,19 @@ from llmsys.token_shards import read_batches
 def write_anchors(
     report: Report, *, source: Path, number: int, dropped: Sequence[Path], output: Path, length: int
 ) -> dict[str, Any]:
-    """Write the anchors of the windows of a file; progress is in documents."""
+    """Write the anchors of the windows of one file. Progress is in documents.
+
+    Args:
+        report: Progress callback.
+        source: File of documents.
+        number: Its index, by which decisions name it.
+        dropped: Files of decisions; dropped rows have no anchors.
+        output: File of keys, `VALUE_SCHEMA`.
+        length: Characters of a window.
+
+    Returns:
+        Number of keys.
+    """
     with KeyWriter(output, VALUE_SCHEMA) as writer:
         for batch, _ in _iter_remaining_rows(report, source, read_dropped_rows(dropped, number)):
             for text in batch.column("text").to_pylist():
@@ -53,18 +65,22 @@ def write_repeated_windows(
     output: Path,
     length: int,
 ) -> dict[str, Any]:
-    """Write the windows of a file that may occur more than once; progress is in documents.
+    """Write the windows of one file that may occur more than once. Progress is in documents.
 
     Args:
-        report: told how many documents are done.
-        source: the file.
-        number: its number among the files that decisions speak of.
-        dropped: files of decisions.
-        repeated: files that say which anchors of each file occur more than once.
-        output: where the windows go.
-        length: characters of a window.
+        report: Progress callback.
+        source: File of documents.
+        number: Its index, by which decisions name it.
+        dropped: Files of decisions; dropped rows have no windows.
+        repeated: Files of the anchors of each file that occur more than once.
+        output: File of keys, `ITEM_SCHEMA`.
+        length: Characters of a window.
+
+    Returns:
+        Number of keys.
     """
     values = read_decisions(repeated, number)
+    # A file without repeated anchors has no entry.
     known = np.zeros(0, np.uint64) if values is None else values.column("high").to_numpy()
     with KeyWriter(output, ITEM_SCHEMA) as writer:
         for batch, rows in _iter_remaining_rows(report, source, read_dropped_rows(dropped, number)):
@@ -80,7 +96,7 @@ def write_repeated_windows(
 
 
 def _iter_remaining_rows(report: Report, source: Path, gone: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-    """The batches of a file without dropped rows, and the numbers of the rows."""
+    """Yield the batches of a file without dropped rows, with the numbers of the rows."""
     row = 0
     for batch in read_batches(source):
         rows = np.arange(row, row + batch.num_rows)
@@ -91,7 +107,7 @@ def _iter_remaining_rows(report: Report, source: Path, gone: Any) -> Iterator[tu
 
 
 class SubstringCutter:
-    """Takes windows out."""
+    """Removes repeated windows."""
 
     rule = SUBSTRING
 
@@ -99,10 +115,10 @@ class SubstringCutter:
         self.config = config
 
     def cut_text(self, text: str, places: Sequence[int]) -> str:
-        """Return the text without the windows that begin at the places."""
+        """Return the text without the windows that begin at `places`."""
         return remove_windows(text, places, self.config.min_characters)
 
     def judge_remainder(self, text: str) -> tuple[str, float | None, float | None, str] | None:
-        """Too few words, or nothing."""
+        """Return a verdict if too few words remain, else None."""
         words = get_sentence_splitter().find_boundaries([text])[0].words
         return build_too_short_verdict(self.rule, text, {"words": (words, self.config.min_words)})

@@ -1,8 +1,10 @@
-"""What stays of all files in, the dataset's index out: ids of documents in the order of the crawl, and sorted keys.
+"""Write the deduplication index of a dataset: ids of kept documents in crawl order, and sorted keys.
 
-Documents are numbered through in the order of crawl file and offset, and keys are sorted over all files, so that the
-bytes of an index follow from what stays: where files were cut into blocks shows nowhere. `index.json` names all files
-with their digests and comes last, so that an index that is there is whole.
+`index.json` names all files with their digests and is written last, so that an existing index is complete.
+
+Invariants:
+    - Documents are numbered in the order of crawl file and offset, and keys are sorted over all files.
+    - The bytes do not depend on how files are split into blocks.
 """
 
 import json
@@ -29,11 +31,23 @@ _ROWS_PER_BATCH = 65_536
 def write_index_documents(
     report: Report, *, number: int, dropped: Sequence[Path], documents: Path, output: Path
 ) -> dict[str, Any]:
-    """Write ids and rows of the documents of a file that stay, in the order of the crawl; progress is in documents."""
+    """Write ids and rows of the kept documents of one file in crawl order. Progress is in documents.
+
+    Args:
+        report: Progress callback.
+        number: Index of the file, by which decisions name it.
+        dropped: Files of decisions.
+        documents: Signature file of documents.
+        output: File to write.
+
+    Returns:
+        Number of kept documents.
+    """
     table = pa.Table.from_batches(list(read_batches(documents)), DOCUMENT_SCHEMA)
     rows = np.arange(table.num_rows)
     rows = rows[mask_remaining_rows(rows, read_dropped_rows(dropped, number))]
     kept = table.select(["id", "offset"]).take(pa.array(rows)).append_column("row", pa.array(rows))
+    # Offsets order one file; ids break ties of documents from one record.
     kept = kept.sort_by([(name, "ascending") for name in ("offset", "id", "row")]).select(_KEPT_SCHEMA.names)
     with ArrowFileWriter(output, _KEPT_SCHEMA) as writer:
         for batch in kept.combine_chunks().to_batches():
@@ -43,7 +57,16 @@ def write_index_documents(
 
 
 def write_index_ids(report: Report, *, sources: Sequence[Path], output: Path) -> dict[str, Any]:
-    """Write the ids of all files, one after another; progress is in files."""
+    """Write the ids of all files, one after another. Progress is in files.
+
+    Args:
+        report: Progress callback.
+        sources: Outputs of `write_index_documents`, in crawl order.
+        output: File of ids, `ID_SCHEMA`.
+
+    Returns:
+        Nothing: an empty result.
+    """
     with ArrowFileWriter(output, ID_SCHEMA) as writer:
         for ids in _iter_id_batches(report, sources):
             writer.write(pa.record_batch([pa.array(ids, pa.string())], schema=ID_SCHEMA))
@@ -64,18 +87,22 @@ def _iter_id_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[s
 
 
 def write_index_keys(
-    report: Report, *, part: KeyRange, kept: Sequence[Path], starts: Sequence[int], output: Path
+    report: Report, *, key_range: KeyRange, kept: Sequence[Path], starts: Sequence[int], output: Path
 ) -> dict[str, Any]:
-    """Write the keys of a range of what stays, sorted, with the numbers of their documents; progress is in ranges.
+    """Write the sorted keys of kept documents in one range, with document numbers. Progress is in ranges.
 
     Args:
-        report: told when it is done.
-        part: the range.
-        kept: what `write_index_documents` wrote of each file.
-        starts: the number of the first document of each file.
-        output: where the keys go.
+        report: Progress callback.
+        key_range: The keys.
+        kept: Outputs of `write_index_documents`, by file.
+        starts: Number of the first document of each file.
+        output: File of keys, `INDEX_KEY_SCHEMA`.
+
+    Returns:
+        Numbers of keys and candidates.
     """
-    items = part.read_candidates()
+    items = key_range.read_candidates()
+    # Candidates come ordered by source file.
     edges = np.searchsorted(items["source"], np.arange(len(kept) + 1))
     for path, start, begin, end in zip(kept, starts, edges[:-1], edges[1:], strict=True):
         if end > begin:
@@ -85,11 +112,11 @@ def write_index_keys(
     with ArrowFileWriter(output, INDEX_KEY_SCHEMA) as writer:
         writer.write(pa.record_batch(columns, schema=INDEX_KEY_SCHEMA))
     report(1, 0)
-    return part.summarize_counts(len(order))
+    return key_range.summarize_counts(len(order))
 
 
 def _number_kept_rows(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """By row of a file: the place of the document among those that stay."""
+    """Return, by row of a file, the position of the document among the kept ones; -1 for dropped rows."""
     rows = np.concatenate([np.zeros(0, np.int64), *(batch.column("row").to_numpy() for batch in read_batches(path))])
     places = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
     places[rows] = np.arange(len(rows))
@@ -97,7 +124,16 @@ def _number_kept_rows(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def write_index(report: Report, *, content: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """Publish `index.json`."""
+    """Write `index.json`.
+
+    Args:
+        report: Progress callback.
+        content: What `describe_index` returns.
+        output: File to write.
+
+    Returns:
+        Nothing: an empty result.
+    """
     write_bytes_atomically(output, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
     report(1, 0)
     return {}

@@ -1,6 +1,6 @@
-"""Where chunks and lines lie in the bytes of texts: what `str.split` and `str.splitlines` find, for a batch at once.
+"""Find chunks and lines in the UTF-8 bytes of many texts at once, as `str.split` and `str.splitlines` do for one.
 
-Reads texts, gives columns: one row for each stretch between white space, without a string for any of them.
+A chunk is a run of characters between white space. Chunks are columns of byte positions; no string is made for them.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,27 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-SHORT_BYTES = 15  # chunks of so many bytes are known by two numbers of 64 bits, their length among them
-_PADDING = 16
+SHORT_BYTES = 15  # with a length byte they fit two 64-bit numbers
+_PADDING = 16  # a key reads 16 bytes from the start of a chunk
 
 _SPACES = [chr(point) for point in range(0x3001) if chr(point).isspace()]
 _BREAKS = [space for space in _SPACES if len(f"a{space}b".splitlines()) == 2]
 _WIDE_SPACES, _WIDE_BREAKS = (
-    np.array([int.from_bytes(one.encode()) for one in chosen if not one.isascii()]) for chosen in (_SPACES, _BREAKS)
+    np.array([int.from_bytes(character.encode()) for character in chosen if not character.isascii()])
+    for chosen in (_SPACES, _BREAKS)
 )
 _ASCII_SPACES = "".join(space for space in _SPACES if space.isascii()).encode()
 
 
 def _build_first_byte_table(characters: Sequence[str]) -> Mask:
-    """Which bytes these characters begin with."""
-    return np.isin(np.arange(256), [one.encode()[0] for one in characters])
+    """Return a mask of the bytes that these characters begin with, bool of shape (256,)."""
+    return np.isin(np.arange(256), [character.encode()[0] for character in characters])
 
 
 _IS_SPACE, _IS_BREAK = (
-    _build_first_byte_table([one for one in chosen if one.isascii()]) for chosen in (_SPACES, _BREAKS)
+    _build_first_byte_table([character for character in chosen if character.isascii()]) for chosen in (_SPACES, _BREAKS)
 )
-_BEGINS_WIDE = _build_first_byte_table([one for one in _SPACES if not one.isascii()])
+_BEGINS_WIDE = _build_first_byte_table([character for character in _SPACES if not character.isascii()])
 _LOW_BYTES, _HIGH_BYTES = (
     np.array([(1 << 8 * min(max(size - before, 0), 8)) - 1 for size in range(SHORT_BYTES + 1)], np.uint64)
     for before in (0, 8)
@@ -45,10 +46,10 @@ class ChunkSpans:
     """The chunks of some texts. C chunks, D texts.
 
     Attributes:
-        joined: the texts in UTF-8, a space before, between and behind them.
-        starts_C: where each chunk starts in `joined`.
-        ends_C: where it ends.
-        text_starts: int64, D values: where each text starts in `joined`.
+        joined: The texts in UTF-8, with a space before, between and after them.
+        starts_C: First byte of each chunk in `joined`.
+        ends_C: End of each chunk in `joined`.
+        text_starts: First byte of each text in `joined`, int64 of shape (D,).
     """
 
     joined: bytes
@@ -58,13 +59,14 @@ class ChunkSpans:
 
     @cached_property
     def chunks_per_text(self) -> Integers:
-        """Chunks of each text."""
+        """Number of chunks of each text."""
         return np.diff(np.append(np.searchsorted(self.starts_C, self.text_starts), len(self.starts_C)))
 
     def compute_keys(self, chosen: Any) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Two numbers for each chosen chunk of `SHORT_BYTES` at most, which no other chunk has."""
+        """Return two numbers per chosen chunk of at most `SHORT_BYTES`, which identify it uniquely."""
         starts, sizes = self.starts_C[chosen], (self.ends_C - self.starts_C)[chosen]
         codes = np.frombuffer(self.joined, np.uint8)
+        # A view of eight bytes at every position, without a copy.
         eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(
             codes[: len(codes) // 8 * 8].view("<u8"), (len(codes) - 7,), (1,), writeable=False
         )
@@ -72,15 +74,15 @@ class ChunkSpans:
         return low, (eight[starts + 8] & _HIGH_BYTES[sizes]) | (sizes.astype(np.uint64) << np.uint64(56))
 
     def decode_chunks(self, chosen: Integers) -> list[str]:
-        """Chunks as strings."""
+        """Return the chosen chunks as strings."""
         joined = self.joined
         pairs = zip(self.starts_C[chosen].tolist(), self.ends_C[chosen].tolist(), strict=True)
         return [joined[start:end].decode() for start, end in pairs]
 
     def compute_line_numbers(self, lines_per_text: Integers) -> tuple[Integers, Integers]:
-        """The line of each chunk, counted through all texts, and the chunks before which a space is a word.
+        """Return the line of each chunk, counted over all texts, and the chunks before which white space is a word.
 
-        That is what stands between two chunks of a line and is not a single U+0020.
+        That is white space between two chunks of a line other than a single U+0020.
         """
         before_C, before_text = self._count_breaks_before()
         first_lines = np.cumsum(lines_per_text) - lines_per_text
@@ -90,11 +92,11 @@ class ChunkSpans:
         return line_C, np.flatnonzero(odd & (line_C[1:] == line_C[:-1])) + 1
 
     def _count_breaks_before(self) -> tuple[Integers, Integers]:
-        """How many ends of lines there are before each chunk, and before each text."""
+        """Return the number of line ends before each chunk, and before each text."""
         codes = np.frombuffer(self.joined, np.uint8)
         is_break = _IS_BREAK[codes]
         if b"\r\n" in self.joined:
-            is_break[:-1] &= (codes[:-1] != ord("\r")) | (codes[1:] != ord("\n"))  # one end, not two
+            is_break[:-1] &= (codes[:-1] != ord("\r")) | (codes[1:] != ord("\n"))  # \r\n is one line end
         if not self.joined.isascii():
             for starts, _ in _locate_wide_characters(codes, _WIDE_BREAKS):
                 is_break[starts] = True
@@ -103,21 +105,30 @@ class ChunkSpans:
 
 
 def compute_chunk_spans(texts: Sequence[str]) -> ChunkSpans:
-    """The chunks of texts."""
+    """Find the chunks of texts."""
     encoded = [text.encode() for text in texts]
+    # Spaces at both ends make every chunk begin and end at a change.
     joined = b" ".join([b"", *encoded, bytes(_PADDING).replace(b"\0", b" ")])
     codes = np.frombuffer(joined, np.uint8)
     space = _IS_SPACE[codes]
     if not joined.isascii():
         for starts, size in _locate_wide_characters(codes, _WIDE_SPACES):
             space[starts[:, np.newaxis] + np.arange(size)] = True
+    # Changes alternate: the start of a chunk, its end, the start of the next.
     edges = np.flatnonzero(space[1:] != space[:-1]) + 1
     sizes = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 1
     return ChunkSpans(joined, edges[::2], edges[1::2], np.cumsum(sizes) - sizes + 1)
 
 
 def join_without_whitespace(texts: Sequence[str]) -> bytes:
-    """Texts one after another in UTF-8, without any character that Python takes for white space."""
+    """Concatenate texts without white space.
+
+    Args:
+        texts: The texts.
+
+    Returns:
+        UTF-8 bytes without any character for which `str.isspace` is true.
+    """
     joined = "".join(texts).encode().translate(None, _ASCII_SPACES)
     if joined.isascii():
         return joined
@@ -129,9 +140,10 @@ def join_without_whitespace(texts: Sequence[str]) -> bytes:
 
 
 def _locate_wide_characters(codes: npt.NDArray[np.uint8], names: Integers) -> list[tuple[Integers, int]]:
-    """Where characters of two and of three bytes start, and their bytes; a name is the bytes as one integer.
+    """Return the positions of characters of two and of three bytes, with their size. A name is the bytes as one
+    integer.
 
-    Looks behind the few bytes that white space can begin with; two bytes must follow the last one that matters.
+    `codes` must end with two bytes that do not matter.
     """
     starts = np.flatnonzero(_BEGINS_WIDE[codes[:-2]])
     pairs = codes[starts].astype(np.int64) << 8 | codes[starts + 1]

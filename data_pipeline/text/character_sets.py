@@ -1,4 +1,4 @@
-"""Sets of characters that the rules speak of: punctuation, and marks that end a sentence.
+"""Sets of characters that rules use: punctuation, and marks that end a sentence.
 
 Derived from the Unicode database with the exceptions that datatrove makes, because equal decisions need equal sets.
 """
@@ -18,7 +18,7 @@ FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-10F89 11047-110
 
 
 def _parse_character_ranges(ranges: str) -> frozenset[str]:
-    """The characters of space-separated hexadecimal code points and `first-last` ranges."""
+    """Return the characters of space-separated hexadecimal code points and `first-last` ranges."""
     points: list[str] = []
     for item in ranges.split():
         first, _, last = item.partition("-")
@@ -28,7 +28,7 @@ def _parse_character_ranges(ranges: str) -> frozenset[str]:
 
 TERMINAL_MARKS = _parse_character_ranges(_TERMINAL_RANGES)
 
-# Control characters count as punctuation, tab and newline do not. The full-width digit one is among the others.
+# Control characters count as punctuation, tab and newline do not. datatrove's list holds a full-width digit one.
 _CONTROLS = frozenset(map(chr, [*range(0, 9), *range(11, 32), *range(127, 160)]))
 _OTHER_PUNCTUATION = frozenset("«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～")
 

@@ -1,8 +1,7 @@
-"""Many texts folded at once, as columns of code points: what `fold` makes of each, by one look at a table per letter.
+"""Fold many texts at once: as `fold_text` does, with one table look-up per character.
 
-Folding a character gives one character, or none (an accent), or several (a syllable of Hangul). Only three things need
-more than the character: digits that are one number, the sigma that ends a word, and marks that canonical order moves.
-Reads texts, gives the characters that are left and where each text begins among them.
+Folding a character gives one character, none (an accent) or several (a Hangul syllable). Three things need more than
+the character itself: digits of one number, the sigma at the end of a word, and marks that canonical order moves.
 """
 
 import unicodedata
@@ -19,18 +18,18 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 SPACE, ZERO = ord(" "), ord("0")
 _CODE, _ODD, _SPECIAL = (1 << 21) - 1, 1 << 21, 1 << 22
-_UNKNOWN = 1 << 23
+_UNKNOWN = 1 << 23  # flags lie above the 21 bits of a code point
 _PAGE_BITS = 8
-_BORDER = "\U0010ffff"  # no character, it folds to itself
+_BORDER = "\U0010ffff"  # a noncharacter, which folds to itself
 
 
 class FoldedText(NamedTuple):
-    """Folded characters of some texts, with one space behind each text.
+    """Folded characters of some texts, with one space after each text.
 
     Attributes:
-        codes: code points; white space and punctuation are spaces.
-        odd: which of them are neither letters nor spaces.
-        edges: where each text begins, and where the last one ends with its space.
+        codes: Code points; white space and punctuation are spaces.
+        irregular: Mask of the characters that are neither letters nor spaces.
+        edges: Start of each text in `codes`, and the end of the last one with its space.
     """
 
     codes: Codes
@@ -39,7 +38,7 @@ class FoldedText(NamedTuple):
 
 
 def _compute_values(text: str) -> Codes:
-    """The values of characters that are folded already."""
+    """Return the table values of characters that are already folded."""
     codes = to_code_points(text)
     letters = np.fromiter(map(str.isalpha, text), np.bool_, len(text))
     spaces = np.fromiter(map(str.isspace, text), np.bool_, len(text))
@@ -47,13 +46,13 @@ def _compute_values(text: str) -> Codes:
 
 
 class _FoldTable:
-    """What characters fold to, a page of 256 being learnt when one of its characters is first met.
+    """Table of folded characters. A page of 256 is filled when one of its characters first occurs.
 
     Attributes:
-        values: by code point, a code point with the flag `_ODD` or without, the number of a spelling with the flag
+        values: By code point: a code point with or without the flag `_ODD`, the number of a spelling with the flag
             `_SPECIAL`, or `_UNKNOWN`.
-        spellings: values of all spellings, one after another; `begins` and `sizes`: where, and how many.
-        moves: by number of a spelling, whether canonical order may move its character.
+        spellings: Values of all spellings, concatenated; `begins` and `sizes` locate each.
+        moves: By number of a spelling: whether canonical order may move its character.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class _FoldTable:
         self._update_spellings()
 
     def look_up(self, codes: Codes) -> Codes:
-        """The values of characters, none of them unknown any more."""
+        """Return the values of characters, after filling unknown pages."""
         values = self.values[codes]
         unknown = values == _UNKNOWN
         if unknown.any():
@@ -73,7 +72,7 @@ class _FoldTable:
         return values
 
     def _learn_pages(self, pages: Codes) -> None:
-        """Ask `fold` about every character of these pages that it may change."""
+        """Fold every character of these pages that may change."""
         points = (pages[:, None] << _PAGE_BITS | np.arange(1 << _PAGE_BITS, dtype=np.uint32)).ravel()
         points = points[self.values[points] == _UNKNOWN]
         folded = fold_text(_BORDER.join([*map(chr, points.tolist()), ""]))
@@ -96,21 +95,29 @@ class _FoldTable:
 
 @lru_cache(maxsize=1)
 def _get_fold_table() -> _FoldTable:
-    """One table per process."""
+    """Return the table of this process."""
     return _FoldTable()
 
 
 def fold_texts(texts: Sequence[str]) -> FoldedText:
-    """Fold texts without lone surrogates."""
+    """Fold texts: lower case, numbers as 0, punctuation as spaces, no accents.
+
+    Args:
+        texts: Texts without lone surrogates.
+
+    Returns:
+        Folded characters. They equal `fold_text` of each text.
+    """
     table = _get_fold_table()
     joined = " ".join([*texts, ""])
-    if "Σ" in joined:  # its lower case depends on its place in the word
+    if "Σ" in joined:  # its lower case depends on its position in the word
         texts = [text.lower() for text in texts]
         joined = " ".join([*texts, ""])
     codes, edges = to_code_points(joined), _compute_edges(texts)
     values = table.look_up(codes)
     special = np.flatnonzero(values >= _SPECIAL)
     numbers = values[special] & np.uint32(_CODE)
+    # Canonical order may move marks across the border of a spelling.
     if table.moves[numbers].any():
         values, edges = _fold_one_by_one(texts)
     else:
@@ -124,15 +131,15 @@ def _compute_edges(texts: Sequence[str]) -> Integers:
 
 
 def _fold_one_by_one(texts: Sequence[str]) -> tuple[Codes, Integers]:
-    """Values of texts with marks that may change places, which are so rare that they may take their time."""
+    """Fold texts with marks that may change places. They are rare, so this may be slow."""
     folded = [fold_text(text) for text in texts]
     return _compute_values(" ".join([*folded, ""])), _compute_edges(folded)
 
 
 def _find_number_tails(codes: Codes, digits: Integers) -> Integers:
-    """The places of what goes when each number becomes its first digit, which is a 0 by now.
+    """Return the positions to remove so that each number becomes its first digit, which is already folded to 0.
 
-    A number is a run of digits, or two with a separator between them: of 1.2.3.4 these are 1.2 and 3.4.
+    A number is a run of digits, or two runs with a separator between them: 1.2.3.4 holds 1.2 and 3.4.
     """
     if not len(digits):
         return digits
@@ -150,8 +157,9 @@ def _find_number_tails(codes: Codes, digits: Integers) -> Integers:
 def _apply_spellings(
     values: Codes, edges: Integers, special: Integers, numbers: Codes, gone: Integers
 ) -> tuple[Codes, Integers]:
-    """Put the spellings of special characters in their place, and take away what goes."""
+    """Insert the spellings of special characters and remove the positions in `gone`."""
     sizes = _get_fold_table().sizes[numbers]
+    # Most batches only lose characters, which is cheaper than inserting.
     several = sizes > 1
     if several.any():
         counts = np.ones(len(values), np.int64)

@@ -1,7 +1,4 @@
-"""Rows of unequal lengths that lie one behind another in an array: where they begin, and where their items are.
-
-A numpy array that grows at its end, for tables that are filled while text is read.
-"""
+"""Ragged arrays: rows of unequal lengths, concatenated. And a growable array for tables filled while text is read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,21 +10,36 @@ Integers = npt.NDArray[np.int64]
 
 
 def compute_offsets(counts: npt.NDArray[Any] | Sequence[int]) -> Integers:
-    """Where each row of so many items begins, and where the last one ends. (rows + 1,)"""
+    """Compute where each row begins.
+
+    Args:
+        counts: Items per row, shape (rows,).
+
+    Returns:
+        int64 of shape (rows + 1,): the start of each row, and the end of the last one.
+    """
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, dtype=np.int64, out=offsets[1:])
     return offsets
 
 
 def compute_positions(starts: Integers, counts: Integers) -> Integers:
-    """The places of all items of rows that begin at `starts` and have so many items, row by row. (counts.sum(),)"""
+    """Compute the positions of all items of some rows, row by row.
+
+    Args:
+        starts: First position of each row, shape (rows,).
+        counts: Items per row, shape (rows,).
+
+    Returns:
+        int64 of shape (counts.sum(),).
+    """
     offsets = compute_offsets(counts)
     places: Integers = np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
     return places
 
 
 class GrowableArray:
-    """A one-dimensional array with amortised appending; rebuilding tables per batch would cost more than using them."""
+    """One-dimensional array with amortised appending. Rebuilding tables per batch would cost more than using them."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._data: npt.NDArray[Any] = np.zeros(1024, dtype)
@@ -37,9 +49,10 @@ class GrowableArray:
         return self._size
 
     def extend(self, values: npt.NDArray[Any] | Sequence[int]) -> None:
-        """Append values of the array's type."""
+        """Append values of the array's dtype."""
         size = self._size + len(values)
         if size > len(self._data):
+            # Doubling makes appending linear in total.
             grown = np.zeros(max(size, 2 * len(self._data)), self._data.dtype)
             grown[: self._size] = self._data[: self._size]
             self._data = grown
@@ -48,5 +61,5 @@ class GrowableArray:
 
     @property
     def view(self) -> npt.NDArray[Any]:
-        """What has been appended so far, without a copy; later growth does not show in it."""
+        """Values appended so far, without a copy. It does not grow."""
         return self._data[: self._size]

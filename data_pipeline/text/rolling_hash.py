@@ -1,6 +1,6 @@
-"""Hashes of stretches of the same characters: words and parts by their ends, or every stretch of one length.
+"""Rolling hashes of spans of characters: of arbitrary spans, or of all windows of one length.
 
-Reads code points, gives 64-bit hashes: of c1…cn the sum of (code point + 1) · base^(n-i) modulo 2^64.
+The 64-bit hash of c1…cn is the sum of (code point + 1) · base^(n-i) modulo 2^64 (Karp and Rabin 1987).
 """
 
 from functools import lru_cache
@@ -17,7 +17,7 @@ INVERSE_BASE = np.uint64(pow(int(HASH_BASE), -1, 1 << 64))
 
 
 class RollingHasher:
-    """Hashes stretches of characters; sums of (c + 1) · base^-i from the first one on make each hash one difference."""
+    """Hashes spans in constant time each, from prefix sums of (c + 1) · base^-i."""
 
     def __init__(self, codes: Codes) -> None:
         count = len(codes)
@@ -28,18 +28,19 @@ class RollingHasher:
         self._powers = _get_powers(int(HASH_BASE), count)
 
     def hash_spans(self, starts: Any, ends: Any) -> Hashes:
-        """Return the hashes of the stretches between these places; none is empty."""
+        """Return the hashes of the spans [start, end). None may be empty."""
         hashes: Hashes = (self._sums[ends] - self._sums[starts]) * self._powers[ends - 1]
         return hashes
 
     def hash_windows(self, length: int) -> Hashes:
-        """Return the hash of every stretch of so many characters, at least one, by where it begins."""
+        """Return the hash of every window of `length` characters, by its start. `length` is at least 1."""
         hashes: Hashes = (self._sums[length:] - self._sums[:-length]) * self._powers[length - 1 :]
         return hashes
 
 
 def _get_powers(base: int, count: int) -> Hashes:
-    """base^0, base^1, … modulo 2^64."""
+    """Return base^0, base^1, … modulo 2^64."""
+    # Sizes in powers of two: few tables serve all texts.
     return _compute_powers(base, max(1 << 17, 1 << count.bit_length()))[:count]
 
 

@@ -1,9 +1,9 @@
-"""spaCy's English tokenizer rules by hand, for chunks of characters that English is written with.
+"""spaCy's English tokenizer rules, written out for the characters of English text.
 
-Reads one chunk, gives its words, or None where spaCy itself has to be asked. spaCy searches every chunk several times
-with patterns of thousands of characters; nearly always the first and the last character tell that these find nothing,
-or one mark. What is written here are its rules for ASCII and the quotes and dashes of print. Its exceptions (`don't`)
-and its pattern for addresses are taken from it, so that only marks and units are said twice.
+spaCy searches every chunk several times with patterns of thousands of characters. Nearly always the first and the last
+character already tell that these find nothing, or one mark. Written out are the rules for ASCII and for typographic
+quotes and dashes. Exceptions (`don't`) and the URL pattern are taken from spaCy, so that only marks and units are
+repeated here.
 """
 
 import re
@@ -14,12 +14,12 @@ from typing import Any
 _MARKS = frozenset(",:;!?()[]{}<>_#*&'\"`“”‘’…–—")  # each is a word of its own at either end
 _FIRST_MARKS = _MARKS | frozenset("%=$")
 _FOREIGN_MONEY = ("US$", "C$", "A$")
-# A full stop is taken off behind these, and behind two capitals.
+# A full stop is split off after these, and after two capitals.
 _BEFORE_STOP = frozenset("0123456789abcdefghijklmnopqrstuvwxyz%+-.|") | _MARKS - frozenset("–—")
 _TWO_CAPITALS = re.compile("[A-Z][A-Z]")
 _DIGITS = frozenset("0123456789")
 _POSSESSIVES = ("'s", "'S", "’s", "’S")
-# What follows a digit at the end of a chunk.
+# Units after a digit at the end of a chunk.
 _UNIT = re.compile(
     "(?<=[0-9])(?:km|m|dm|cm|mm|ha|nm|yd|in|ft|kg|g|mg|t|lb|oz|m/s|km/h|kmh|mph|h?Pa|mbar|[mkgt]b|[MKGT]B|[TGMK]"
     r"|%|\+|(?:US|C|A)?\$)$"
@@ -27,7 +27,7 @@ _UNIT = re.compile(
 _UNIT_ENDS = frozenset("mandtgbzrshBTGMK%+$")
 _LONGEST_UNIT = 5  # with the digit
 
-# A mark in the middle and what must stand on both sides of it; the mark comes first, so that all else is passed fast.
+# An infix mark and its required neighbours. The mark comes first, so that other characters are skipped fast.
 _INFIX = re.compile(
     r"""[.…,+*^~\-–—:<>=/](?:(?<=[.])[.]+|(?<=…)|(?<=[0-9][+\-*^])(?=[0-9-])"""
     r"""|(?<=[a-z,'"`“”‘’][.])(?=[A-Z,'"`“”‘’])|(?<=[A-Za-z],)(?=[A-Za-z])"""
@@ -35,18 +35,18 @@ _INFIX = re.compile(
 )
 _MAY_BE_ADDRESS = re.compile(r"[A-Za-z0-9“”‘’–—…]\.(?:[a-z]{2}|[0-9])")  # its names may hold any letter or mark
 
-# Characters that these rules say nothing about, and digits beside letters that are not English.
+# Characters outside these rules, and digits next to non-English letters.
 _UNKNOWN, _DIGIT = re.compile(r"[^\w\x00-\x7f“”‘’–—…]"), re.compile(r"\d")
 _FOREIGN = re.compile(r"[^\x00-\x7f“”‘’–—…]")
 
 
 class EnglishRules:
-    """The words of a chunk by rules alone.
+    """Splits a chunk into words by rules alone.
 
     Args:
-        exceptions: chunks, or what is left of one when its marks are off, with words of their own.
-        is_address: spaCy's test for addresses, which stay whole.
-        longest: characters of a chunk that is not all letters; of a longer one spaCy is asked.
+        exceptions: Words of chunks, or of chunks without their marks, that do not follow the rules.
+        is_address: spaCy's URL pattern; an address stays one word.
+        longest: Longest chunk in characters. For longer ones, unless they are letters only, ask spaCy.
     """
 
     def __init__(self, exceptions: Mapping[str, Sequence[str]], is_address: Any, longest: int) -> None:
@@ -54,12 +54,12 @@ class EnglishRules:
         self._is_address, self._longest = is_address, longest
         self._joined: set[tuple[str, str]] = set()
         apart = [self._split_off_marks(name) for name in exceptions]
-        # Where the words that an exception would have without being one stand side by side, spaCy joins them again.
+        # spaCy rejoins adjacent words that are the regular split of an exception.
         self._joined = {(words[0], words[1]) for words in apart if words and len(words) > 1}
         self._exceptions = {name: words for name, words in exceptions.items() if not _is_foreign(name)}
 
     def split_chunk(self, chunk: str) -> list[str] | None:
-        """The words of a chunk that is not empty and has no white space; None where spaCy has to be asked."""
+        """Return the words of a non-empty chunk without white space, or None if spaCy must be asked."""
         if chunk in self._exceptions:
             return list(self._exceptions[chunk])
         if chunk.isalpha():
@@ -76,7 +76,7 @@ class EnglishRules:
         return words if words and self._joined.isdisjoint(pairwise(words)) else None
 
     def _split_off_marks(self, chunk: str) -> list[str] | None:
-        """Take marks off both ends until an exception or nothing but the middle is left, then split that."""
+        """Split marks off both ends until an exception or the middle remains, then split that."""
         exceptions = self._exceptions
         first_words: list[str] = []
         last_words: list[str] = []
@@ -105,7 +105,7 @@ class EnglishRules:
         return None if words is None else [*first_words, *words, *reversed(last_words)]
 
     def _split_middle(self, middle: str) -> Sequence[str] | None:
-        """The words of what is left between the marks."""
+        """Return the words between the marks."""
         if not middle:
             return ()
         if middle in self._exceptions:
@@ -120,7 +120,7 @@ class EnglishRules:
         for match in _INFIX.finditer(middle):
             first, last = match.span()
             if not first:
-                continue  # a mark that stayed at the beginning parts nothing
+                continue  # a mark at the beginning splits nothing
             if first > start:
                 words.append(middle[start:first])
             words.append(middle[first:last])
@@ -131,12 +131,12 @@ class EnglishRules:
 
 
 def _is_foreign(chunk: str) -> bool:
-    """Whether characters are not those that English is written with."""
+    """Return whether the chunk has characters that English text does not use."""
     return not chunk.isascii() and _FOREIGN.search(chunk) is not None
 
 
 def _count_opening_characters(middle: str) -> int:
-    """Characters of the mark that a chunk begins with."""
+    """Return the length of the mark at the start of a chunk."""
     first = middle[0]
     if first in _FIRST_MARKS:
         return 1
@@ -151,7 +151,7 @@ def _count_opening_characters(middle: str) -> int:
 
 
 def _count_closing_characters(rest: str) -> int | None:
-    """Characters of the mark or unit that a chunk ends with; None where a letter that is not English decides."""
+    """Return the length of the mark or unit at the end of a chunk. None if a non-English letter decides."""
     if not rest:
         return 0
     last = rest[-1]

@@ -1,8 +1,7 @@
-"""English words of one chunk, a chunk being what stands between white space: `(don't` gives `(`, `do`, `n't`.
+"""Split chunks into words as spaCy's rule tokenizer does: `(don't` gives `(`, `do`, `n't`.
 
-The words are those of spaCy's rule tokenizer, because the thresholds of the published filters were met with them. What
-spaCy makes of nearly all chunks is known without asking it: of English ones by `english_rules`, in other languages of
-plain letters with at most one mark on a side.
+The published filters chose their thresholds with these words. The words of nearly all chunks are known without spaCy:
+of English ones by `spacy_english_rules`, of other languages for plain letters with at most one mark per side.
 """
 
 import re
@@ -17,23 +16,23 @@ import numpy as np
 
 from data_pipeline.text.spacy_english_rules import EnglishRules
 
-# spaCy takes marks off the ends of a chunk one by one, in time that grows with the square of their number. Longer
-# chunks are therefore cut into pieces, which is the one place where the words differ from spaCy's by intent.
+# spaCy splits marks off the ends of a chunk one by one, in quadratic time. Longer chunks are cut into pieces: the only
+# intended difference from spaCy's words.
 LONGEST_CHUNK = 1_000  # characters
 LONGEST_PLAIN_CHUNK = 5_000  # characters of a chunk with letters or digits near both ends, such as an address
 LONGEST_PIECE = 200
 _END = 100
-_SEPARATOR = "the"  # stands between chunks that are split together, so that no rule can reach from one to the next
+_SEPARATOR = "the"  # between chunks that are split together: no rule reaches across it
 
 # One opening mark, letters, one closing mark; a full stop is kept on a Latin word in Amharic, Arabic and others.
 _PLAIN = re.compile(r"""([("\[])?([A-Za-z]+)([,;:!?)\]"])?""")
 
 
 class SpacyTokenizer:
-    """Splits chunks with a blank spaCy pipeline, which is loaded when the first chunk is split.
+    """Splits chunks with a blank spaCy pipeline, loaded when the first chunk is split.
 
     Args:
-        rules: language of the tokenizer rules: English, that of another language with spaces, or `xx` for any.
+        rules: Language of the tokenizer rules, or `xx` for any language with spaces.
     """
 
     split_chunks = staticmethod(str.split)
@@ -42,7 +41,7 @@ class SpacyTokenizer:
         self._rules = rules
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
-        """The words of each chunk; a chunk must not be empty or contain white space."""
+        """Return the words of each chunk. A chunk is not empty and has no white space."""
         words = list(map(self._english_rules.split_chunk if self._rules == "en" else self._split_plain_chunk, chunks))
         hard = [number for number, found in enumerate(words) if found is None]
         pieces = [_cut_long_chunk(chunks[number]) for number in hard]
@@ -58,11 +57,11 @@ class SpacyTokenizer:
 
     @cached_property
     def exceptions(self) -> frozenset[str]:
-        """Chunks with a split of their own, such as `cannot`."""
+        """Chunks with words of their own, such as `cannot`."""
         return frozenset(_load_pipeline(self._rules)[0].tokenizer.rules)
 
     def _split_plain_chunk(self, chunk: str) -> list[str] | None:
-        """The words of a chunk of a language with spaces, None where spaCy has to be asked."""
+        """Return the words of a chunk of a language with spaces, or None if spaCy must be asked."""
         match = _PLAIN.fullmatch(chunk)
         if match is None:
             return None
@@ -75,11 +74,12 @@ class SpacyTokenizer:
         return [part for part in (opening, letters, closing) if part]
 
     def _split_with_spacy(self, chunks: Sequence[str]) -> Iterable[list[str]]:
-        """The words of each chunk by spaCy, all chunks in one call."""
+        """Return the words of each chunk by spaCy, in one call for all chunks."""
         if not chunks:
             return []
         nlp = _load_pipeline(self._rules)[0]
         joined = f" {_SEPARATOR} ".join(chunks)
+        # Without a memory zone spaCy keeps every word it has seen.
         with nlp.memory_zone():
             places = nlp.tokenizer(joined).to_array(["IDX", "LENGTH"]).astype(np.int64)
         starts, lengths = places.T
@@ -103,19 +103,21 @@ class SpacyTokenizer:
 
 @cache
 def _load_pipeline(rules: str) -> tuple[Any, frozenset[str]]:
-    """spaCy's blank pipeline for a language, one per process, and its sentence marks."""
+    """Return spaCy's blank pipeline for a language, one per process, and its sentence marks."""
     nlp: Any = _import_spacy().blank(rules)
     for name in import_module("spacy.symbols").IDS:
         # spaCy numbers the names of its own symbols unlike other strings. When a memory zone closes, it keeps a dead
         # entry of a word such as IS_ALPHA that was first met inside, and later texts fail. Met before, it does no harm.
         nlp.vocab[name]
-    nlp.vocab.lex_attr_getters = {}  # shape, prefix and the like of each new word: nobody asks, it takes a quarter
+    nlp.vocab.lex_attr_getters = {}  # unused features of words: a quarter of the time
     return nlp, frozenset(nlp.add_pipe("sentencizer").punct_chars)
 
 
 def _import_spacy() -> Any:
-    """spaCy, which takes half a second and only the rules need; without its command line, and without torch, which it
-    would load for its networks: that is seconds and 300 MB more in every worker.
+    """Import spaCy without its command line and without torch.
+
+    spaCy takes half a second, and only rules need it. It would load torch for its networks: seconds and 300 MB more in
+    every worker.
     """
     absent: dict[str, Any] = {"torch": None}  # an import of it fails as if it were not installed
     absent["spacy.cli.info"] = ModuleType("spacy.cli.info")
@@ -130,7 +132,7 @@ def _import_spacy() -> Any:
 
 
 def _cut_long_chunk(chunk: str) -> list[str]:
-    """The chunk itself, or pieces of a chunk that is too long."""
+    """Return the chunk, or its pieces if it is too long."""
     plain_ends = any(map(str.isalnum, chunk[:_END])) and any(map(str.isalnum, chunk[-_END:]))
     if len(chunk) <= (LONGEST_PLAIN_CHUNK if plain_ends else LONGEST_CHUNK):
         return [chunk]

@@ -1,7 +1,6 @@
-"""Distinct words, each with what the rules ask of a word, kept as columns by word id.
+"""Distinct words, with columns by word id: lengths, concatenable hashes and character flags.
 
-Reads words, gives a number to each and, by number: its length in characters, a hash that can be concatenated, and three
-facts about its characters. Rules look these up for millions of words at once instead of asking every word again.
+Rules look these up for millions of words at once, instead of examining every word again.
 """
 
 import itertools
@@ -14,9 +13,9 @@ import numpy.typing as npt
 from data_pipeline.text.character_sets import PUNCTUATION
 from data_pipeline.text.ragged_arrays import GrowableArray
 
-HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that powers never vanish modulo 2^64
+HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers are never 0 modulo 2^64
 
-NOT_SYMBOL = 1  # has a character that is no punctuation
+NOT_SYMBOL = 1  # has a character other than punctuation
 ALPHABETIC = 2  # has a letter
 TERMINAL = 4  # ends a sentence
 PASSING = 8  # punctuation that neither ends nor starts a sentence
@@ -25,8 +24,8 @@ PASSING = 8  # punctuation that neither ends nor starts a sentence
 class Vocabulary:
     """Word ids and their columns.
 
-    The hash of a word c1…cn is the sum of (code point + 1) · base^(n-i) modulo 2^64, so that
-    hash(a + b) = hash(a) · base^len(b) + hash(b): concatenations are hashed without being made.
+    The hash of a word c1…cn is the sum of (code point + 1) · base^(n-i) modulo 2^64. So hash(a + b) = hash(a) ·
+    base^len(b) + hash(b): concatenations are hashed without being built.
     """
 
     def __init__(self, sentence_marks: frozenset[str]) -> None:
@@ -43,7 +42,7 @@ class Vocabulary:
         return len(self.index)
 
     def add_words(self, words: Sequence[str]) -> None:
-        """Give ids to words that have none yet; they must be distinct and not empty."""
+        """Assign ids to new words. They must be distinct and not empty."""
         if not words:
             return
         first = len(self.index)
@@ -53,6 +52,7 @@ class Vocabulary:
         ends = np.cumsum(lengths)
         starts = ends - lengths
         codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
+        # base^0 belongs to the last character of each word.
         exponents = np.repeat(ends, lengths) - np.arange(len(codes)) - 1
         powers = _compute_powers(int(lengths.max()))
         self._lengths.extend(lengths)
@@ -91,22 +91,22 @@ class Vocabulary:
 
     @property
     def flags(self) -> npt.NDArray[np.uint8]:
-        """Sum of the constants of this module by word id."""
+        """Sum of the flag constants of this module by word id."""
         return self._flags.view
 
 
 def _compute_utf8_sizes(codes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    """UTF-8 bytes of each character, from its code point + 1."""
+    """Return the UTF-8 bytes of each character. `codes` are code points + 1."""
     return np.searchsorted([0x80, 0x800, 0x10000], codes, side="left").astype(np.int32) + 1
 
 
 def _compute_powers(highest: int) -> npt.NDArray[np.uint64]:
-    """base^0 … base^highest modulo 2^64."""
+    """Return base^0 … base^highest modulo 2^64."""
     powers = np.full(highest + 1, HASH_BASE)
     powers[0] = 1
     return np.multiply.accumulate(powers)
 
 
 def _is_unicode_punctuation(word: str) -> bool:
-    """Whether every character is of a Unicode category P, which is spaCy's idea of punctuation."""
+    """Return whether every character is in a Unicode category P, spaCy's definition of punctuation."""
     return all(unicodedata.category(character).startswith("P") for character in word)

@@ -1,12 +1,11 @@
-"""Numbers of short chunks, found for a whole batch at once: an open-addressing hash table in numpy.
+"""Cache of the words of chunks: each chunk has a number, and by number the words it was split into.
 
-Reads two keys for each chunk, gives its number; new ones get the numbers that follow. Keys are compared whole, so that
-no two chunks are ever taken for one.
+Short chunks are found by their bytes in an open-addressing hash table in numpy, for a whole batch at once. Longer ones
+are found by the string.
 
-What is remembered of chunks: each has a number, and by number the words that it was split into.
-
-Short chunks are found by their bytes, others by the string. What is remembered never changes a result; beyond a bound
-it is forgotten.
+Invariants:
+    - Keys are compared in full, so that two chunks are never taken for one.
+    - The cache never changes a result. It is cleared above a size limit.
 """
 
 from collections.abc import Sequence
@@ -26,24 +25,25 @@ Numbers = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 
 _FIRST_BITS = 12
-_TABLE_BLOCK = 1 << 14  # rows that may be new are taken in so many at once, so that repeats among them cost no room
+_TABLE_BLOCK = 1 << 14  # rows inserted at once: repeats among few rows reserve few slots
 _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class ChunkHashTable:
-    """Keys and their numbers. At most half of the slots are taken."""
+    """Hash table from two 64-bit keys to a number. At most half of the slots are used."""
 
     def __init__(self) -> None:
         self._taken = 0
         self._allocate_slots(_FIRST_BITS)
 
     def find_or_insert(self, low: Keys, high: Keys, following: int) -> tuple[Numbers, Rows]:
-        """The number of each row, and the rows of new keys in the order of their numbers, from `following` on."""
+        """Return the number of each row, and the rows of new keys. New numbers start at `following`."""
         numbers = np.full(len(low), -1, np.int32)
         unknown = self._look_up_keys(low, high, numbers)
         new: list[Rows] = [np.zeros(0, np.int64)]
         for start in range(0, len(unknown), _TABLE_BLOCK):
             rows = unknown[start : start + _TABLE_BLOCK]
+            # At most half full: probe sequences stay short.
             while 2 * (self._taken + len(rows)) > len(self._numbers):
                 self._double_slots()
             found = np.full(len(rows), -1, np.int32)
@@ -59,25 +59,26 @@ class ChunkHashTable:
         self._numbers = np.full(1 << bits, -1, np.int32)
 
     def _double_slots(self) -> None:
-        """Put everything into twice as many slots."""
+        """Rehash everything into twice as many slots."""
         there = self._numbers >= 0
         low, high, numbers = self._low[there], self._high[there], self._numbers[there]
         self._allocate_slots(self._bits + 1)
         rows, slots = np.arange(len(low)), self._compute_slots(low, high)
         while len(rows):
             free = np.flatnonzero(self._numbers[slots] < 0)
-            self._numbers[slots[free]] = numbers[rows[free]]  # of several rows one stays
+            self._numbers[slots[free]] = numbers[rows[free]]  # the last of several rows wins
             stays = self._numbers[slots] == numbers[rows]
             self._low[slots[stays]], self._high[slots[stays]] = low[rows[stays]], high[rows[stays]]
             rows, slots = rows[~stays], (slots[~stays] + 1) & (len(self._numbers) - 1)
 
     def _compute_slots(self, low: Keys, high: Keys) -> Rows:
+        # A multiplicative mix (Steele et al. 2014): bytes of text alone are badly distributed.
         mixed = (low ^ (high * _MULTIPLIERS[0])) * _MULTIPLIERS[1]
         mixed = (mixed ^ (mixed >> np.uint64(32))) * _MULTIPLIERS[0]
         return (mixed >> np.uint64(64 - self._bits)).view(np.int64)
 
     def _look_up_keys(self, low: Keys, high: Keys, numbers: Numbers) -> Rows:
-        """Write the numbers of known keys, and return the other rows."""
+        """Write the numbers of known keys into `numbers`. Return the other rows."""
         rows, slots = np.arange(len(low)), self._compute_slots(low, high)
         unknown: list[Rows] = []
         while len(rows):
@@ -90,12 +91,13 @@ class ChunkHashTable:
         return np.sort(np.concatenate(unknown)) if unknown else rows
 
     def _insert_keys(self, low: Keys, high: Keys, numbers: Numbers, following: int) -> Rows:
-        """Write the numbers of all keys, and return the rows of new ones in the order of their numbers."""
+        """Write the numbers of all keys into `numbers`. Return the rows of new keys in the order of their numbers."""
         rows, slots = np.arange(len(low)), self._compute_slots(low, high)
         new: list[Rows] = []
         while len(rows):
             free = np.flatnonzero(self._numbers[slots] < 0)
-            self._numbers[slots[free]] = free  # of several rows one stays
+            # Concurrent inserts into one slot: whoever reads its own number back has won.
+            self._numbers[slots[free]] = free  # the last of several rows wins
             first = free[self._numbers[slots[free]] == free]
             places = slots[first]
             self._low[places], self._high[places] = low[rows[first]], high[rows[first]]
@@ -110,32 +112,32 @@ class ChunkHashTable:
         return made
 
 
-SPACE_WORD = " "  # stands for a run of white space that is a token; no chunk looks like it
+SPACE_WORD = " "  # a run of white space that is a token; no chunk equals it
 SPACE_NUMBER = 0
-_PIECE = 1 << 18  # chunks that are looked up together
+_PIECE = 1 << 18  # chunks looked up together: bounds temporary arrays
 
 
 class WordTokenizer(Protocol):
-    """What makes words. The words of a chunk must not depend on the chunks beside it."""
+    """Splits texts into chunks and chunks into words. The words of a chunk must not depend on other chunks."""
 
     @property
     def sentence_marks(self) -> frozenset[str]:
         """Words that end a sentence."""
 
     def split_chunks(self, text: str, /) -> list[str]:
-        """The chunks of a text."""
+        """Return the chunks of a text."""
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
-        """The words of each chunk; a chunk is not empty."""
+        """Return the words of each chunk. A chunk is not empty."""
 
 
 class WordCache:
     """Numbers of chunks, and their words.
 
     Args:
-        splitter: what makes words of chunks.
-        chunks: to remember at most.
-        characters: of chunks to remember at most.
+        splitter: Splits chunks into words.
+        chunks: Maximum number of chunks.
+        characters: Maximum number of characters of all chunks.
     """
 
     def __init__(self, splitter: WordTokenizer, chunks: int, characters: int) -> None:
@@ -146,12 +148,12 @@ class WordCache:
         return len(self._chunk_counts)
 
     def evict_if_full(self) -> None:
-        """Start again from nothing when there is too much. Numbers that were given before mean nothing then."""
+        """Clear the cache if it is above its limits. Numbers returned earlier become invalid."""
         if len(self) > self._most_chunks or self._characters > self._most_characters:
             self._clear_cache()
 
     def look_up_spans(self, spans: ChunkSpans) -> Integers:
-        """The number of each chunk of texts that are cut at white space."""
+        """Return the number of each chunk of texts that are split at white space."""
         is_short = spans.ends_C - spans.starts_C <= SHORT_BYTES
         numbers = np.zeros(len(is_short), np.int64)
         short = np.flatnonzero(is_short)
@@ -163,9 +165,9 @@ class WordCache:
         return numbers
 
     def look_up_chunks(self, chunks: Sequence[str]) -> Integers:
-        """The number of each chunk, found by the string."""
+        """Return the number of each chunk, found by the string."""
         encoded = pa.array(chunks, pa.large_string()).dictionary_encode()
-        distinct = encoded.dictionary.to_pylist()  # each is looked up once
+        distinct = encoded.dictionary.to_pylist()  # one look-up each
         numbers = list(map(self._memo.get, distinct, repeat(-1)))
         if -1 in numbers:
             new = [chunk for chunk, number in zip(distinct, numbers, strict=True) if number < 0]
@@ -177,16 +179,16 @@ class WordCache:
         return found
 
     def get_words(self, numbers_C: Integers) -> tuple[npt.NDArray[np.int32], Integers]:
-        """All words of all chunks one after another, and the number of words of each chunk."""
+        """Return the word ids of all chunks, concatenated, and the number of words per chunk."""
         counts = self._chunk_counts.view[numbers_C].astype(np.int64)
         return self._chunk_words.view[compute_positions(self._chunk_starts.view[numbers_C], counts)], counts
 
     def _learn_chunks(self, chunks: Sequence[str]) -> None:
-        """Split chunks that have no number, and give them those that follow."""
+        """Split new chunks and give them the next numbers."""
         try:
             split = self._splitter.split_words(chunks)
         except Exception:
-            self._clear_cache()  # the table has their numbers already
+            self._clear_cache()  # the hash table already holds their numbers
             raise
         words = list(chain.from_iterable(split))
         index = self.vocabulary.index
@@ -199,7 +201,7 @@ class WordCache:
         self._characters += sum(map(len, chunks))
 
     def _clear_cache(self) -> None:
-        """Start with a memo that knows only the run of white space. Columns already given keep their vocabulary."""
+        """Reset to a cache that holds the run of white space only. Columns returned earlier keep their vocabulary."""
         self.vocabulary = Vocabulary(self._splitter.sentence_marks)
         self.vocabulary.add_words([SPACE_WORD])
         self._memo: dict[str, int] = {SPACE_WORD: SPACE_NUMBER}

@@ -1,4 +1,4 @@
-"""Words and lines of a batch of documents as columns, on which rules work without touching a string."""
+"""Words and lines of a batch of documents as columns, so that rules need no strings."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +16,12 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WordColumns:
-    """The words of some documents, one after another. W words, D documents.
+    """Words of some documents, concatenated. W words, D documents.
 
     Attributes:
-        ids_W: word ids.
-        offsets: int64, D + 1 values: where each document starts in `ids_W`, and where the last one ends.
-        vocabulary: what the ids mean.
+        ids_W: Word ids.
+        offsets: Start of each document in `ids_W` and end of the last one, int64 of shape (D + 1,).
+        vocabulary: Columns by word id.
     """
 
     ids_W: npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class WordColumns:
 
     @cached_property
     def document_of_word(self) -> npt.NDArray[np.int32]:
-        """Number of the document of each word."""
+        """Document number of each word."""
         return np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
 
     @cached_property
@@ -45,32 +45,32 @@ class WordColumns:
 
     @cached_property
     def word_flags(self) -> npt.NDArray[np.uint8]:
-        """Flags of each word, see `vocabulary`."""
+        """Flags of each word, see `vocabulary.py`."""
         return self.vocabulary.flags[self.ids_W]
 
     def count_per_document(self, chosen_W: npt.NDArray[np.bool_]) -> Integers:
-        """How many words are chosen per document."""
+        """Return the number of chosen words per document."""
         return self.sum_per_document(chosen_W)
 
     def sum_per_document(self, numbers_W: npt.NDArray[Any]) -> Integers:
-        """The sum of a small number of each word per document."""
+        """Return the sum per document of a small number per word."""
         return np.diff(compute_offsets(numbers_W)[self.offsets])
 
     def select_documents(self, keep: npt.NDArray[np.bool_]) -> "WordColumns":
-        """The words of the documents that stay."""
+        """Return the words of the documents in the mask."""
         counts = self.counts
         return WordColumns(self.ids_W[np.repeat(keep, counts)], compute_offsets(counts[keep]), self.vocabulary)
 
 
 @dataclass(frozen=True)
 class LineColumns:
-    """What rules ask of the lines of some documents. L lines, D documents.
+    """Counts per line of some documents. L lines, D documents.
 
     Attributes:
-        chunks_L: chunks of each line.
-        words_L: words of each line.
-        sentences_L: sentences of each line, counted from its beginning.
-        offsets: int64, D + 1 values: where the lines of each document start, and where the last ones end.
+        chunks_L: Chunks of each line.
+        words_L: Words of each line.
+        sentences_L: Sentences of each line, counted from its start.
+        offsets: First line of each document and end of the last one, int64 of shape (D + 1,).
     """
 
     chunks_L: Integers
@@ -79,6 +79,6 @@ class LineColumns:
     offsets: Integers
 
     def group_by_document(self, column_L: Integers) -> list[list[int]]:
-        """The numbers of the lines of each document."""
+        """Return the values of the lines of each document."""
         numbers = column_L.tolist()
         return [numbers[start:end] for start, end in pairwise(self.offsets.tolist())]

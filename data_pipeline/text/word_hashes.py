@@ -1,9 +1,10 @@
-"""Texts in, hashes of their simplified words out, and where each word stands.
+"""Hash the simplified words of texts, and locate each word.
 
-Words are what lies between white space after simplification (lower case, numbers as 0, no punctuation, no accents);
-in scripts without spaces each character is a word. Invisible characters and compatibility forms hide none. A memo from
-what stands between white space to its words makes this a dictionary look-up; it is bounded, and what it holds changes
-no result.
+Words are separated by white space after simplification (lower case, numbers as 0, no punctuation, no accents). In
+scripts without spaces each character is a word. Invisible characters and compatibility forms hide no word.
+
+Invariants:
+    - A bounded cache maps chunks to their words. It changes no result.
 """
 
 import re
@@ -15,35 +16,35 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from data_pipeline.text.hidden_words import reveal_letters
+from data_pipeline.text.hidden_words import normalize_letters
 from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets, compute_positions
 from data_pipeline.text.simplify_text import simplify_text
 
 Hashes = npt.NDArray[np.uint64]
 
-# Thai, Lao, Myanmar, Khmer, kana, Han; Hangul has spaces.
+# Thai, Lao, Myanmar, Khmer, kana, Han. Hangul has spaces.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _HAS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _CHUNK = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
-_STRETCH = re.compile(r"\S+")
+_SPACED_CHUNK = re.compile(r"\S+")
 
 
 class HashedWords(NamedTuple):
-    """The words of D documents, one after another; document d has those from offsets[d] to offsets[d + 1]."""
+    """Words of D documents, concatenated. Document d has the words offsets[d] to offsets[d + 1]."""
 
     hashes: Hashes
     offsets: Integers
 
 
 class WordHasher:
-    """Splits texts and remembers every chunk it has seen.
+    """Splits texts into words and caches every chunk.
 
     Args:
-        memo_chunks: chunks to remember at most, about 200 bytes each. Beyond it the memo starts again from nothing.
-        memo_characters: characters of chunks to remember at most.
-        ignores_disguise: whether invisible characters and compatibility forms make no other word.
+        memo_chunks: Maximum number of cached chunks, about 200 bytes each. The cache is cleared above it.
+        memo_characters: Maximum number of characters of all cached chunks.
+        ignores_disguise: Ignore invisible characters and compatibility forms.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class WordHasher:
         self._reset_cache()
 
     def hash_words(self, texts: Sequence[str]) -> HashedWords:
-        """The words of each text."""
+        """Return the hashes of the words of each text."""
         if len(self._memo) > self._limits[0] or self._characters > self._limits[1]:
             self._reset_cache()
         chunks = [_split_chunks(text) for text in texts]
@@ -62,15 +63,15 @@ class WordHasher:
         return HashedWords(hashes, compute_offsets(counts)[compute_offsets(list(map(len, chunks)))])
 
     def get_word_spans(self, text: str) -> tuple[Integers, Integers]:
-        """Where each word of a text begins and ends, in characters; words of one chunk share its span."""
-        pattern = _CHUNK if _HAS_UNSPACED.search(text) else _STRETCH
+        """Return begin and end of each word of a text, in characters. Words of one chunk share its span."""
+        pattern = _CHUNK if _HAS_UNSPACED.search(text) else _SPACED_CHUNK
         found = [match.span() for match in pattern.finditer(text)]
         counts = self._look_up_chunks([text[begin:end] for begin, end in found])[1]
         spans = np.repeat(np.array(found, np.int64).reshape(-1, 2), counts, axis=0)
         return spans[:, 0], spans[:, 1]
 
     def _look_up_chunks(self, chunks: list[str]) -> tuple[Hashes, Integers]:
-        """The words of all chunks one after another, and how many each chunk has."""
+        """Return the hashes of the words of all chunks, concatenated, and the number of words per chunk."""
         ids = np.fromiter(map(self._memo.get, chunks, repeat(-1)), np.int64, len(chunks))
         unseen = np.flatnonzero(ids < 0)
         if len(unseen):
@@ -81,12 +82,13 @@ class WordHasher:
 
     def _cache_chunks(self, chunks: list[str]) -> None:
         if self._ignores_disguise:
-            words = [_split_chunks(simplify_text(reveal_letters(chunk))) for chunk in chunks]
+            words = [_split_chunks(simplify_text(normalize_letters(chunk))) for chunk in chunks]
         else:
             words = [simplify_text(chunk).split() for chunk in chunks]
         counts = np.fromiter(map(len, words), np.int64, len(words))
         self._starts.extend(len(self._hashes) + compute_offsets(counts)[:-1])
         self._counts.extend(counts)
+        # Evaluation items may hold lone surrogates.
         encoded = (word.encode("utf-8", "surrogatepass") for word in chain.from_iterable(words))
         self._hashes.extend(np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, int(counts.sum())))
         self._memo.update(zip(chunks, range(len(self._memo), len(self._memo) + len(chunks)), strict=True))
@@ -103,16 +105,23 @@ def _split_chunks(text: str) -> list[str]:
     return _CHUNK.findall(text) if _HAS_UNSPACED.search(text) else text.split()
 
 
-_FACTOR = 0x9E3779B97F4A7C15  # odd, so that its powers never vanish
+_FACTOR = 0x9E3779B97F4A7C15  # odd: its powers are never 0
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 
 def iter_ngram_hashes(words: Hashes, longest: int) -> Iterator[tuple[int, Hashes]]:
-    """Yield (n, hash of the n-gram at each position) for n = 1 … longest; n-grams reach over document borders.
+    """Hash the n-grams at each position, for every n.
 
     The hash is the sum of word hashes times powers of an odd number modulo 2^64, mixed with n, so that n-grams of
-    different lengths differ. Equal hashes are taken for equal n-grams: among 10^12 words and 10^7 n-grams of items one
+    different lengths differ. Equal hashes count as equal n-grams: among 10^12 words and 10^7 n-grams of items, one
     false match is expected every other time.
+
+    Args:
+        words: Word hashes, uint64 of shape (W,). N-grams cross document borders.
+        longest: Largest n.
+
+    Yields:
+        (n, hashes of shape (W - n + 1,)) for n = 1 … longest.
     """
     sums, factor = np.zeros(len(words), np.uint64), 1
     for n in range(1, longest + 1):

@@ -1,7 +1,7 @@
-"""Texts in, columns of word ids out: the words of datatrove's English, found without splitting any chunk twice.
+"""Split texts into columns of word ids, without splitting any chunk twice.
 
-spaCy splits every stretch between white space by itself, so a memory of what each is split into gives its words at the
-speed of a look-up. Other kinds of words come from other `WordTokenizer`s.
+spaCy splits every chunk between white space independently, so that a cache of chunks gives its words at the speed of a
+look-up. Other kinds of words come from other `WordTokenizer`s.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,28 +19,29 @@ from data_pipeline.text.word_columns import Integers, LineColumns, WordColumns
 
 
 class WordSplitter:
-    """Splits texts into words and counts sentences, remembering every chunk it has seen.
+    """Splits texts into words and counts sentences. Caches every chunk.
 
     Args:
-        chunks: how a text is cut and what words its chunks hold; English by default.
-        memo_chunks: chunks to remember at most; about 200 bytes each. Beyond it the memo starts again from nothing.
-        memo_characters: characters of chunks to remember at most.
+        chunks: Tokenizer; English by default.
+        memo_chunks: Maximum number of cached chunks, about 200 bytes each. The cache is cleared above it.
+        memo_characters: Maximum number of characters of all cached chunks.
     """
 
     def __init__(
         self, chunks: WordTokenizer | None = None, *, memo_chunks: int = 500_000, memo_characters: int = 8_000_000
     ) -> None:
         self._splitter = chunks or SpacyTokenizer()
+        # Splitting at white space has a faster way, without strings.
         self._at_spaces = self._splitter.split_chunks is str.split
         self._memory = WordCache(self._splitter, memo_chunks, memo_characters)
 
     @property
     def split_chunks(self) -> Callable[[str], list[str]]:
-        """Gives the chunks of a text, which rules on lines count as words; in most scripts white space parts them."""
+        """Function from a text to its chunks, which line rules count as words. Most scripts split at white space."""
         return self._splitter.split_chunks
 
     def split_words(self, texts: Sequence[str]) -> WordColumns:
-        """The words of each text."""
+        """Return the words of each text."""
         self._memory.evict_if_full()
         if self._at_spaces:
             spans = compute_chunk_spans(texts)
@@ -52,10 +53,10 @@ class WordSplitter:
         return WordColumns(words_W, compute_offsets(words_per_chunk)[compute_offsets(chunks)], self._memory.vocabulary)
 
     def compute_line_columns(self, texts: Sequence[str], lines: Sequence[Sequence[str]]) -> LineColumns:
-        """What rules ask of the lines of each text, which are given as `str.splitlines` finds them.
+        """Return counts of the lines of each text. `lines` must be as `str.splitlines` finds them.
 
-        In most scripts white space between two words of a line is a word to spaCy unless it is a single U+0020: it
-        can start a sentence, but is never counted.
+        In most scripts spaCy treats white space between two words of a line as a word, unless it is a single U+0020. It
+        can start a sentence but is not counted.
         """
         self._memory.evict_if_full()
         counts = _count_items(lines)
@@ -65,23 +66,26 @@ class WordSplitter:
             line_C, spaces = spans.compute_line_numbers(counts)
             numbers_C = self._memory.look_up_spans(spans)
         else:
-            cut = [self._splitter.split_chunks(line) for one in lines for line in one]
+            cut = [self._splitter.split_chunks(line) for document_lines in lines for line in document_lines]
             line_C, spaces = np.repeat(np.arange(total), _count_items(cut)), np.zeros(0, np.int64)
             numbers_C = self._memory.look_up_chunks(list(chain.from_iterable(cut)))
         words_W, words_per_chunk = self._memory.get_words(np.insert(numbers_C, spaces, SPACE_NUMBER))
         line_W = np.repeat(np.insert(line_C, spaces, line_C[spaces]), words_per_chunk)
-        chunks, words, not_counted = (np.bincount(one, minlength=total) for one in (line_C, line_W, line_C[spaces]))
+        chunks, words, not_counted = (
+            np.bincount(column, minlength=total) for column in (line_C, line_W, line_C[spaces])
+        )
         return LineColumns(
             chunks, words - not_counted, self._count_sentences(words_W, line_W, words), compute_offsets(counts)
         )
 
     def _count_sentences(self, words_W: npt.NDArray[np.int32], line_W: Integers, words_L: Integers) -> Integers:
-        """Sentences of each line as spaCy's sentencizer finds them.
+        """Count the sentences of each line as spaCy's sentencizer does.
 
         A sentence starts at the first word of a line, and at the first word after a terminal mark that is no
         punctuation.
         """
         word_flags = self._memory.vocabulary.flags[words_W]
+        # Punctuation after a terminal mark (a closing quote) still belongs to the sentence.
         decisive = np.flatnonzero((word_flags & PASSING) == 0)
         line = line_W[decisive]
         terminal = (word_flags[decisive] & TERMINAL) != 0

@@ -1,22 +1,10 @@
-"""Words as other tools than datatrove see them: stretches between white space, and Unicode's word segments.
+"""Tokenizers other than spaCy's, for `WordSplitter`: white space, Unicode segments, characters and dictionaries.
 
-Both are chunk splitters for `WordSplitter`, so that every rule works on the same columns of word ids.
-
-Words of languages that write none: every character of a script without spaces counts as one.
-
-A chunk splitter for `WordSplitter`. A character here is a letter with the marks that belong to it (Thai vowels above
-and below, Khmer subscripts), and a full-width or CJK mark is a word of its own. Words of other scripts, such as a Latin
-name in a Chinese sentence, are split as English ones.
-
-Words of languages that write none, by a dictionary: jieba for Chinese, SudachiPy for Japanese, PyThaiNLP for Thai.
-
-A chunk splitter for `WordSplitter`. These are the libraries and settings that datatrove finds words with; each is an
-extra and is loaded when the first chunk is split. White space parts words in these scripts too, so a chunk is split by
-itself: jieba's words are those of the whole text, SudachiPy and PyThaiNLP look beyond a space now and then.
-
-How the words of a language are found, from what its profile says.
-
-Reads the `words` of a profile, gives a chunk splitter for `WordSplitter`.
+Scripts without spaces have two kinds. `CharacterTokenizer` takes every letter with its marks as a word (Thai vowels,
+Khmer subscripts). `DictionaryTokenizer` asks jieba (Chinese), SudachiPy (Japanese) or PyThaiNLP (Thai), with the
+settings of datatrove; each is an extra, loaded when the first chunk is split. White space separates words in these
+scripts too, so that chunks are split independently. SudachiPy and PyThaiNLP rarely look beyond a space; jieba never
+does.
 """
 
 import re
@@ -24,39 +12,39 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, assert_never
 
 from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from data_pipeline.text.word_cache import WordTokenizer
 from llmsys.config.language import CharacterWordsConfig, Dictionary, DictionaryWordsConfig, SpacedWordsConfig, Words
 
-# Unicode joins words over this space (it is of the class ExtendNumLet), Python splits at it.
+# UAX 29 joins words across this space (class ExtendNumLet); Python splits at it.
 _JOINING_SPACE = "\u202f"
-_STRETCH = re.compile(f"(?:\\S|{_JOINING_SPACE})+")
+_CHUNK = re.compile(f"(?:\\S|{_JOINING_SPACE})+")
 
 
 class WhitespaceTokenizer:
-    """Every chunk is one word, as in Python's `str.split`."""
+    """Every chunk is one word, as in `str.split`."""
 
     sentence_marks: frozenset[str] = frozenset()
     split_chunks = staticmethod(str.split)
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
-        """The words of each chunk."""
+        """Return the words of each chunk."""
         return [[chunk] for chunk in chunks]
 
 
 class UnicodeTokenizer:
-    """Segments between the word boundaries of UAX 29 that start with a letter or a digit (uniseg's words in DCLM)."""
+    """Segments of UAX 29 that start with a letter or a digit (uniseg's words in DCLM)."""
 
     sentence_marks: frozenset[str] = frozenset()
 
     def split_chunks(self, text: str) -> list[str]:
-        """The chunks of a text, in which no boundary depends on a neighbour."""
-        return _STRETCH.findall(text) if _JOINING_SPACE in text else text.split()
+        """Return the chunks of a text. No word boundary depends on a neighbouring chunk."""
+        return _CHUNK.findall(text) if _JOINING_SPACE in text else text.split()
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
-        """The words of each chunk, perhaps none."""
+        """Return the words of each chunk; there may be none."""
         return [[word for word in self._segment_pattern.findall(chunk) if word[0].isalnum()] for chunk in chunks]
 
     @cached_property
@@ -65,7 +53,7 @@ class UnicodeTokenizer:
 
 
 def _build_segment_pattern() -> str:
-    """A pattern for one segment of UAX 29; the regex library's own \\b does not look past format characters."""
+    """Build a pattern for one segment of UAX 29. The \\b of the regex library does not look past format characters."""
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*"  # WB4: they belong to what they follow
     letter, hebrew = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]", r"\p{WB=Hebrew_Letter}"
     digit, joiner, katakana = r"\p{WB=Numeric}", rf"\p{{WB=ExtendNumLet}}{marks}", rf"\p{{WB=Katakana}}{marks}"
@@ -77,7 +65,7 @@ def _build_segment_pattern() -> str:
     return rf"(?:{joiner})*{run}(?:(?:{joiner})+{run})*(?:{joiner})*|(?:{joiner})+|(?s:.){marks}"
 
 
-# First and last code points of the blocks whose scripts are written without spaces between words.
+# Blocks of scripts without spaces between words, first and last code points.
 SPACELESS_BLOCKS = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x0F00, 0x0FFF),  # Tibetan
@@ -98,6 +86,7 @@ SPACELESS_BLOCKS = (
     (0xFF66, 0xFF9F),  # half-width Katakana
     (0x20000, 0x323AF),
 )
+# Full-width and CJK punctuation, each a word of its own.
 _CJK_MARKS = (
     (0x3001, 0x3004),
     (0x3008, 0x3020),
@@ -106,7 +95,7 @@ _CJK_MARKS = (
     (0xFF1A, 0xFF20),
     (0xFF3B, 0xFF65),
 )
-_JOINER = 0x17D2  # Khmer's sign that the next letter is a subscript
+_JOINER = 0x17D2  # Khmer: the next letter is a subscript
 
 
 def _iter_code_points(blocks: Sequence[tuple[int, int]]) -> Iterator[int]:
@@ -134,22 +123,32 @@ _ALONE = re.compile(f"[{_SPACELESS}{_PUNCTUATION}]")
 
 
 def insert_spaces(text: str) -> str:
-    """The text with a space between its characters, for what finds words at spaces alone."""
+    """Insert a space between the characters of scripts without spaces.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The words of `CharacterTokenizer`, separated by spaces.
+    """
     return " ".join(_WORD.findall(text))
 
 
 class CharacterTokenizer:
-    """Cuts scripts without spaces into characters, and everything else at white space and by English rules."""
+    """Splits scripts without spaces into characters, everything else at white space and by English rules.
+
+    A character is a letter with its marks. A full-width or CJK mark is a word of its own.
+    """
 
     def __init__(self) -> None:
         self._spaced = SpacyTokenizer()
 
     def split_chunks(self, text: str) -> list[str]:
-        """The chunks of a text."""
+        """Return the chunks of a text."""
         return _WORD.findall(text)
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
-        """The words of each chunk; a chunk must be one of `split_chunks`."""
+        """Return the words of each chunk. A chunk must come from `split_chunks`."""
         words = [[chunk] if _ALONE.match(chunk) else [] for chunk in chunks]
         spaced = [number for number, found in enumerate(words) if not found]
         for number, found in zip(spaced, self._spaced.split_words([chunks[number] for number in spaced]), strict=True):
@@ -162,12 +161,12 @@ class CharacterTokenizer:
         return self._spaced.sentence_marks
 
 
-# SudachiPy refuses more than 49,149 bytes, and datatrove gives it 40,000 at once.
+# SudachiPy accepts at most 49,149 bytes; datatrove passes 40,000.
 LONGEST_PIECE = 10_000  # characters
 
 
 class DictionaryTokenizer:
-    """Splits chunks by one dictionary."""
+    """Splits chunks by a dictionary."""
 
     split_chunks = staticmethod(str.split)
 
@@ -175,7 +174,7 @@ class DictionaryTokenizer:
         self._dictionary = dictionary
 
     def split_words(self, chunks: Sequence[str]) -> list[list[str]]:
-        """The words of each chunk."""
+        """Return the words of each chunk."""
         segment = _load_segmenter(self._dictionary)
         return [
             [
@@ -195,28 +194,37 @@ class DictionaryTokenizer:
 
 @cache
 def _load_segmenter(dictionary: Dictionary) -> Callable[[str], list[str]]:
-    """The function that gives the words of a text without white space, one per process."""
+    """Return the function that splits a text without white space into words, one per process."""
     match dictionary:
         case "jieba":
             import jieba
 
-            jieba.setLogLevel("ERROR")  # it tells standard error how long its dictionary took
+            jieba.setLogLevel("ERROR")  # it logs the load time of its dictionary to stderr
             return lambda text: list(jieba.cut(text))
         case "sudachipy":
             import sudachipy
 
             library = sudachipy.Dictionary(dict="core")
-            make = getattr(library, "tokenizer", None) or library.create  # as it was called before 0.7
-            tokenizer = make(mode=sudachipy.SplitMode.A)
+            create = getattr(library, "tokenizer", None) or library.create  # `tokenizer` before 0.7
+            tokenizer = create(mode=sudachipy.SplitMode.A)
             return lambda text: [word.surface() for word in tokenizer.tokenize(text)]
         case "pythainlp":
             from pythainlp.tokenize import word_tokenize
 
             return lambda text: list(word_tokenize(text, keep_whitespace=False, engine="newmm-safe"))
+        case unreachable:
+            assert_never(unreachable)
 
 
 def build_word_tokenizer(words: Words) -> WordTokenizer:
-    """The splitter that a profile asks for."""
+    """Build the tokenizer of a language.
+
+    Args:
+        words: The section `words` of a language profile.
+
+    Returns:
+        A tokenizer. Its library is loaded with the first chunk.
+    """
     match words:
         case SpacedWordsConfig():
             return SpacyTokenizer(words.rules)
@@ -224,3 +232,5 @@ def build_word_tokenizer(words: Words) -> WordTokenizer:
             return CharacterTokenizer()
         case DictionaryWordsConfig():
             return DictionaryTokenizer(words.dictionary)
+        case unreachable:
+            assert_never(unreachable)

@@ -4,7 +4,6 @@ import argparse
 import json
 from dataclasses import asdict
 
-from launch.commands import compare_dialects
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
@@ -53,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prepare the parts that are missing and print a summary; return 3 when inputs are in quarantine."""
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.compare_dialects:
-        return compare_dialects.run_compare_dialects(config, arguments.dialects, arguments.json)
+        from launch.commands.compare_dialects import run_compare_dialects
+
+        return run_compare_dialects(config, arguments.dialects, arguments.json)
     if arguments.sweep:
         return _print_sweep(config, arguments)
     if arguments.explain:

@@ -51,15 +51,15 @@ def deduplicated(
     data = CrawlConfig.model_validate({"name": folder.name, "folder": folder, "deduplicate": deduplicate})
     records = [_judged(folder / "work" / f"{n}.arrow", documents[n::files], batch) for n in range(files)]
     with lock_folder(folder) as lock:
-        workshop = StageRunner(folder, InlineExecutorConfig(), lock)
+        runner = StageRunner(folder, InlineExecutorConfig(), lock)
 
         def stage(name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
-            return workshop.run_stage(name, tasks, unit=unit, code="")
+            return runner.run_stage(name, tasks, unit=unit, code="")
 
-        left = DeduplicationStages(data, workshop, stage).run_comparisons(
+        left = DeduplicationStages(data, runner, stage).run_comparisons(
             records, [str(number) for number in range(files)]
         )
-        workshop.close()
+        runner.close()
     return _collected(folder, left)
 
 

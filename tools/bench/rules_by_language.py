@@ -2,7 +2,7 @@
 
     python tools/bench/rules_by_language.py TEXTS --datatrove PYTHON [--limit 50] [--dictionary] [--join 1]
 
-TEXTS is the folder of a dataset that was prepared with `data.language.languages=[]` and `data.rules=[]`, or a .jsonl.gz file
+TEXTS is the folder of a dataset prepared with `data.language.languages=[]` and `data.rules=[]`, or a .jsonl.gz file
 with {"lang": …, "text": …} a line, of which `--join` make a text. Each language uses its profile; with `--dictionary`,
 zh, ja and th use words of a dictionary. datatrove gets the same thresholds and stop words, and splits words its own
 way.

@@ -6,23 +6,25 @@ with the file and every key that is wrong.
 
 import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.hugging_face.config_json import ConfigJsonReader
-from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.model_types import FAMILIES
-from llmsys.config.hugging_face.shared_fields import Values
 from llmsys.errors import ConfigError
 
 
-def read_model_values(values: dict[str, Any], source: str = "config.json") -> Values:
+def read_model_values(values: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
     """The values of a `model:` section that mean the same as this config.json.
 
     `num_nextn_predict_layers` is read over: Hugging Face's classes do not build that module, so neither does the config
     by itself; `multi_token_prediction: {depth: 1}` does.
     """
-    name = _require_model_type(values, source)
+    # Twelve modules of model types: most runs read no config.json.
+    from llmsys.config.hugging_face.config_json import ConfigJsonReader
+    from llmsys.config.hugging_face.defaults import DEFAULTS
+    from llmsys.config.hugging_face.model_types import FAMILIES
+
+    name = _require_model_type(values, source, list(FAMILIES))
     fields = ConfigJsonReader(values, DEFAULTS[name])
     read = FAMILIES[name].read(fields)
     fields.raise_violations(source)
@@ -54,10 +56,10 @@ def is_hugging_face(path: Path) -> bool:
     return path.suffix == ".json"
 
 
-def _require_model_type(values: dict[str, Any], source: str) -> str:
+def _require_model_type(values: dict[str, Any], source: str, model_types: Sequence[str]) -> str:
     name = values.get("model_type")
-    known = ", ".join(sorted(FAMILIES))
-    if isinstance(name, str) and name in FAMILIES:
+    known = ", ".join(sorted(model_types))
+    if isinstance(name, str) and name in model_types:
         return name
     for inner in ("text_config", "llm_config", "language_config", "thinker_config"):
         if isinstance(values.get(inner), dict):
@@ -67,6 +69,6 @@ def _require_model_type(values: dict[str, Any], source: str) -> str:
             )
     if name is None:
         raise ConfigError(f"{source}: model_type: is missing. Give one of {known}.")
-    close = difflib.get_close_matches(str(name), list(FAMILIES), n=2, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), model_types, n=2, cutoff=0.5)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     raise ConfigError(f"{source}: model_type: {name!r} is not understood.{hint} Known: {known}.")

@@ -66,11 +66,11 @@ def stage(folder: Path, *jobs: Any) -> list[TaskRecord]:
         for index, job in enumerate(jobs)
     ]
     with lock_folder(folder) as lock:
-        workshop = StageRunner(folder, InlineExecutorConfig(backoff_seconds=0), lock)
+        runner = StageRunner(folder, InlineExecutorConfig(backoff_seconds=0), lock)
         try:
-            return workshop.run_stage("stage", tasks, unit="file", code="")
+            return runner.run_stage("stage", tasks, unit="file", code="")
         finally:
-            workshop.close()
+            runner.close()
 
 
 def test_an_input_that_fails_every_try_is_quarantined_and_the_next_run_tries_it_again(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.task import Task
 from data_pipeline.executors.base import EagerTaskEvent, Event, Job, Report, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.local import BEHIND, LocalExecutor
+from data_pipeline.executors.local import MAX_WAITING_PER_WORKER, LocalExecutor
 from data_pipeline.executors.retry import TaskRetry
 from data_pipeline.graph.eager_tasks import NextStage
 from data_pipeline.graph.quarantine import read_quarantine
@@ -99,8 +99,8 @@ def test_another_worker_helps_when_too_much_waits(tmp_path: Path) -> None:
         assert pool.eager_jobs is not None
         jobs = [partial(pass_gate, tmp_path / "open")] * 2
         (tmp_path / "open").touch()
-        helped = [partial(touch, tmp_path / f"e{number}") for number in range(1, BEHIND + 2)]
-        early: list[Job] = [partial(pass_gate, tmp_path / f"e{BEHIND + 1}"), *helped]
+        helped = [partial(touch, tmp_path / f"e{number}") for number in range(1, MAX_WAITING_PER_WORKER + 2)]
+        early: list[Job] = [partial(pass_gate, tmp_path / f"e{MAX_WAITING_PER_WORKER + 1}"), *helped]
 
         def hear(event: Event) -> None:
             if event.index == 1:
@@ -108,7 +108,9 @@ def test_another_worker_helps_when_too_much_waits(tmp_path: Path) -> None:
                 pool.eager_jobs.next_jobs.extend(enumerate(early))
 
         found = ends(pool, list(jobs), hear)
-    assert {key for key in found if isinstance(key, tuple)} == {("early", number) for number in range(BEHIND + 2)}
+    assert {key for key in found if isinstance(key, tuple)} == {
+        ("early", number) for number in range(MAX_WAITING_PER_WORKER + 2)
+    }
     assert all(isinstance(event, TaskDone) for event in found.values())
 
 
@@ -200,26 +202,26 @@ class Chain:
         return Task(name, inputs, [output], self.wrapped(name, job), 1, fallback_result=lambda reason: {"length": 0})
 
     def run(self) -> tuple[list[list[TaskRecord]], StageRunner]:
-        """The records of each stage, and the workshop that made them."""
+        """The records of each stage, and the runner that made them."""
 
-        def following(stage: str, before: str, then: NextStage | None = None) -> NextStage:
+        def next_stage(stage: str, before: str, then: NextStage | None = None) -> NextStage:
             def task(number: int, record: TaskRecord) -> Task:
                 return self.task(stage, before, record.digests, number)
 
             return NextStage(stage, stage, task, then)
 
         with lock_folder(self.folder) as lock:
-            workshop = StageRunner(self.folder, self.executor, lock)
+            runner = StageRunner(self.folder, self.executor, lock)
             try:
                 tasks = [self.task("one", "none", [], number) for number in range(4)]
-                then = following("two", "one", following("three", "two"))
-                stages = [workshop.run_stage("one", tasks, unit="file", code="one", following=then)]
+                then = next_stage("two", "one", next_stage("three", "two"))
+                stages = [runner.run_stage("one", tasks, unit="file", code="one", next_stage=then)]
                 for stage, before in (("two", "one"), ("three", "two")):
                     tasks = [self.task(stage, before, record.digests, n) for n, record in enumerate(stages[-1])]
-                    stages.append(workshop.run_stage(stage, tasks, unit="file", code=stage))
+                    stages.append(runner.run_stage(stage, tasks, unit="file", code=stage))
             finally:
-                workshop.close()
-        return stages, workshop
+                runner.close()
+        return stages, runner
 
     def events(self) -> list[tuple[str, int, int]]:
         """Stage, tasks and tasks done ahead of each stage that had something to do."""
@@ -231,8 +233,8 @@ def test_stages_find_what_was_made_ahead_and_the_next_run_finds_everything(tmp_p
     (tmp_path / "ahead").mkdir()
     (tmp_path / "plain").mkdir()
     chain = Chain(tmp_path / "ahead", LocalExecutorConfig(workers=2))
-    stages, workshop = chain.run()
-    assert (workshop.made, workshop.found) == (12, 0)
+    stages, runner = chain.run()
+    assert (runner.num_run, runner.num_reused) == (12, 0)
     assert chain.events() == [("one", 4, 8)]
     plain = Chain(tmp_path / "plain", InlineExecutorConfig())
     expected, _ = plain.run()
@@ -250,11 +252,11 @@ def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) ->
     folder = tmp_path / "chain"
     folder.mkdir()
     chain = Chain(folder, LocalExecutorConfig(workers=2, max_attempts=2, backoff_seconds=0), wrapped)
-    stages, workshop = chain.run()
+    stages, runner = chain.run()
     assert [record.result["length"] for record in stages[1]] == [4] * 4
     assert [record.result["length"] for record in stages[2]] == [8, 8, 0, 8]
     assert chain.events() == [("one", 4, 5), ("two", 1, 0), ("three", 2, 0)]
-    assert workshop.made == 11
+    assert runner.num_run == 11
     assert [(entry["task"], entry["tries"]) for entry in read_quarantine(folder)] == [("three/2", 2)]
 
 

@@ -100,12 +100,12 @@ def make_file(path: Path, report: Report) -> dict[str, Any]:
 def test_a_failed_task_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     def stage() -> None:
         with lock_folder(tmp_path) as lock:
-            workshop = StageRunner(tmp_path, InlineExecutorConfig(), lock)
+            runner = StageRunner(tmp_path, InlineExecutorConfig(), lock)
             tasks = [Task(f"stage/{name}", [], [name], partial(make_file, tmp_path / name), 1) for name in "abc"]
             try:
-                workshop.run_stage("stage", tasks, unit="file", code="")
+                runner.run_stage("stage", tasks, unit="file", code="")
             finally:
-                workshop.close()
+                runner.close()
 
     text = r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. What the other"
     with pytest.raises(DataError, match=text):

@@ -195,7 +195,7 @@ def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int
     Raises:
         ConfigError: the tokenizer has no such piece.
     """
-    if settings.opening is None:
+    if settings.prefix_pieces is None:
         return [tokenizer.eos_id]
     ids = {piece: tokenizer.find_piece_id(piece) for piece in settings.prefix_pieces}
     for piece, token in ids.items():

@@ -80,9 +80,9 @@ def _rewrite_checkpoints(arguments: argparse.Namespace) -> int:
             "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION and no other option. "
             "Run it alone, then the conversion."
         )
-    from llmsys.train.pickled_metadata import list_checkpoints, rewrite_metadata
+    from llmsys.train.pickled_metadata import convert_pickled_metadata, list_checkpoints
 
-    rewritten = [str(found) for found in list_checkpoints(arguments.source) if rewrite_metadata(found)]
+    rewritten = [str(found) for found in list_checkpoints(arguments.source) if convert_pickled_metadata(found)]
     if arguments.json:
         print(json.dumps({"source": str(arguments.source), "rewritten": rewritten}))
         return 0

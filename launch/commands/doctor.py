@@ -57,7 +57,7 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
     from llmsys.config.violation import format_choices
     from llmsys.doctor.parity_check import format_parity_table, iter_failures, run_parity
     from llmsys.doctor.parity_matrix import ENGINES, iter_parity_cases
-    from llmsys.doctor.parity_models import SUBJECTS
+    from llmsys.doctor.parity_models import PARITY_MODELS
     from llmsys.progress import Progress
 
     engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)
@@ -67,7 +67,7 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
     if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
         raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
     ranks: list[int] = arguments.processes or _list_possible_ranks(torch.cuda.device_count())
-    subjects = (_load_subject(arguments, max(ranks)),) if arguments.config is not None else SUBJECTS
+    subjects = (_load_subject(arguments, max(ranks)),) if arguments.config is not None else PARITY_MODELS
     cells = [cell for count in ranks for cell in iter_parity_cases(count, precisions, engines, subjects)]
     if not cells:
         raise ConfigError(
@@ -76,7 +76,7 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
             f"Use other numbers for --processes, or leave --engine out."
         )
     with Progress("parity", len(cells), "cell") as progress:
-        outcomes = run_parity(cells, lambda outcome: progress.advance(1, at=outcome.cell.placement))
+        outcomes = run_parity(cells, lambda outcome: progress.advance(1, at=outcome.case.placement))
     passed = all(outcome.has_passed for outcome in outcomes)
     if arguments.json:
         print(json.dumps({"passed": passed, "cells": [outcome.to_dict() for outcome in outcomes]}))
@@ -90,10 +90,10 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
 
 def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityModel":
     from llmsys.config.load import load_model_config
-    from llmsys.doctor.user_model import build_subject, require_memory
+    from llmsys.doctor.user_model import build_parity_model, require_memory
 
     model = load_model_config(arguments.config, arguments.overrides)
-    subject = build_subject(model, str(arguments.config))
+    subject = build_parity_model(model, str(arguments.config))
     require_memory(model, most_ranks)
     return subject
 

@@ -23,7 +23,7 @@ from launch.process.parent_watch import build_child_environment
 from launch.process.signal_forwarding import SECOND_SECONDS, get_signals_to_forward, ignore_own_signals, signal_ranks
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.errors import LostRankError
-from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, leave_dead_terminal
+from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, redirect_dead_terminal
 
 SSH = ("ssh", "-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 """`-tt` allocates a terminal, so that ranks end when the connection does. BatchMode asks no questions."""
@@ -65,7 +65,7 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
     asked: dict[int, float] = {}
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
-        leave_dead_terminal()
+        redirect_dead_terminal()
         if number == signal.SIGTERM and number in asked:
             if time.monotonic() - asked[number] >= SECOND_SECONDS:
                 raise SystemExit(128 + number)

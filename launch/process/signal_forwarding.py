@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, leave_dead_terminal
+from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, redirect_dead_terminal
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 # A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and its whole group.
@@ -109,7 +109,7 @@ def relay_signals_to(process: subprocess.Popen[Any]) -> Iterator[None]:
     """Relay the signals that ask to stop to one process while the block runs."""
 
     def relay_signal(number: int, frame: FrameType | None) -> None:
-        leave_dead_terminal()
+        redirect_dead_terminal()
         process.send_signal(number)
 
     before = {number: signal.signal(number, relay_signal) for number in get_signals_to_forward()}
@@ -135,7 +135,7 @@ def forward_signals(top: int = 0) -> Iterator[list[int]]:
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
-        leave_dead_terminal()
+        redirect_dead_terminal()
         ranks = list_descendant_ranks(top or os.getpid())
         is_second = number == signal.SIGTERM and number in asked
         if not ranks or (is_second and time.monotonic() - first_at >= SECOND_SECONDS):

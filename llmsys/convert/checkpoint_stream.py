@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from llmsys.convert.conversion_plan import TensorPart
-from llmsys.train.checkpoint_average import read_mean
+from llmsys.train.checkpoint_average import average_tensor
 from llmsys.train.checkpoint_load import get_stored_weights_name
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, CheckpointWriter, read_tensors
 
@@ -174,7 +174,7 @@ class AverageReader(CheckpointReader):
 
     def _load(self, name: str) -> Tensor:
         like = torch.empty(self.shapes[name], dtype=self.dtypes[name], device="meta")
-        return read_mean(name, like, self._checkpoints)
+        return average_tensor(name, like, self._checkpoints)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokeniz
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
-from llmsys.train.checkpoint_average import list_averaged
+from llmsys.train.checkpoint_average import list_checkpoints_to_average
 from llmsys.train.run_data import get_tokenizer_path
 
 SHARD_BYTES = 5_000_000_000
@@ -55,7 +55,7 @@ class HuggingFaceExport:
         self.run: RunConfig = load_run_config(str(run_folder / RUN_CONFIG))
         if (last := self.run.checkpoint.average_last) > 1 and run_folder == source:
             # The model that the run evaluates and generates with, and nothing is written into the run.
-            averaged = list_averaged(run_folder, last)
+            averaged = list_checkpoints_to_average(run_folder, last)
             checkpoint, self.reader = averaged[-1], AverageReader(averaged)
         else:
             self.reader = CheckpointReader(checkpoint)

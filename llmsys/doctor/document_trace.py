@@ -1,6 +1,6 @@
-"""Which documents were in a step, with URL and crawl record; and which steps and checkpoints saw a document.
+"""Trace documents: list those of a step with URL and crawl record, and the steps and checkpoints that saw a document.
 
-Reads a run's config, its token shards and documents, its events and checkpoints; changes nothing. Both ways are
+Reads a run's config, its token shards and documents, its events and checkpoints; writes nothing. Both directions are
 functions of (fingerprints, seed, step), so no log of what was read is needed.
 """
 
@@ -29,14 +29,14 @@ from llmsys.train.run_data import open_run_data
 
 @dataclass(frozen=True)
 class DocumentLocation:
-    """A document of a source, as numbered in its token shards."""
+    """A document of a source, by its index in the source's token shards."""
 
     source: int
     document: int
 
 
 class DocumentTracer:
-    """The data of one run, opened once for any number of questions. Steps are counted from 1, as in the log."""
+    """The opened data of one run. Steps are counted from 1, as in the log."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -46,11 +46,12 @@ class DocumentTracer:
         )
 
     def list_step_documents(self, step: int) -> list[dict[str, Any]]:
-        """Every document with tokens in step `step`: source, id, url, file, offset.
+        """List the documents with tokens in a step: source, id, url, file, offset.
 
-        The URL is None when the document's text is gone, and empty when it has none.
+        The URL is None if the document's text no longer exists, and empty if it has none.
 
-        Raises DataError for a step that the run does not have.
+        Raises:
+            DataError: the run has no such step.
         """
         if not 1 <= step <= self.config.num_steps:
             raise DataError(f"step={step} is not a step of this run, which has {self.config.num_steps}. Use 1 or more.")
@@ -60,9 +61,14 @@ class DocumentTracer:
         return [entry | {"url": urls.get(entry["id"])} for entry in found]
 
     def locate_document(self, *, url: str | None = None, document: str | None = None) -> list[DocumentLocation]:
-        """Where a URL or a document id stands; DataError when it is in no training shard."""
+        """Return the locations of a URL or a document id.
+
+        Raises:
+            DataError: it is in no training shard.
+        """
         asked: dict[SideColumn, str | int] = {} if document is None else {"id": document}
         if url is not None:
+            # Shards store the hash of a URL; the URL itself is in the kept documents.
             asked["url_hash"] = xxhash.xxh64_intdigest(url.encode())
         places = [
             DocumentLocation(source, number)
@@ -79,7 +85,7 @@ class DocumentTracer:
         return places
 
     def list_steps_with_document(self, place: DocumentLocation, steps_done: int) -> list[int]:
-        """The steps up to `steps_done` with tokens of a document, in order; one per epoch or more."""
+        """List the steps up to `steps_done` with tokens of a document, in order; at least one per epoch."""
         if isinstance(self.steps, WindowStepBatches):
             count = self.config.batch.count_sequences_before(steps_done)
             numbers = _list_sequence_numbers(self.steps.windows, place, count)
@@ -102,10 +108,11 @@ class DocumentTracer:
         return {"source": self.dataset.names[place.source]} | {key: lineage[key] for key in ("id", "file", "offset")}
 
     def _get_shards(self, source: int) -> TokenShards:
+        # The lineage of a pair is stored with its target.
         return self.steps.pairs.targets if isinstance(self.steps, BucketedStepBatches) else self.dataset.sources[source]
 
     def _read_urls(self, ids: set[str]) -> dict[str, str]:
-        """URLs by document id, read from the documents that preparation kept, where they are still there."""
+        """Return URLs by document id, read from the documents that `prepare` kept, where these still exist."""
         found: dict[str, str] = {}
         for shards in self.dataset.sources:
             for path in sorted((shards.folder / "documents").glob("*.arrow")):
@@ -119,12 +126,12 @@ class DocumentTracer:
 
 
 def _build_single_rank_batch_config(config: RunConfig) -> Any:
-    """The batch as one rank sees it: who held which row does not matter here."""
+    """Return the batch config for one rank: the assignment of rows to ranks does not matter here."""
     return config.batch.model_copy(update={"micro_sequences": 0, "assignment": "sequential"})
 
 
 def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int) -> NDArray[np.int64]:
-    """The sequences among the first `count` of a run that have tokens of a document."""
+    """List the sequences among the first `count` of a run that have tokens of a document."""
     if isinstance(windows, MixtureWindows):
         seen = int(windows.order.count_by_source(count)[place.source])
         local = windows.sources[place.source].list_windows_with_document(place.document, seen)
@@ -134,7 +141,17 @@ def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int)
 
 
 def read_progress(run_folder: Path) -> tuple[int, set[int]]:
-    """(steps that are done, steps that were refused and changed no weight) by the run's own record."""
+    """Read the progress of a run from its events.
+
+    Args:
+        run_folder: folder of the run.
+
+    Returns:
+        (steps done, steps that were skipped and changed no weight), counted from 1.
+
+    Raises:
+        DataError: the folder has no events.
+    """
     path = run_folder / "events.jsonl"
     if not path.exists():
         raise DataError(f"{run_folder} has no events.jsonl: nothing was trained there. Run llmsys train first.")
@@ -144,7 +161,15 @@ def read_progress(run_folder: Path) -> tuple[int, set[int]]:
 
 
 def list_checkpoints_after(run_folder: Path, steps: Sequence[int]) -> list[str]:
-    """The checkpoints that are there now and were saved at or after the first of `steps`."""
+    """List the existing checkpoints that were saved at or after the first of `steps`.
+
+    Args:
+        run_folder: folder of the run.
+        steps: steps in order; may be empty.
+
+    Returns:
+        Names of checkpoints, oldest first.
+    """
     if not steps:
         return []
     names = list_complete_checkpoints(run_folder / "checkpoints")

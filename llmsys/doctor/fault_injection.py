@@ -1,11 +1,8 @@
-"""What happens to a rank in a crash drill: it is killed, stopped, or meets a full disk at a chosen moment.
+"""Inject faults into a run: kill or stop a rank, fill its disk, or damage its newest checkpoint.
 
-The moments are calls inside the trainer and the saver, wrapped in the process that the drill starts and nowhere else:
-the code that users run knows nothing of drills.
-
-One attempt at a run in fresh processes, with an accident in it or none; light to start, since they are forked.
-
-A server process imports the trainer once and forks every rank from there: two hundred attempts then cost minutes.
+A fault point is a call inside the trainer or the saver. It is wrapped in the process that the drill starts and nowhere
+else, so the code that users run does not know drills. A forkserver imports the trainer once and forks every rank from
+there: two hundred attempts then cost minutes.
 """
 
 import contextlib
@@ -26,21 +23,27 @@ from llmsys.config.run import RunConfig
 from llmsys.port import find_free_port
 
 DISK_BYTES = 4096
-"""The largest file that a rank on a full disk can write: less than any shard."""
+"""The largest file that a rank on a full disk can write: smaller than any shard."""
 
 
 @dataclass(frozen=True)
 class FaultPoint:
-    """A call at which an accident can happen: where it is looked up, its name, and whether to strike before it."""
+    """A call at which a fault can be injected.
+
+    Attributes:
+        module: where the call is looked up.
+        owner: class of the call; empty for a function.
+        call: name of the function or method.
+        before: inject before the call, else after it.
+    """
 
     module: str
     owner: str
     call: str
     before: bool = True
-    when: str = ""
 
 
-MOMENTS = {
+FAULT_POINTS = {
     "before the backward pass": FaultPoint("llmsys.engine.bitwise_engine", "BitwiseEngine", "train_step"),
     "between backward and step": FaultPoint("llmsys.train.step_guard", "StepGuard", "accept_step", before=False),
     "after the step": FaultPoint("llmsys.train.trainer", "", "update_expert_balance", before=False),
@@ -57,37 +60,37 @@ MOMENTS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at the `count`-th time of a moment, on one rank: `kill`, `stop` (SIGSTOP) or `drill_full_disk`."""
+    """A fault at the `count`-th call of a fault point on one rank: `kill`, `stop` (SIGSTOP) or `full_disk`."""
 
-    moment: str
+    point: str
     count: int
     action: str = "kill"
     rank: int = 0
 
 
-def inject_fault(accident: Fault) -> None:
-    """Wrap the moment in this process, so that the accident happens there."""
-    if accident.action == "full_disk":
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails with an error, as on a full disk
-    moment = MOMENTS[accident.moment]
+def inject_fault(fault: Fault) -> None:
+    """Wrap the fault point's call in this process."""
+    if fault.action == "full_disk":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write then fails with an error, as on a full disk
+    point = FAULT_POINTS[fault.point]
     import importlib
 
-    module = importlib.import_module(moment.module)
-    owner = getattr(module, moment.owner) if moment.owner else module
-    setattr(owner, moment.call, _wrap_call(getattr(owner, moment.call), moment.before, accident))
+    module = importlib.import_module(point.module)
+    owner = getattr(module, point.owner) if point.owner else module
+    setattr(owner, point.call, _wrap_call(getattr(owner, point.call), point.before, fault))
 
 
-def _wrap_call(real: Callable[..., Any], before: bool, accident: Fault) -> Callable[..., Any]:
+def _wrap_call(real: Callable[..., Any], before: bool, fault: Fault) -> Callable[..., Any]:
     calls = 0
 
     def call_with_fault(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        if before and calls == accident.count:
-            _trigger_fault(accident.action)
+        if before and calls == fault.count:
+            _trigger_fault(fault.action)
         result = real(*arguments, **named)
-        if not before and calls == accident.count:
-            _trigger_fault(accident.action)
+        if not before and calls == fault.count:
+            _trigger_fault(fault.action)
         return result
 
     return call_with_fault
@@ -100,16 +103,16 @@ def _trigger_fault(action: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
 
-# --- Accidents to what was saved ---
+# Damage to saved checkpoints
 
 
 def get_newest_checkpoint_folder(run_folder: Path) -> Path:
-    """The newest published checkpoint."""
+    """Return the newest published checkpoint."""
     return sorted((run_folder / "checkpoints").glob("step-*"))[-1]
 
 
 def truncate_largest_file(run_folder: Path) -> None:
-    """Cut the largest file of the newest checkpoint in half."""
+    """Truncate the largest file of the newest checkpoint to half its size."""
     path = _get_largest_file(get_newest_checkpoint_folder(run_folder))
     os.truncate(path, path.stat().st_size // 2)
 
@@ -123,18 +126,18 @@ def flip_bit(run_folder: Path) -> None:
 
 
 def delete_largest_file(run_folder: Path) -> None:
-    """Remove the largest file of the newest checkpoint."""
+    """Delete the largest file of the newest checkpoint."""
     _get_largest_file(get_newest_checkpoint_folder(run_folder)).unlink()
 
 
 def truncate_record(run_folder: Path) -> None:
-    """Cut the record of the newest checkpoint in half."""
+    """Truncate the record of the newest checkpoint to half its size."""
     path = get_newest_checkpoint_folder(run_folder) / "state.json"
     os.truncate(path, path.stat().st_size // 2)
 
 
 def delete_newest_checkpoint(run_folder: Path) -> None:
-    """Remove the newest checkpoint altogether."""
+    """Delete the newest checkpoint."""
     shutil.rmtree(get_newest_checkpoint_folder(run_folder))
 
 
@@ -144,22 +147,30 @@ def _get_largest_file(checkpoint: Path) -> Path:
 
 
 PATIENCE_SECONDS = 180.0
-"""How long an attempt may take: many times what it does."""
+"""Maximum seconds of an attempt, many times the usual."""
 
 GRACE_SECONDS = 3.0
-"""What the other ranks get to notice that one has ended; a launcher ends them, too."""
+"""Seconds that the other ranks get to notice that one has ended, as under a launcher."""
 
 
 def run_attempt(
     config: RunConfig,
     ranks: int,
-    accident: Fault | None = None,
+    fault: Fault | None = None,
     meanwhile: Callable[[list[BaseProcess]], None] | None = None,
 ) -> list[int]:
-    """Start the run and wait for its end; exit statuses by rank (below zero: the signal that ended it).
+    """Start the run in fresh processes and wait for its end.
 
-    `meanwhile` may do something to the processes while they train, such as killing them.
+    Args:
+        config: the config of the run.
+        ranks: number of processes.
+        fault: the fault to inject, if any.
+        meanwhile: called with the processes while they train.
+
+    Returns:
+        Exit statuses by rank; below zero: the signal that ended it.
     """
+    # Spawned ranks would import torch every time, a second or more each.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["llmsys.train.build_trainer", "llmsys.engine.bitwise_engine", "llmsys.train.trainer"]
@@ -167,7 +178,7 @@ def run_attempt(
     port = find_free_port()
     log = config.run.folder.parent / "output.txt"
     processes: list[BaseProcess] = [
-        context.Process(target=_run_rank, args=(config, rank, ranks, port, accident, log)) for rank in range(ranks)
+        context.Process(target=_run_rank, args=(config, rank, ranks, port, fault, log)) for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -182,10 +193,11 @@ def run_attempt(
 
 
 def _wait_for_processes(processes: list[BaseProcess]) -> None:
-    """Until all have ended, or one has and the others have had their grace."""
+    """Wait until all have ended, or one has failed and the others have had their grace period."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and any(process.is_alive() for process in processes):
         if any(process.exitcode not in (None, 0) for process in processes):
+            # A rank that lost its peer may wait for the timeout of a collective.
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         time.sleep(0.02)
 
@@ -197,15 +209,15 @@ def _kill_process(process: BaseProcess) -> None:
     process.join()
 
 
-def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, accident: Fault | None, log: Path) -> None:
+def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, fault: Fault | None, log: Path) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with log.open("a") as opened:
         os.dup2(opened.fileno(), sys.stdout.fileno())
         os.dup2(opened.fileno(), sys.stderr.fileno())
-    if accident is not None and accident.rank == rank:
-        inject_fault(accident)
+    if fault is not None and fault.rank == rank:
+        inject_fault(fault)
     from llmsys.errors import LlmsysError, StopRequested, to_data_error
     from llmsys.log import configure_logging
     from llmsys.train.build_trainer import train_run

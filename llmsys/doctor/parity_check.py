@@ -1,9 +1,7 @@
-"""One cell of parity on the ranks that have joined: train as the trainer would, and measure the way to the oracle.
+"""Compare training in every engine and layout with a reference run in one process.
 
-Gradients are compared parameter by parameter through first moments, weights through how far they moved: Adam makes
-steps of equal length from gradients of any length, so that a loss alone would hide a gradient that is twice too large.
-
-The whole matrix on this machine, and the table that a person reads.
+Gradients are compared per parameter through Adam's first moments, weights through their change. Adam's step has the
+same length for gradients of any length, so a loss alone would hide a gradient that is twice too large.
 """
 
 import time
@@ -28,21 +26,21 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.expert_load import update_expert_balance
 
 LIMITS = {"fp32": (1e-5, 1e-3, 5e-3), "bf16": (2e-2, 1.5e-1, 6e-1), "fp16": (5e-3, 1e-1, 4e-1)}
-"""Of loss and norm, of gradients and moments, of weights; relative. Products in 16 bits are compared with fp32."""
+"""Relative limits of (loss and norm, gradients and moments, weights). 16-bit runs are compared with fp32."""
 
 BUFFERS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-2}
-"""Absolute. In 16 bits a few tokens choose another expert, and the balance follows them."""
+"""Absolute limits of buffers. In 16 bits a few tokens choose another expert, and the balancing bias follows."""
 
 SMALL = {"fp32": 1e-2, "bf16": 1e-1, "fp16": 1e-1}
-"""A tensor shorter than this share of the longest is compared with that share: it is mostly rounding.
+"""A tensor whose norm is below this share of the largest is compared with that share: it is mostly rounding.
 
-In 16 bits that holds for routers above all: where two experts are almost equal, another one is chosen.
+In 16 bits that concerns routers: between two almost equal experts, another one is chosen.
 """
 
 
 @dataclass(frozen=True)
 class TrajectoryDistance:
-    """How far a cell is from the oracle, relative; `worst` names the tensor that is farthest for its limit."""
+    """Relative distance of a parity case to the reference; `worst` names the tensor farthest beyond its limit."""
 
     loss: float
     norm: float
@@ -53,37 +51,38 @@ class TrajectoryDistance:
     passed: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as a dictionary, for JSON."""
         return asdict(self)
 
 
-def compare_to_reference(cell: ParityCase, expected: Trajectory) -> TrajectoryDistance:
-    """Train a cell and compare it. Collective; every rank gets the distance."""
-    found = train_case(cell)
-    return compute_distance(cell.precision, found, expected)
+def compare_to_reference(case: ParityCase, expected: Trajectory) -> TrajectoryDistance:
+    """Train a parity case and return its distance on every rank. Collective."""
+    found = train_case(case)
+    return compute_distance(case.precision, found, expected)
 
 
-def train_case(cell: ParityCase) -> Trajectory:
-    """The cell's own trajectory. Collective."""
-    config = cell.build_run_config()
+def train_case(case: ParityCase) -> Trajectory:
+    """Return the trajectory of a parity case. Collective."""
+    config = case.build_run_config()
     layout = resolve_planned_layout(config)
     device = get_local_device()
     engine = build_engine(config, build_device_meshes(layout, device), device)
-    _load_expert_bias(engine, cell)
+    _load_expert_bias(engine, case)
     start = _gather_weights(engine)
-    dealt = {
+    shard_arguments = {
         "rank": layout.get_data_rank(get_rank()),
         "ranks": layout.data_parallel_size,
-        "micro": cell.micro_sequences,
+        "micro": case.micro_sequences,
     }
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
-        batches = build_micro_batches(cell.parity_model, step, **dealt, is_bitwise=cell.engine == "bitwise")
+        batches = build_micro_batches(case.parity_model, step, **shard_arguments, is_bitwise=case.engine == "bitwise")
         result = engine.train_step(batches, RATE)
         update_expert_balance(engine.module)
         losses.append(result.loss)
         norms.append(result.gradient_norm)
+        # After one step the first moment is a multiple of the gradient.
         if step == 0:
             gradients = _gather_tensors(engine, "first_moment/")
     moments = {f"1/{name}": value for name, value in _gather_tensors(engine, "first_moment/").items()}
@@ -94,7 +93,13 @@ def train_case(cell: ParityCase) -> Trajectory:
 
 
 def compute_distance(precision: str, found: Trajectory, expected: Trajectory) -> TrajectoryDistance:
-    """Relative differences of two trajectories."""
+    """Return the relative distance of two trajectories.
+
+    Args:
+        precision: selects the limits: fp32, bf16 or fp16.
+        found: trajectory of the case.
+        expected: trajectory of the reference run.
+    """
     loss = max(abs(a - b) / abs(b) for a, b in zip(found.losses, expected.losses, strict=True))
     norm = max(abs(a - b) / abs(b) for a, b in zip(found.norms, expected.norms, strict=True))
     small = SMALL[precision]
@@ -107,6 +112,7 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
     of_loss, of_gradient, of_weights = LIMITS[precision]
     over = {
         "loss": loss / of_loss,
+        # In 16 bits the norm is as inexact as the gradients it is made of.
         "gradient norm": norm / of_loss if precision == "fp32" else norm / of_gradient,
         f"gradient of {worst_gradient}": gradient / of_gradient,
         f"weights of {worst_weight}": weights / of_weights,
@@ -114,6 +120,7 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
         "weights before the first step": start / 1e-7,
         **{f"{name} (buffer)": apart / BUFFERS[precision] for name, apart in _iter_buffer_differences(found, expected)},
     }
+    # NaN compares as false: count it as infinite.
     worst = max(over, key=lambda name: over[name] if over[name] == over[name] else float("inf"))
     passed = all(value < 1 for value in over.values())
     return TrajectoryDistance(loss, norm, gradient, weights, moments, worst, passed)
@@ -132,7 +139,7 @@ def _compute_largest_difference(found: Tensors, expected: Tensors, small: float)
 
 
 def _iter_buffer_differences(found: Trajectory, expected: Trajectory) -> Iterator[tuple[str, float]]:
-    """Largest absolute difference of each; a balancing bias moves by its rate or not at all."""
+    """Yield the largest absolute difference of each buffer; a balancing bias moves by its rate or not at all."""
     for name, buffer in expected.buffers.items():
         yield name, float((found.buffers[name] - buffer).abs().max()) if name in found.buffers else float("inf")
 
@@ -141,12 +148,12 @@ def _compute_weight_changes(trajectory: Trajectory) -> Tensors:
     return {name: value - trajectory.start[name] for name, value in trajectory.weights.items()}
 
 
-def _load_expert_bias(engine: Engine, cell: ParityCase) -> None:
-    """The routing of the subject, put in as a checkpoint would be."""
+def _load_expert_bias(engine: Engine, case: ParityCase) -> None:
+    """Load the expert bias of the parity model into the engine, as a checkpoint would."""
     state = engine.get_state()
     for name, tensor in state.tensors.items():
         if name.endswith("balance_bias_E"):
-            for expert, push in cell.parity_model.expert_bias.items():
+            for expert, push in case.parity_model.expert_bias.items():
                 tensor[expert] = push
     engine.load_state(state)
 
@@ -165,105 +172,128 @@ def _gather_tensors(engine: Engine, prefix: str) -> Tensors:
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:
-    """A copy of the whole tensor in host memory, fp32. Collective for sharded ones."""
+    """Return a float32 copy of the full tensor in host memory. Collective for sharded ones."""
     found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return found.detach().float().cpu().clone()
 
 
 TIMEOUT_SECONDS = 120.0
-"""How long one cell of a tiny model may take: a hundred times what it does."""
+"""Minimum timeout of one case of a tiny model, a hundred times the usual."""
 
-ORACLE_FACTOR = 60.0
-"""How many times as long as the oracle a cell may take: ranks share cores, and 16 bits can be slow."""
+REFERENCE_TIME_FACTOR = 60.0
+"""Timeout of a case over the time of the reference run: ranks share cores, and 16 bits can be slow."""
 
 
 @dataclass(frozen=True)
 class ParityResult:
-    """A cell with its distance, or with why there is none."""
+    """A parity case with its distance, or with the reason why there is none."""
 
-    cell: ParityCase
+    case: ParityCase
     distance: TrajectoryDistance | None
     failure: str = ""
 
     @property
     def has_passed(self) -> bool:
-        """Whether every number is within its limit."""
+        """Every number is within its limit."""
         return self.distance is not None and self.distance.passed
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the result for JSON."""
         return {
-            "cell": self.cell.title,
+            "cell": self.case.title,
             "passed": self.has_passed,
             "distance": None if self.distance is None else self.distance.to_dict(),
             "failure": self.failure,
         }
 
 
-def run_parity(cells: Sequence[ParityCase], told: Callable[[ParityResult], None]) -> list[ParityResult]:
-    """Every cell on its number of ranks, in order of ranks; `told` hears of each as it is done."""
+def run_parity(cases: Sequence[ParityCase], on_result: Callable[[ParityResult], None]) -> list[ParityResult]:
+    """Train every case on its number of ranks and compare it with the reference.
+
+    Args:
+        cases: the cases, run in order of their ranks.
+        on_result: called with each result.
+
+    Returns:
+        A result for each case. A case that fails or hangs does not end the others.
+    """
     began = time.monotonic()
     expected = {
-        cell.parity_model.name: compute_reference_trajectory(cell.parity_model)
-        for cell in {one.parity_model.name: one for one in cells}.values()
+        model.name: compute_reference_trajectory(model)
+        for model in {case.parity_model.name: case.parity_model for case in cases}.values()
     }
-    timeout_seconds = max(TIMEOUT_SECONDS, ORACLE_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
-    outcomes = []
-    for ranks in sorted({cell.ranks for cell in cells}):
-        chosen = [cell for cell in cells if cell.ranks == ranks]
-        for outcome in _iter_results(ranks, chosen, expected, timeout_seconds):
-            outcomes.append(outcome)
-            told(outcome)
-    return outcomes
+    # Scaled by this machine's speed, which the reference runs have just measured.
+    timeout_seconds = max(TIMEOUT_SECONDS, REFERENCE_TIME_FACTOR * (time.monotonic() - began) / max(len(expected), 1))
+    results = []
+    for ranks in sorted({case.ranks for case in cases}):
+        chosen = [case for case in cases if case.ranks == ranks]
+        for result in _iter_results(ranks, chosen, expected, timeout_seconds):
+            results.append(result)
+            on_result(result)
+    return results
 
 
 def _iter_results(
-    ranks: int, cells: Sequence[ParityCase], expected: dict[str, Trajectory], timeout_seconds: float
+    ranks: int, cases: Sequence[ParityCase], expected: dict[str, Trajectory], timeout_seconds: float
 ) -> Iterator[ParityResult]:
-    task = partial(_compare_case, list(cells), expected)
-    for number, result in run_tasks(task, range(len(cells)), ranks, timeout_seconds):
+    task = partial(_compare_case, list(cases), expected)
+    for number, result in run_tasks(task, range(len(cases)), ranks, timeout_seconds):
         if isinstance(result, TaskFailure):
-            yield ParityResult(cells[number], None, str(result))
+            yield ParityResult(cases[number], None, str(result))
         else:
-            yield ParityResult(cells[number], result)
+            yield ParityResult(cases[number], result)
 
 
-def _compare_case(cells: list[ParityCase], expected: dict[str, Trajectory], number: int) -> TrajectoryDistance:
-    cell = cells[number]
-    return compare_to_reference(cell, expected[cell.parity_model.name])
+def _compare_case(cases: list[ParityCase], expected: dict[str, Trajectory], number: int) -> TrajectoryDistance:
+    case = cases[number]
+    return compare_to_reference(case, expected[case.parity_model.name])
 
 
-def format_parity_table(outcomes: Sequence[ParityResult]) -> str:
-    """A row per ranks, engine and layout; in each column the largest difference of a gradient, or FAIL."""
+def format_parity_table(results: Sequence[ParityResult]) -> str:
+    """Format a table with a row per ranks, engine and layout and a column per precision and recomputation.
+
+    Args:
+        results: results of `run_parity`.
+
+    Returns:
+        The table; an entry is the largest relative difference of a gradient, or FAIL.
+    """
     rows: dict[str, dict[tuple[str, str], list[ParityResult]]] = defaultdict(lambda: defaultdict(list))
-    for one in outcomes:
-        rows[one.cell.placement][one.cell.precision, one.cell.recompute].append(one)
-    precisions = list(dict.fromkeys(one.cell.precision for one in outcomes))
+    for result in results:
+        rows[result.case.placement][result.case.precision, result.case.recompute].append(result)
+    precisions = list(dict.fromkeys(result.case.precision for result in results))
     columns = [(precision, recompute) for precision in precisions for recompute in RECOMPUTE]
     width = max(len(where) for where in rows) + 2
     head = "".join(f"{f'{precision} {recompute}':>16}" for precision, recompute in columns)
     lines = [f"{'ranks engine layout':<{width}}{head}"]
-    for where, cells in rows.items():
-        lines.append(f"{where:<{width}}" + "".join(f"{_format_entry(cells.get(column, [])):>16}" for column in columns))
+    for where, cases in rows.items():
+        lines.append(f"{where:<{width}}" + "".join(f"{_format_entry(cases.get(column, [])):>16}" for column in columns))
     return "\n".join(lines)
 
 
-def _format_entry(outcomes: list[ParityResult]) -> str:
-    if not outcomes:
+def _format_entry(results: list[ParityResult]) -> str:
+    if not results:
         return "–"
-    if not all(one.has_passed for one in outcomes):
+    if not all(result.has_passed for result in results):
         return "FAIL"
-    return f"{max(one.distance.gradient for one in outcomes if one.distance is not None):.0e}"
+    return f"{max(result.distance.gradient for result in results if result.distance is not None):.0e}"
 
 
-def iter_failures(outcomes: Sequence[ParityResult]) -> Iterator[str]:
-    """What is wrong with each cell that failed."""
-    for one in outcomes:
-        if one.distance is None:
-            yield f"{one.cell.title}: {one.failure}"
-        elif not one.has_passed:
-            found = one.distance
+def iter_failures(results: Sequence[ParityResult]) -> Iterator[str]:
+    """Describe the cases that failed.
+
+    Args:
+        results: results of `run_parity`.
+
+    Yields:
+        One line per failed case.
+    """
+    for result in results:
+        if result.distance is None:
+            yield f"{result.case.title}: {result.failure}"
+        elif not result.has_passed:
+            found = result.distance
             yield (
-                f"{one.cell.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
+                f"{result.case.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
                 f"gradient {found.gradient:.1e}, weights {found.weights:.1e}, moments {found.moments:.1e})"
             )

@@ -1,7 +1,7 @@
-"""The matrix of parity: engine × layout × precision × recomputation, each legal combination once.
+"""The parity matrix: engine × layout × precision × recomputation, each legal combination once.
 
-Legality is what the config refuses, so the matrix and the config cannot disagree. In fp32 without recomputation every
-subject is tried; of the other combinations each takes the next subject in turn.
+Legality is what the config accepts, so the matrix and the config cannot disagree. In fp32 without recomputation every
+parity model is trained; each other combination takes the next one in turn.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.run import RunConfig
-from llmsys.doctor.parity_models import SEQUENCES, SUBJECTS, ParityModel
+from llmsys.doctor.parity_models import PARITY_MODELS, SEQUENCES, ParityModel
 from llmsys.doctor.parity_reference import OPTIMIZER, SEED
 from llmsys.doctor.parity_rows import GROUP_ROWS
 from llmsys.errors import ConfigError, LayoutError
@@ -44,7 +44,7 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class ParityCase:
-    """One run of the matrix. `micro_sequences` are the sequences of one forward pass of a rank."""
+    """One run of the matrix. `micro_sequences` is the number of sequences in one forward pass of a rank."""
 
     ranks: int
     engine: str
@@ -61,11 +61,15 @@ class ParityCase:
 
     @property
     def title(self) -> str:
-        """All of it, for messages."""
+        """Every choice of the case, for messages."""
         return f"{self.placement}, {self.precision}, recompute={self.recompute}, {self.parity_model.name}"
 
     def build_run_config(self) -> RunConfig:
-        """The cell as a run would be configured. Raises ValidationError or LayoutError for what is illegal."""
+        """Return the case as the config of a run.
+
+        Raises:
+            ValidationError, LayoutError, ConfigError: the combination is illegal.
+        """
         train = {"precision": self.precision, "activation_checkpoint": self.recompute, "threads_per_process": 1}
         if self.engine == "bitwise":
             train["reproducibility"] = "bitwise"
@@ -101,44 +105,55 @@ def iter_parity_cases(
     ranks: int,
     precisions: tuple[str, ...],
     engines: tuple[str, ...] = tuple(ENGINES),
-    subjects: tuple[ParityModel, ...] = SUBJECTS,
+    parity_models: tuple[ParityModel, ...] = PARITY_MODELS,
 ) -> Iterator[ParityCase]:
-    """Every legal cell on so many ranks."""
-    turn, seen = 0, set()
+    """List the legal combinations on a number of ranks.
+
+    Args:
+        ranks: number of ranks.
+        precisions: precisions; every parity model is trained in the first one.
+        engines: keys of `ENGINES`.
+        parity_models: models to train.
+
+    Yields:
+        Cases, equal layouts once.
+    """
+    next_model, seen = 0, set()
     for engine, layout in product(engines, LAYOUTS):
-        if (key := _find_layout_key(ranks, engine, layout, subjects)) is None or key in seen:
+        # Several entries of LAYOUTS may resolve to the same layout.
+        if (key := _find_layout_key(ranks, engine, layout, parity_models)) is None or key in seen:
             continue
         seen.add(key)
         for precision, recompute in product(precisions, RECOMPUTE):
             plain = (precision, recompute) == (precisions[0], "none")
-            made = [
-                cell
-                for subject in subjects
-                if (cell := _find_legal_case(ranks, engine, layout, precision, recompute, subject)) is not None
+            legal_cases = [
+                case
+                for parity_model in parity_models
+                if (case := _find_legal_case(ranks, engine, layout, precision, recompute, parity_model)) is not None
             ]
-            if made:
-                yield from made if plain else [made[turn % len(made)]]
-                turn += 1
+            if legal_cases:
+                yield from legal_cases if plain else [legal_cases[next_model % len(legal_cases)]]
+                next_model += 1
 
 
 def _find_layout_key(
-    ranks: int, engine: str, layout: dict[str, int], subjects: tuple[ParityModel, ...]
+    ranks: int, engine: str, layout: dict[str, int], parity_models: tuple[ParityModel, ...]
 ) -> tuple[str, str] | None:
-    """Engine and layout as they come out: replicas of one shard are what DDP always has."""
-    cells = [_find_legal_case(ranks, engine, layout, "fp32", "none", subject) for subject in subjects]
-    found = next((cell for cell in cells if cell is not None), None)
+    """Return engine and resolved layout, or None if illegal: replicas of one shard are what DDP always has."""
+    cases = [_find_legal_case(ranks, engine, layout, "fp32", "none", parity_model) for parity_model in parity_models]
+    found = next((case for case in cases if case is not None), None)
     return None if found is None else (engine, str(resolve_planned_layout(found.build_run_config())))
 
 
 def _find_legal_case(
-    ranks: int, engine: str, layout: dict[str, int], precision: str, recompute: str, subject: ParityModel
+    ranks: int, engine: str, layout: dict[str, int], precision: str, recompute: str, parity_model: ParityModel
 ) -> ParityCase | None:
-    """The cell with the smaller of the micro-batches that the layout allows, two of them where it can."""
+    """Return the case with the first legal micro-batch size, preferably 2, or None."""
     for micro in (2, 1, 4):
-        cell = ParityCase(ranks, engine, tuple(layout.items()), precision, recompute, subject, micro)
+        case = ParityCase(ranks, engine, tuple(layout.items()), precision, recompute, parity_model, micro)
         try:
-            cell.build_run_config()
+            case.build_run_config()
         except (ValidationError, LayoutError, ConfigError):
             continue
-        return cell
+        return case
     return None

@@ -1,7 +1,7 @@
-"""What parity is checked on: tiny models that exercise what goes wrong, and the windows they learn from.
+"""Tiny models and windows for parity checks, chosen to exercise what goes wrong.
 
-Vocabulary and rows that nothing divides, tied embeddings, an expert without tokens, all tokens on one expert, every
-balance loss, padding, and a rank on which no target counts.
+A vocabulary and rows that no number of ranks divides, tied embeddings, an expert without tokens, all tokens on one
+expert, every balance loss, padding, and a rank without valid targets.
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import infer_objective
+from llmsys.config.objective import ObjectiveConfig, infer_objective
 from llmsys.data.batch import IGNORED, PADDING, Batch
 from llmsys.data.shuffle import build_permutation, derive_order_key
+from llmsys.train.run_data import uses_windows
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
 
@@ -22,21 +23,21 @@ SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
 
 @dataclass(frozen=True)
 class ParityModel:
-    """A model, and by how much the choice of each expert is pushed up or down in every layer."""
+    """A model, and the bias added to the choice of each expert in every layer."""
 
     name: str
     model: ModelConfig
     expert_bias: dict[int, float] = field(default_factory=dict)
 
     @property
-    def objective(self) -> str:
-        """The kind of objective that the model is made for."""
-        return infer_objective({"model": self.model}).kind
+    def objective(self) -> ObjectiveConfig:
+        """The objective that the model is made for."""
+        return infer_objective({"model": self.model})
 
     @property
     def has_windows(self) -> bool:
-        """Whether it learns from windows of one length; else from pairs or labelled texts."""
-        return self.objective in ("next_token", "masked")
+        """True for windows of one length; False for pairs and labelled texts."""
+        return uses_windows(self.objective)
 
     @property
     def length(self) -> int:
@@ -118,13 +119,18 @@ MASKED = ParityModel(
         moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
     ),
 )
-SUBJECTS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
+PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
 
 
-def build_parity_batch(step: int, rows: range, subject: ParityModel = DENSE) -> Batch:
-    """Rows of a step, the same whoever asks: the first quarter has no target that counts, one row ends in padding."""
-    length, padding = subject.length, max(1, subject.length // 4)
-    tokens = torch.tensor(np.stack([_build_row_tokens(step, row, length, subject.model.vocab_size) for row in rows]))
+def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE) -> Batch:
+    """Return rows of a step, the same on every rank.
+
+    The first quarter has no valid target, one row in four has two documents, and one in four ends in padding.
+    """
+    length, padding = parity_model.length, max(1, parity_model.length // 4)
+    tokens = torch.tensor(
+        np.stack([_build_row_tokens(step, row, length, parity_model.model.vocab_size) for row in rows])
+    )
     tokens_BT, targets_BT = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     documents_BT = torch.zeros_like(tokens_BT)
     for place, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""The oracle of parity: one process, eager, fp32, torch's own loss, clip and AdamW, every row of a step by itself.
+"""The reference run of parity: one process, eager, fp32, with torch's own loss, clipping and AdamW, one row at a time.
 
-A row alone has no padding but its own, so that no count of tokens can depend on the rows beside it.
+A single row has no padding, so no count of tokens can depend on the other rows of a batch.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,23 @@ from llmsys.train.expert_load import update_expert_balance
 
 STEPS, SEED, RATE = 3, 7, 1e-2
 OPTIMIZER = AdamWConfig(learning_rate=RATE, max_grad_norm=0.5, weight_decay=0.1, embedding_lr_multiplier=2.0, eps=1e-6)
-"""Clips every step; its epsilon keeps gradients that are zero but for rounding from deciding a sign."""
+"""Clips every step. The large epsilon keeps gradients that are zero but for rounding from deciding a sign."""
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A few steps: losses, norms before clipping, weights at the start and the end, gradients of the first step.
+    """A few steps of training.
 
-    `gradients` are first moments after one step: a tenth of the clipped gradient, which no engine can hide. `moments`
-    are both moments at the end, `buffers` what else belongs to the state, such as balancing biases.
+    Attributes:
+        losses: loss of each step in nats per target.
+        norms: gradient norm of each step before clipping.
+        start: weights before the first step.
+        gradients: first moments after one step: a tenth of the clipped gradient, which no engine can hide.
+        weights: weights at the end.
+        moments: both moments at the end, as `1/NAME` and `2/NAME`.
+        buffers: further state, such as balancing biases.
     """
 
     losses: list[float]
@@ -42,18 +48,18 @@ class Trajectory:
     buffers: Tensors
 
 
-def compute_reference_trajectory(subject: ParityModel) -> Trajectory:
-    """The specified trajectory of a subject."""
-    model = Transformer(subject.model)
+def compute_reference_trajectory(parity_model: ParityModel) -> Trajectory:
+    """Return the trajectory of a parity model in the reference run."""
+    model = Transformer(parity_model.model)
     initialize_parameters(model, SEED)
-    bias_expert_choice(model, subject)
+    bias_expert_choice(model, parity_model)
     named = dict(model.named_parameters())
     start = {name: parameter.detach().clone() for name, parameter in named.items()}
     optimizer = _build_adamw(named)
     losses, norms = [], []
     gradients: Tensors = {}
     for step in range(STEPS):
-        loss = _add_gradients(model, list_rows(subject, step))
+        loss = _add_gradients(model, list_rows(parity_model, step))
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)))
         optimizer.step()
         optimizer.zero_grad()
@@ -69,7 +75,7 @@ def compute_reference_trajectory(subject: ParityModel) -> Trajectory:
 
 
 def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
-    """Add the gradients of a step to those of the model; returns nats per target."""
+    """Add the gradients of a step to those of the model; return the loss in nats per target."""
     model.train()
     targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
     tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT) for row in rows)
@@ -83,6 +89,7 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
         share = (nats + _sum_further_nats(model, row)) / targets
         for layers_of_stack, seen in ((layers - of_source, tokens), (of_source, source_tokens)):
             for layer in layers_of_stack:
+                # Auxiliary losses are divided by the tokens of their stack, not by targets.
                 share = share + layer.sum_auxiliary_losses() / seen
         share.backward()
         total += float(nats.detach())
@@ -101,7 +108,7 @@ def _sum_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def _sum_further_nats(model: Transformer, row: Batch) -> Tensor:
-    """DeepSeek-V3 (arXiv:2412.19437), equations 24 and 25, within each document."""
+    """Return the loss of the multi-token prediction modules (DeepSeek-V3, arXiv:2412.19437, equations 24 and 25)."""
     config = model.config.multi_token_prediction
     if config is None:
         return torch.zeros(())
@@ -124,12 +131,13 @@ def _build_adamw(named: dict[str, nn.Parameter]) -> torch.optim.AdamW:
         }
         for group in build_parameter_groups(named.items(), OPTIMIZER)
     ]
+    # foreach=False: the plain loop of torch is the reference.
     return torch.optim.AdamW(groups, lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, foreach=False)
 
 
-def bias_expert_choice(model: Transformer, subject: ParityModel) -> None:
-    """Set the balancing biases that make the routing of a subject what its name says."""
+def bias_expert_choice(model: Transformer, parity_model: ParityModel) -> None:
+    """Set the balancing biases that give the parity model its routing."""
     with torch.no_grad():
         for layer in model.list_moe_layers():
-            for expert, push in subject.expert_bias.items():
+            for expert, push in parity_model.expert_bias.items():
                 layer.balance_bias_E[expert] = push

@@ -1,20 +1,27 @@
-"""The rows that parity trains on: windows of text, masked windows, translations and labelled texts.
+"""Rows of parity checks: windows of text, masked windows, translations and labelled texts.
 
-Reads a subject and a number of a step; gives the micro-batches of one rank as training would deal them, or every row by
-itself. Invariants:
-
-- A step's content is a function of (subject, step): ranks, micro-batches and turns change only who holds which row.
-- Groups of pairs are uneven, so that rows are padded, and on two or more ranks some rank has no row of a group.
+Invariants:
+- A step's content is a function of (parity model, step). Ranks, micro-batches and engine change only which rank holds a
+  row.
+- Groups of pairs are uneven: rows are padded, and on two or more ranks some rank has no row of a group.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmsys.config.head import (
+    ClassificationHeadConfig,
+    FeaturesHeadConfig,
+    LmHeadConfig,
+    MlmHeadConfig,
+    PermutationHeadConfig,
+)
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import MaskedLmConfig
+from llmsys.config.objective import ClassificationConfig, MaskedLmConfig, NextTokenConfig, TranslationConfig
 from llmsys.data.batch import Batch
 from llmsys.data.masking import TokenMasker
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, TranslationCollator
@@ -22,14 +29,14 @@ from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.doctor.parity_models import SEQUENCES, ParityModel, build_parity_batch
 
 GROUP_ROWS = (6, 3, 1, 2)
-"""Rows of each group of pairs in a step: with two ranks one has none of the third group, with four ranks several."""
+"""Rows of each group of pairs in a step. With two ranks one has none of the third group, with four ranks several."""
 
 OPENING, MASK = 1, 3
 
 
 @dataclass(frozen=True)
 class ToyTokens:
-    """Sequences of 2 to `longest` ids; a function of their number."""
+    """Sequences of 2 to `longest` ids, as a function of their index."""
 
     side: str
     vocab_size: int
@@ -62,34 +69,34 @@ class ToyPairs:
 
 
 def build_micro_batches(
-    subject: ParityModel, step: int, *, rank: int, ranks: int, micro: int, is_bitwise: bool
+    parity_model: ParityModel, step: int, *, rank: int, ranks: int, micro: int, is_bitwise: bool
 ) -> list[Batch]:
     """Return the micro-batches of one of `ranks` data ranks.
 
     Args:
-        subject: what is trained.
+        parity_model: the model that is trained.
         step: counted from 0.
         rank: the data rank.
-        ranks: data ranks.
+        ranks: number of data ranks.
         micro: rows of one micro-batch of windows.
-        is_bitwise: whole groups of pairs are taken in turns, as in bitwise mode; else each group is split over ranks.
+        is_bitwise: assign every ranks-th group of pairs, as bitwise mode does; else divide each group among ranks.
     """
-    if subject.has_windows:
+    if parity_model.has_windows:
         share = SEQUENCES // ranks
         starts = range(rank * share, (rank + 1) * share, micro)
-        return [_build_windows(subject, step, range(start, start + micro)) for start in starts]
-    pairs, make = _build_pairs(subject.model)
+        return [_build_windows(parity_model, step, range(start, start + micro)) for start in starts]
+    pairs, make = _build_pairs(parity_model.model)
     groups = _list_groups(step)
     if is_bitwise:
         return [make(pairs, group) for group in groups[rank::ranks]]
     return [make(pairs, group[rank::ranks]) for group in groups]
 
 
-def list_rows(subject: ParityModel, step: int) -> list[Batch]:
-    """Return every row of a step as a batch of its own; pairs have no padding there."""
-    if subject.has_windows:
-        return [_build_windows(subject, step, range(row, row + 1)) for row in range(SEQUENCES)]
-    pairs, make = _build_pairs(subject.model)
+def list_rows(parity_model: ParityModel, step: int) -> list[Batch]:
+    """Return every row of a step as its own batch; pairs have no padding there."""
+    if parity_model.has_windows:
+        return [_build_windows(parity_model, step, range(row, row + 1)) for row in range(SEQUENCES)]
+    pairs, make = _build_pairs(parity_model.model)
     return [make(pairs, [row]) for group in _list_groups(step) for row in group]
 
 
@@ -98,20 +105,27 @@ def _list_groups(step: int) -> list[Sequence[int]]:
     return [range(end - rows, end) for end, rows in zip(ends.tolist(), GROUP_ROWS, strict=True)]
 
 
-def _build_windows(subject: ParityModel, step: int, rows: range) -> Batch:
-    batch = build_parity_batch(step, rows, subject)
-    if subject.objective != "masked":
-        return batch
-    masking = TokenMasker(
-        MaskedLmConfig(), MASK, protected_token=-1, vocab_size=subject.model.vocab_size, key=("doctor",)
-    )
-    return masking.mask_batch(batch, [step * SEQUENCES + row for row in rows])
+def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
+    batch = build_parity_batch(step, rows, parity_model)
+    match parity_model.objective:
+        case MaskedLmConfig():
+            vocab_size = parity_model.model.vocab_size
+            masking = TokenMasker(MaskedLmConfig(), MASK, protected_token=-1, vocab_size=vocab_size, key=("doctor",))
+            return masking.mask_batch(batch, [step * SEQUENCES + row for row in rows])
+        case NextTokenConfig() | TranslationConfig() | ClassificationConfig():
+            return batch
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _build_pairs(model: ModelConfig) -> tuple[ToyPairs, MakeBatch]:
     longest = ParityModel("", model).length
     source = ToyTokens("source", model.embedding.source_vocab_size or model.vocab_size, longest)
-    if model.head.kind == "classification":
-        return ToyPairs(source, ToyLabels(model.head.num_labels)), ClassificationCollator(OPENING)
-    target = ToyTokens("target", model.vocab_size, longest)
-    return ToyPairs(source, target), TranslationCollator(OPENING)
+    match model.head:
+        case ClassificationHeadConfig() as head:
+            return ToyPairs(source, ToyLabels(head.num_labels)), ClassificationCollator(OPENING)
+        case LmHeadConfig() | MlmHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():
+            target = ToyTokens("target", model.vocab_size, longest)
+            return ToyPairs(source, target), TranslationCollator(OPENING)
+        case unreachable:
+            assert_never(unreachable)

@@ -1,7 +1,7 @@
-"""Processes of this machine as ranks that do one task after another, each result told as soon as it is there.
+"""Run tasks on a pool of processes of this machine as ranks, and yield each result as soon as it is there.
 
-A rank that fails or hangs spoils its group, never the answer: the group is ended, the task is told as failed with the
-rank and the reason, and a new group goes on with the next task.
+A rank that fails or hangs ends its group only: the task is yielded as failed with the rank and the reason, and a new
+group continues with the next task.
 """
 
 import multiprocessing
@@ -17,34 +17,45 @@ from typing import Any
 from llmsys.port import find_free_port
 
 START_SECONDS = 300.0
-"""How long ranks may take to import what they need and to meet, on a machine that has other work."""
+"""Seconds that ranks get to import and join, on a machine with other work."""
 
-TASKS_OF_A_GROUP = 32
-"""Then new processes go on: every communicator that a task opens keeps threads, and hundreds of them slow all down."""
+MAX_GROUP_TASKS = 32
+"""Tasks of one group of processes: every communicator that a task opens keeps threads, and hundreds slow all tasks."""
 
 Task = Callable[[int], Any]
-"""(number of the task) → what rank 0 tells of it. Must be importable: it is sent to new processes by name."""
+"""(index of the task) → its result; rank 0's is used. Must be importable: it is sent to new processes by name."""
 
 
 class TaskFailure(str):
-    """Why a task was not finished, in words."""
+    """The reason why a task was not finished."""
 
     __slots__ = ()
 
 
 def run_tasks(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
-    """(number, result of rank 0, or Failed) for each task, in order, on `ranks` processes."""
+    """Run tasks in order on `ranks` processes.
+
+    Args:
+        task: function of a task's index.
+        numbers: indices of the tasks.
+        ranks: number of processes.
+        timeout_seconds: maximum seconds of one task.
+
+    Yields:
+        (index, result of rank 0 or TaskFailure) for each task.
+    """
     left = list(numbers)
     while left:
         done = 0
-        for number, result in _run_group(task, left[:TASKS_OF_A_GROUP], ranks, timeout_seconds):
+        for number, result in _run_group(task, left[:MAX_GROUP_TASKS], ranks, timeout_seconds):
             yield number, result
             done += 1
         left = left[done:]
 
 
 def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: float) -> Iterator[tuple[int, Any]]:
-    """Results until the first failure, which is the last."""
+    """Yield results up to and including the first failure."""
+    # Forked processes would inherit threads and CUDA state of this one.
     context = multiprocessing.get_context("spawn")
     port = find_free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
@@ -54,7 +65,7 @@ def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: 
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):
         process.start()
-        sender.close()  # so that the end of a process is the end of its pipe
+        sender.close()  # or the pipe would not end with its process
     receivers = [receiver for receiver, _ in pipes]
     try:
         started = _receive_answer(receivers, START_SECONDS)
@@ -71,7 +82,7 @@ def _run_group(task: Task, numbers: Sequence[int], ranks: int, timeout_seconds: 
 
 
 def _receive_answer(receivers: list[Connection], timeout_seconds: float) -> Any:
-    """What rank 0 says when all ranks have answered; Failed for the first that did not."""
+    """Return rank 0's result when all ranks have answered, or a TaskFailure for the first that did not."""
     deadline = time.monotonic() + timeout_seconds
     waiting = {receiver: rank for rank, receiver in enumerate(receivers)}
     answer: Any = None
@@ -102,7 +113,8 @@ def _run_rank(sender: Connection, task: Task, numbers: list[int], rank: int, ran
 
     import torch
 
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # gathering what is split is our business here
+    # It warns about gathering full tensors, which parity must do.
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     from llmsys.parallel.process_group import init_process_group
 
     torch.set_num_threads(1)

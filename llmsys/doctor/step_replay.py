@@ -1,8 +1,8 @@
-"""Rebuild one step of a run from the nearest checkpoint before it, and hold it to what the run recorded.
+"""Replay one step of a run from the nearest checkpoint before it, and compare it with the recorded values.
 
-Reads the run folder and changes nothing in it. The tokens of each step on the way must have the recorded digest; loss
-and gradient norm must agree to a tolerance, since the original may have had other ranks; and in bitwise mode the state
-after the step must have the recorded hash, bit for bit.
+Reads the run folder; writes nothing. The tokens of each step on the way must have the recorded digest. Loss and
+gradient norm must agree within a tolerance, since the original may have had other ranks. In bitwise mode the state
+after the step must have the recorded hash.
 """
 
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ from llmsys.train.precision import resolve_precision
 from llmsys.train.trainer import seed_dropout
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
-"""Relative, of loss and gradient norm: sums in another order, in the type that products are in."""
+"""Relative tolerance of loss and gradient norm: sums in another order, in the dtype of the matmuls."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """One thing that was recorded and was made again."""
+    """One recorded value and the replayed one."""
 
     step: int
     what: str
@@ -48,10 +48,18 @@ class ReplayCheck:
 
 
 def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
-    """Everything that could be checked about step `step`, counted from 1, and the steps that lead to it.
+    """Replay a step and the steps between the nearest checkpoint and it.
 
-    Raises DataError when the run has not got there, CheckpointError when no checkpoint before it is whole and the run
-    did not begin from its seed.
+    Args:
+        config: the config of the run.
+        step: counted from 1.
+
+    Returns:
+        A check for every recorded value.
+
+    Raises:
+        DataError: the run has not trained the step.
+        CheckpointError: no checkpoint before it is complete, and the run did not start from its seed.
     """
     recorded = _read_step_events(config.run.folder, step)
     alone = _build_single_process_config(resolve_precision(config))
@@ -72,7 +80,7 @@ def replay_step(config: RunConfig, step: int) -> list[ReplayCheck]:
 
 
 def _build_single_process_config(config: RunConfig) -> RunConfig:
-    """The run in one process: engine and layout never change what a step is."""
+    """Return the config for one process: engine and layout never change the content of a step."""
     changes: dict[str, Any] = {"layout": ParallelLayout(), "engine": TorchEngineConfig()}
     return config.model_copy(update=changes)
 
@@ -88,7 +96,7 @@ def _read_step_events(run_folder: Path, step: int) -> dict[int, dict[str, Any]]:
 
 
 def _load_checkpoint_before(engine: Engine, config: RunConfig, step: int) -> tuple[int, set[int]]:
-    """Load the newest whole checkpoint before `step`; (its step, steps that were left out)."""
+    """Load the newest complete checkpoint before `step`; return its step and the skipped steps."""
     folder = config.run.folder / "checkpoints"
     for name in reversed(checkpoint_load.list_complete_checkpoints(folder)):
         if int(name.name.removeprefix("step-")) >= step:
@@ -113,25 +121,27 @@ def _replay_single_step(
     engine: Engine, config: RunConfig, batches: list[Any], number: int, recorded: dict[str, Any]
 ) -> list[ReplayCheck]:
     seed_dropout(config.run.seed, number - 1)
+    # The order of Trainer._train_step.
     set_balance_factor(engine.module, compute_balance_factor(config, number))
     result = engine.train_step(batches, compute_learning_rate(config, number))
     update_expert_balance(engine.module, result.is_applied)
     checks = []
     if "batch_digest" in recorded:
-        made = format_digest(compute_batch_digest(batches))
-        checks.append(ReplayCheck(number, "tokens", recorded["batch_digest"], made, made == recorded["batch_digest"]))
+        digest, expected = format_digest(compute_batch_digest(batches)), recorded["batch_digest"]
+        checks.append(ReplayCheck(number, "tokens", expected, digest, digest == expected))
     for name, value in (("loss", result.loss), ("gradient_norm", result.gradient_norm)):
         if recorded.get(name) is not None:
+            # Not equal: the original may have summed over other ranks.
             near = abs(value - recorded[name]) <= TOLERANCE[config.train.resolved_precision] * abs(recorded[name])
             checks.append(ReplayCheck(number, name, recorded[name], value, near))
     return checks
 
 
 def _compare_state_hash(engine: Engine, config: RunConfig, step: int) -> list[ReplayCheck]:
-    """The hash of the state after the step, where a checkpoint of it recorded one."""
+    """Compare the hash of the state after the step, where a checkpoint of it recorded one."""
     path = config.run.folder / "events.jsonl"
     events = [e for e in read_latest_events(path) if e["event"] == "state_hash" and e["step"] == step]
     if not events:
         return []
-    made = hash_state(engine.get_state())
-    return [ReplayCheck(step, "state", events[-1]["state_hash"], made, made == events[-1]["state_hash"])]
+    replayed, expected = hash_state(engine.get_state()), events[-1]["state_hash"]
+    return [ReplayCheck(step, "state", expected, replayed, replayed == expected)]

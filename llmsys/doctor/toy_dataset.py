@@ -1,4 +1,4 @@
-"""A small prepared dataset of a toy language and a run over it, made in a second: what crash drills train on."""
+"""Write a small prepared dataset of a toy language within a second, with a config that trains on it."""
 
 import io
 import random
@@ -19,7 +19,7 @@ VOCABULARY, LENGTH, SEQUENCES, STEPS = 384, 32, 8, 12
 
 
 def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
-    """A run of twelve steps in bitwise mode, with experts, so that every number of processes has one trajectory."""
+    """Return a run of twelve steps in bitwise mode with experts, equal on every number of processes."""
     settings: dict[str, Any] = {
         "run": {"name": "drill", "folder": folder / "run"},
         "data": {"kind": "crawl", "folder": folder / "data"},
@@ -50,7 +50,7 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
 
 
 def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()) -> None:
-    """Write tokenizer, token shards and manifest as `llmsys prepare` would; `symbols` are pieces no text produces."""
+    """Write tokenizer, token shards and manifest as `llmsys prepare` does; no text produces the pieces `symbols`."""
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
     model = io.BytesIO()
@@ -63,6 +63,7 @@ def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symb
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
+        # The toy text has too few pieces for a hard limit.
         hard_vocab_limit=False,
         minloglevel=2,
         control_symbols=list(symbols),
@@ -94,12 +95,12 @@ def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symb
 
 
 def build_toy_url(split: str, number: int) -> str:
-    """Where document `number` of a split came from."""
+    """Return the URL of document `number` of a split."""
     return f"http://toy.example/{split}/{number}"
 
 
 def _generate_texts(count: int, seed: int) -> list[str]:
-    """Sentences of a toy language, the same for the same seed."""
+    """Return sentences of a toy language, the same for the same seed."""
     choose = random.Random(seed)
     return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
 

@@ -1,8 +1,8 @@
-"""Beam search: the likeliest whole text that a search over a few beginnings at a time finds.
+"""Beam search: find a likely text with a fixed number of candidate sequences per row.
 
-A text scores its log-probability divided by ((5 + length) / 6)^length_penalty (Wu 2016, arXiv:1609.08144, 7), so that
-short texts have no advantage. The search over one row ends when no unfinished beginning can still win, since its score
-can only fall and the divisor is largest at the limit; it is thus exact for what the beams have seen.
+A text's score is its log-probability divided by ((5 + length) / 6)^length_penalty (Wu 2016, arXiv:1609.08144, 7), so
+that short texts have no advantage. The search over one row ends when no unfinished sequence can exceed the best
+finished one: its log-probability only falls, and the divisor is largest at the limit.
 """
 
 import math
@@ -15,12 +15,13 @@ from torch import Tensor
 # B rows of the batch, K beams, R = B * K rows of the cache, V vocabulary
 
 Step = Callable[[Tensor, Tensor], Tensor]
-"""(rows_R, tokens_R) → logits_RV: go on with these rows of the cache (they may repeat), each with its token."""
+"""(rows_R, tokens_R) → logits_RV: append each token to its row of the cache, return the next logits. Rows may repeat.
+"""
 
 
 @dataclass
 class BeamState:
-    """The state of one row: beginnings with their log-probabilities, and the best finished text so far."""
+    """The search over one row: unfinished sequences with their log-probabilities, and the best finished text so far."""
 
     limit: int
     sequences: list[list[int]] = field(default_factory=lambda: [[]])
@@ -35,29 +36,35 @@ class BeamState:
             self.best, self.best_score = text, score
 
     def is_over(self, length_penalty: float) -> bool:
-        """Whether no beginning can become better than the best finished text."""
+        """Return whether no unfinished sequence can exceed the best finished text."""
         if not self.sequences:
             return True
         return self.best_score >= max(self.scores) / compute_length_penalty(self.limit + 1, length_penalty)
 
 
 def compute_length_penalty(length: int, length_penalty: float) -> float:
-    """What a log-probability of `length` tokens is divided by; 1 for a length_penalty of 0."""
+    """Return the divisor of the log-probability of `length` tokens; 1 for a length_penalty of 0."""
     return float(((5 + length) / 6) ** length_penalty)
 
 
 def search_beams(
-    first_BV: Tensor, step: Step, *, beams: int, length_penalty: float, limits: Sequence[int], end_token: int
+    first_BV: Tensor, step: Step, *, num_beams: int, length_penalty: float, limits: Sequence[int], end_token: int
 ) -> list[list[int]]:
-    """The best text found for each of B rows, without its end token and at most `limits[b]` tokens long.
+    """Return the best text found for each of B rows, without its end token.
 
-    `first_BV` are the logits after the prompts, whose rows the cache holds; `step` continues them.
+    Args:
+        first_BV: logits after the prompts, whose rows the cache holds.
+        step: continues rows of the cache.
+        num_beams: unfinished sequences per row.
+        length_penalty: exponent of the length in the score.
+        limits: maximum tokens of each row's text.
+        end_token: id that ends a text.
     """
     searches = [BeamState(limit) for limit in limits]
     alive = list(range(len(searches)))
     logits_RV = first_BV
     while alive:
-        rows, tokens = _expand_beams([searches[b] for b in alive], logits_RV, beams, length_penalty, end_token)
+        rows, tokens = _expand_beams([searches[b] for b in alive], logits_RV, num_beams, length_penalty, end_token)
         alive = [b for b in alive if searches[b].sequences]
         if alive:
             logits_RV = step(torch.tensor(rows), torch.tensor(tokens))
@@ -65,42 +72,44 @@ def search_beams(
 
 
 def _expand_beams(
-    searches: list[BeamState], logits_RV: Tensor, beams: int, length_penalty: float, end_token: int
+    searches: list[BeamState], logits_RV: Tensor, num_beams: int, length_penalty: float, end_token: int
 ) -> tuple[list[int], list[int]]:
-    """One more token for every beginning of every search; rows and tokens of those that go on, search by search."""
+    """Append one token to every sequence of every search; return cache rows and tokens of those that continue."""
     log_RV = logits_RV.detach().float().log_softmax(dim=-1).cpu()
     rows: list[int] = []
     tokens: list[int] = []
     first = 0
     for search in searches:
         count = len(search.sequences)
-        places, chosen = _advance_beam(search, log_RV[first : first + count], beams, length_penalty, end_token)
-        rows += [first + place for place in places]
+        beams, chosen = _advance_beam(search, log_RV[first : first + count], num_beams, length_penalty, end_token)
+        rows += [first + beam for beam in beams]
         tokens += chosen
         first += count
     return rows, tokens
 
 
 def _advance_beam(
-    search: BeamState, log_KV: Tensor, beams: int, length_penalty: float, end_token: int
+    search: BeamState, log_KV: Tensor, num_beams: int, length_penalty: float, end_token: int
 ) -> tuple[list[int], list[int]]:
-    """Replace the beginnings of one search by their best continuations; where each came from, and its token."""
+    """Replace the sequences of one search by their best continuations; return the beam and token of each."""
     vocabulary = log_KV.shape[1]
     total_KV = torch.tensor(search.scores)[:, None] + log_KV
-    # Twice as many as needed: at most one candidate of each beginning is its end.
-    best = total_KV.flatten().topk(min(2 * beams, total_KV.numel()))
+    # Twice as many as needed: at most one candidate of each sequence is its end.
+    best = total_KV.flatten().topk(min(2 * num_beams, total_KV.numel()))
     kept: list[tuple[float, int, int]] = []
     for rank, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-        place, token = divmod(index, vocabulary)
+        beam, token = divmod(index, vocabulary)
+        # Only impossible tokens are left.
         if score == -math.inf:
             continue
         if token == end_token:
-            if rank < beams:
-                search.add_finished(search.sequences[place], score, length_penalty)
-        elif len(kept) < beams:
-            kept.append((score, place, token))
+            # An end counts among the best num_beams candidates only, as in transformers.
+            if rank < num_beams:
+                search.add_finished(search.sequences[beam], score, length_penalty)
+        elif len(kept) < num_beams:
+            kept.append((score, beam, token))
     search.sequences, search.scores = (
-        [[*search.sequences[place], token] for _, place, token in kept],
+        [[*search.sequences[beam], token] for _, beam, token in kept],
         [score for score, _, _ in kept],
     )
     if search.sequences and len(search.sequences[0]) >= search.limit:
@@ -109,4 +118,4 @@ def _advance_beam(
         search.sequences = []
     if search.is_over(length_penalty):
         search.sequences = []
-    return ([place for _, place, _ in kept], [token for _, _, token in kept]) if search.sequences else ([], [])
+    return ([beam for _, beam, _ in kept], [token for _, _, token in kept]) if search.sequences else ([], [])

@@ -1,4 +1,4 @@
-"""The prompts of a config, continued: what the trainer does at the end of a run and `llmsys generate` on request."""
+"""Complete the prompts of a config: at the end of a run, and for `llmsys generate`."""
 
 from collections.abc import Callable
 
@@ -10,27 +10,41 @@ from llmsys.model.transformer import Transformer
 from llmsys.tokenizer import Tokenizer
 from llmsys.train.run_data import get_prefix_ids
 
-Hear = Callable[[int, str], None]
-"""Hears (prompt number, piece of text) as soon as the text is certain."""
+OnText = Callable[[int, str], None]
+"""Receives (prompt index, piece of text) as soon as the text is certain."""
 
 
 def complete_prompts(
-    model: Transformer, tokenizer: Tokenizer, config: RunConfig, hear: Hear | None = None
+    model: Transformer, tokenizer: Tokenizer, config: RunConfig, on_text: OnText | None = None
 ) -> list[dict[str, str]]:
-    """Prompt and continuation for each of generation.prompts."""
+    """Complete each of `generation.prompts`.
+
+    Args:
+        model: a decoder.
+        tokenizer: its tokenizer.
+        config: the config of the run.
+        on_text: receives pieces of text while they are generated.
+
+    Returns:
+        {prompt, text} for each prompt, in order.
+
+    Raises:
+        ConfigError: a setting of `generation` is out of range.
+        DataError: a prompt fills the context.
+    """
     settings = config.generation
     if not settings.prompts:
         return []
-    stream = None if hear is None else TextStreamer(tokenizer, list(settings.prompts), hear)
+    stream = None if on_text is None else TextStreamer(tokenizer, list(settings.prompts), on_text)
     texts = generate_texts(
         model,
         tokenizer,
         list(settings.prompts),
         max_new_tokens=settings.max_new_tokens,
-        how=build_decoding_params(settings),
+        decoding=build_decoding_params(settings),
         seed=settings.seed,
-        opening=get_prefix_ids(settings, tokenizer),
-        listen=stream,
+        prefix_ids=get_prefix_ids(settings, tokenizer),
+        on_token=stream,
     )
     if stream is not None:
         stream.flush(texts)
@@ -38,7 +52,7 @@ def complete_prompts(
 
 
 def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSearchParams:
-    """Beam search when the config asks for more than one beam, else drawing tokens."""
+    """Return beam search for more than one beam, else sampling."""
     if settings.num_beams > 1:
         return BeamSearchParams(settings.num_beams, settings.length_penalty)
     return SamplingParams(
@@ -51,30 +65,31 @@ def build_decoding_params(settings: GenerationConfig) -> SamplingParams | BeamSe
 
 
 class TextStreamer:
-    """Turns tokens into pieces of text for a listener. A character whose bytes are not all there yet is held back."""
+    """A converter of tokens to pieces of text. A character whose bytes are incomplete is held back."""
 
-    def __init__(self, tokenizer: Tokenizer, prompts: list[str], hear: Hear) -> None:
-        self._tokenizer, self._hear = tokenizer, hear
+    def __init__(self, tokenizer: Tokenizer, prompts: list[str], on_text: OnText) -> None:
+        self._tokenizer, self._on_text = tokenizer, on_text
         self._ids = [tokenizer.encode(prompt) for prompt in prompts]
-        self._said = [tokenizer.decode(ids) for ids in self._ids]
-        self._heard = ["" for _ in prompts]
+        self._decoded = [tokenizer.decode(ids) for ids in self._ids]
+        self._emitted = ["" for _ in prompts]
 
     def __call__(self, row: int, token: int) -> None:
-        """One more token of one text."""
+        """Add one token of one text."""
         self._ids[row].append(token)
         text = self._tokenizer.decode(self._ids[row])
-        if text.endswith("�") or not text.startswith(self._said[row]):
+        # The replacement character: the bytes of the last character are incomplete.
+        if text.endswith("�") or not text.startswith(self._decoded[row]):
             return
-        self._emit_text(row, text[len(self._said[row]) :])
-        self._said[row] = text
+        self._emit_text(row, text[len(self._decoded[row]) :])
+        self._decoded[row] = text
 
     def flush(self, texts: list[str]) -> None:
-        """Say what was held back to the last."""
+        """Emit the text that was held back until the end."""
         for row, text in enumerate(texts):
-            if text.startswith(self._heard[row]):
-                self._emit_text(row, text[len(self._heard[row]) :])
+            if text.startswith(self._emitted[row]):
+                self._emit_text(row, text[len(self._emitted[row]) :])
 
     def _emit_text(self, row: int, piece: str) -> None:
         if piece:
-            self._heard[row] += piece
-            self._hear(row, piece)
+            self._emitted[row] += piece
+            self._on_text(row, piece)

@@ -1,14 +1,15 @@
 """Continue prompts with a model: all prompts in one batch, padded on the left, with a key-value cache.
 
-Reads a Transformer and a tokenizer, gives one continuation per prompt. A continuation depends on the model, the prompt,
-the seed and the settings, never on the prompts beside it: padding is seen by nobody, positions count from the first
-real token, and every prompt has its own context limit and draws from its own generator.
+Invariants:
+- A continuation depends on the model, the prompt, the seed and the settings, never on the other prompts of the batch.
+  Padding is masked, positions count from the first real token, and each prompt has its own limit and generator.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -25,23 +26,23 @@ from llmsys.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-Listen = Callable[[int, int], None]
-"""Hears (prompt number, token) for every new token, as soon as it is chosen."""
+OnToken = Callable[[int, int], None]
+"""Receives (prompt index, token) for every new token, as soon as it is chosen."""
 Pick = Callable[[Tensor, list[int]], Tensor]
 NextLogits = Callable[[Tensor, KeyValueCache], Tensor]
-"""tokens (B, T) → logits of the token after the last, (B, V), V the ids of the tokenizer."""
+"""tokens (B, T) → logits of the next token (B, V), V the ids of the tokenizer."""
 
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """Search for the likeliest text instead of drawing tokens; see beam.py."""
+    """Parameters of beam search; see beam_search.py."""
 
     num_beams: int
     length_penalty: float = 0.6
 
 
-DRAW = SamplingParams()
-NEVER = -1  # no token has this id
+DEFAULT_SAMPLING = SamplingParams()
+NO_TOKEN = -1  # no token has this id
 
 
 def generate_texts(
@@ -50,50 +51,65 @@ def generate_texts(
     prompts: Sequence[str],
     *,
     max_new_tokens: int,
-    how: SamplingParams | BeamSearchParams = DRAW,
+    decoding: SamplingParams | BeamSearchParams = DEFAULT_SAMPLING,
     seed: int = 0,
     stop_at_eos: bool = True,
-    opening: Sequence[int] | None = None,
-    listen: Listen | None = None,
+    prefix_ids: Sequence[int] | None = None,
+    on_token: OnToken | None = None,
 ) -> list[str]:
-    """The continuation of each prompt, without the prompt.
+    """Return the continuation of each prompt, without the prompt.
 
-    `opening` are the ids before each prompt; None is the end-of-document id, which opens every document in training.
-    An empty prompt without any is opened all the same, by the begin or else the end id: a model continues something.
-
-    Rows of the vocabulary beyond the tokenizer's ids, which make its size a round number, are never chosen.
     A text ends at its end-of-document token, after `max_new_tokens`, or at the model's context limit (with a warning).
-    Equal prompts get different samples: each draws from a generator seeded by (seed, prompt, occurrence).
+    Rows of the vocabulary beyond the tokenizer's ids, which pad its size to a round number, are never chosen.
+
+    Args:
+        model: a decoder.
+        tokenizer: its tokenizer.
+        prompts: texts to continue. Equal prompts get different samples.
+        max_new_tokens: maximum tokens of a continuation, at least 1.
+        decoding: sampling or beam search.
+        seed: each prompt samples from a generator seeded by (seed, prompt, occurrence).
+        stop_at_eos: end a text at its end-of-document token.
+        prefix_ids: ids before each prompt. None is the end-of-document id, which precedes every document in training.
+            An empty prompt without a prefix gets the begin or else the end id: a model needs a token to continue.
+        on_token: receives every new token; beam search does not call it.
 
     Raises:
-        DataError: a prompt that fills the context and leaves no room to continue.
-        ConfigError: max_new_tokens out of range.
+        DataError: a prompt fills the context.
+        ConfigError: max_new_tokens is out of range.
     """
+    _check_max_new_tokens(max_new_tokens)
+    if not prompts:
+        return []
+    # In training every document follows the end token of the one before it.
+    prefix_ids = (tokenizer.eos_id,) if prefix_ids is None else tuple(prefix_ids)
+    ids = [[*prefix_ids, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
+    num_prefix = len(prefix_ids)
+    limits = [
+        _compute_token_limit(prompt, row, num_prefix, max_new_tokens, model)
+        for prompt, row in zip(prompts, ids, strict=True)
+    ]
+    stop = tokenizer.eos_id if stop_at_eos else NO_TOKEN
+    next_logits = _build_logits_function(model, tokenizer.vocab_size)
+    with use_eval_mode(model):
+        first_BV, cache = _prefill_prompts(model, ids, limits, next_logits)
+        match decoding:
+            case BeamSearchParams():
+                new_ids = _decode_with_beams(first_BV, cache, limits, stop, decoding, next_logits)
+            case SamplingParams():
+                pick = _build_token_picker(decoding, ids, _build_generators(prompts, seed))
+                new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, on_token, next_logits)
+            case unreachable:
+                assert_never(unreachable)
+    return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
+
+
+def _check_max_new_tokens(max_new_tokens: int) -> None:
     if max_new_tokens < 1:
         raise ConfigError(
             f"generation.max_new_tokens={max_new_tokens} is out of range: it must be at least 1. "
             f"Set it to a value in range."
         )
-    if not prompts:
-        return []
-    # In training every document is opened by the token that closed the one before it.
-    opening = (tokenizer.eos_id,) if opening is None else tuple(opening)
-    ids = [[*opening, *tokenizer.encode(prompt)] or _get_fallback_prefix(tokenizer) for prompt in prompts]
-    opened = len(opening)
-    limits = [
-        _compute_token_limit(prompt, row, opened, max_new_tokens, model)
-        for prompt, row in zip(prompts, ids, strict=True)
-    ]
-    stop = tokenizer.eos_id if stop_at_eos else NEVER
-    next_logits = _build_logits_function(model, tokenizer.vocab_size)
-    with use_eval_mode(model):
-        first_BV, cache = _prefill_prompts(model, ids, limits, next_logits)
-        if isinstance(how, BeamSearchParams):
-            new_ids = _decode_with_beams(first_BV, cache, limits, stop, how, next_logits)
-        else:
-            pick = _build_token_picker(how, ids, _build_generators(prompts, seed))
-            new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, listen, next_logits)
-    return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
 
 
 def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
@@ -102,7 +118,7 @@ def _get_fallback_prefix(tokenizer: Tokenizer) -> list[int]:
 
 @contextlib.contextmanager
 def use_eval_mode(model: Transformer) -> Iterator[None]:
-    """The model in evaluation mode and without gradients; afterwards as it was."""
+    """Set the model to evaluation mode without gradients inside the block, and restore its mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -112,12 +128,12 @@ def use_eval_mode(model: Transformer) -> Iterator[None]:
         model.train(was_training)
 
 
-def _build_token_picker(choice: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
-    """Chooses for some of the rows, each from its own generator and with its own tokens in mind."""
+def _build_token_picker(params: SamplingParams, ids: list[list[int]], generators: list[torch.Generator]) -> Pick:
+    """Return a function that samples for some of the rows, each with its own generator and its own previous tokens."""
     seen = [list(row) for row in ids]
 
     def pick_tokens(logits_BV: Tensor, rows: list[int]) -> Tensor:
-        tokens_B = sample_tokens(logits_BV, [generators[row] for row in rows], choice, [seen[row] for row in rows])
+        tokens_B = sample_tokens(logits_BV, [generators[row] for row in rows], params, [seen[row] for row in rows])
         for row, token in zip(rows, tokens_B.tolist(), strict=True):
             seen[row].append(token)
         return tokens_B
@@ -125,10 +141,10 @@ def _build_token_picker(choice: SamplingParams, ids: list[list[int]], generators
     return pick_tokens
 
 
-def _build_logits_function(model: Transformer, pieces: int) -> NextLogits:
+def _build_logits_function(model: Transformer, vocab_size: int) -> NextLogits:
     def compute_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         logits_BTV: Tensor = model(tokens_BT.to(model.embed.weight.device), cache=cache)
-        return logits_BTV[:, -1, :pieces]
+        return logits_BTV[:, -1, :vocab_size]
 
     return compute_logits
 
@@ -136,16 +152,22 @@ def _build_logits_function(model: Transformer, pieces: int) -> NextLogits:
 def _prefill_prompts(
     model: Transformer, ids: list[list[int]], limits: list[int], next_logits: NextLogits
 ) -> tuple[Tensor, KeyValueCache]:
-    """Logits after each prompt, and the cache that holds the prompts, padded on the left."""
+    """Return the logits after each prompt, and a cache with the prompts, padded on the left."""
     longest = max(map(len, ids))
     padding_B = torch.tensor([longest - len(row) for row in ids])
+    # Padded on the left, so that all prompts end in the same column; the padding id is masked.
     tokens_BT = torch.tensor([[0] * (longest - len(row)) + row for row in ids])
     cache = KeyValueCache(model.config, len(ids), longest + max(limits), padding_B=padding_B)
     return next_logits(tokens_BT, cache), cache
 
 
 def _decode_with_beams(
-    first_BV: Tensor, cache: KeyValueCache, limits: list[int], stop: int, how: BeamSearchParams, next_logits: NextLogits
+    first_BV: Tensor,
+    cache: KeyValueCache,
+    limits: list[int],
+    stop: int,
+    decoding: BeamSearchParams,
+    next_logits: NextLogits,
 ) -> list[list[int]]:
     def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         cache.select_rows(rows_R.tolist())
@@ -154,8 +176,8 @@ def _decode_with_beams(
     return search_beams(
         first_BV,
         compute_step_logits,
-        beams=how.num_beams,
-        length_penalty=how.length_penalty,
+        num_beams=decoding.num_beams,
+        length_penalty=decoding.length_penalty,
         limits=limits,
         end_token=stop,
     )
@@ -167,54 +189,57 @@ def _decode_with_sampling(
     limits: list[int],
     stop: int,
     pick: Pick,
-    listen: Listen | None,
+    on_token: OnToken | None,
     next_logits: NextLogits,
 ) -> list[list[int]]:
-    """The new token ids of every row; rows leave the batch when they end."""
+    """Return the new token ids of every row; rows leave the batch when they end."""
     new: list[list[int]] = [[] for _ in limits]
     alive = list(range(len(limits)))
     while True:
         tokens_B = pick(logits_BV, alive)
         staying = []
-        for place, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
+        for index, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
             if token != stop:
                 new[row].append(token)
-                if listen is not None:
-                    listen(row, token)
+                if on_token is not None:
+                    on_token(row, token)
                 if len(new[row]) < limits[row]:
-                    staying.append(place)
+                    staying.append(index)
         if not staying:
             return new
+        # Finished rows leave the cache: later steps cost less.
         if len(staying) < len(alive):
             cache.select_rows(staying)
-        alive = [alive[place] for place in staying]
+        alive = [alive[index] for index in staying]
         logits_BV = next_logits(tokens_B[staying, None], cache)
 
 
 def _build_generators(prompts: Sequence[str], seed: int) -> list[torch.Generator]:
-    """One generator per prompt; the second of two equal prompts gets another one than the first."""
+    """Return one generator per prompt; equal prompts get different seeds."""
     generators = []
-    for place, prompt in enumerate(prompts):
-        occurrence = list(prompts[:place]).count(prompt)
+    for index, prompt in enumerate(prompts):
+        occurrence = list(prompts[:index]).count(prompt)
         digest = blake2b(f"{seed}:{occurrence}:{prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
+        # torch takes seeds below 2^63.
         generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
     return generators
 
 
 def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -> str:
-    """The text that `new` adds; decoded together with the prompt, because a leading space is lost otherwise."""
-    before, whole = tokenizer.decode(old), tokenizer.decode(old + new)
-    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
+    """Return the text of the new ids. They are decoded with the prompt, because a leading space is lost otherwise."""
+    before, text = tokenizer.decode(old), tokenizer.decode(old + new)
+    # Without the prefix when an incomplete character at the seam changes its text.
+    return text[len(before) :] if text.startswith(before) else tokenizer.decode(new)
 
 
-def _compute_token_limit(prompt: str, row: list[int], opened: int, max_new_tokens: int, model: Transformer) -> int:
-    """How many tokens may follow a row of which the first `opened` are not the prompt's."""
-    context, length = model.config.max_position_embeddings - opened, len(row) - opened
+def _compute_token_limit(prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer) -> int:
+    """Return the maximum new tokens of a row whose first `num_prefix` ids are not the prompt's."""
+    context, length = model.config.max_position_embeddings - num_prefix, len(row) - num_prefix
     if length >= context:
         raise DataError(
             f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no room to continue in a context of "
-            f"model.max_position_embeddings={context + opened}, of which {opened} open{'s' * (opened == 1)} the text. "
-            f"Shorten it to {context - 1} tokens or less."
+            f"model.max_position_embeddings={context + num_prefix}, of which {num_prefix} "
+            f"open{'s' * (num_prefix == 1)} the text. Shorten it to {context - 1} tokens or less."
         )
     if length + max_new_tokens > context:
         log.warning(

@@ -1,7 +1,6 @@
-"""From the logits of one position to the next token: greedy, temperature, top-k, top-p, min-p, repetition penalty.
+"""Sample the next token from logits: greedy, temperature, top-k, top-p, min-p, repetition penalty.
 
-Runs in float32 on the CPU with a generator per row, so a row's choices depend on its own logits, its own tokens and its
-own seed alone.
+Runs in float32 on the CPU with a generator per row, so a row's samples depend on its own logits, tokens and seed alone.
 """
 
 import math
@@ -18,9 +17,17 @@ from llmsys.errors import ConfigError
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a token is chosen. The defaults draw from the model's own distribution.
+    """Parameters of sampling. The defaults sample from the model's own distribution.
 
-    Raises ConfigError for a value out of range, with the rule.
+    Attributes:
+        temperature: divisor of the logits; 0 is greedy.
+        top_k: number of most likely tokens to keep; 0 keeps all.
+        top_p: probability of the smallest set of tokens to keep; 1 keeps all.
+        min_p: minimum probability relative to the most likely token; 0 keeps all.
+        repetition_penalty: penalty on tokens of the prompt and the text; 1 changes nothing.
+
+    Raises:
+        ConfigError: a value is out of range.
     """
 
     temperature: float = 1.0
@@ -30,7 +37,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Say the rule of the first setting that is out of range."""
+        """Check the range of each parameter."""
         rules = (
             ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or a positive number"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
@@ -49,21 +56,27 @@ class SamplingParams:
 def sample_tokens(
     logits_BV: Tensor,
     generators: Sequence[torch.Generator],
-    choice: SamplingParams,
+    params: SamplingParams,
     seen: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """One token id per row, shape (B,). Temperature 0 takes the likeliest token and draws nothing.
+    """Return one token id per row, (B,). Temperature 0 takes the most likely token without sampling.
 
-    Filters apply in the usual order: repetition penalty over the tokens that each row has `seen` (prompt and text),
-    temperature, top-k, top-p, min-p.
+    Filters apply in this order: repetition penalty, temperature, top-k, top-p, min-p.
+
+    Args:
+        logits_BV: any float dtype and device.
+        generators: one CPU generator per row.
+        params: the filters.
+        seen: tokens of each row's prompt and text, for the repetition penalty.
     """
     logits_BV = logits_BV.detach().to(device="cpu", dtype=torch.float32)
-    if choice.repetition_penalty != 1 and seen is not None:
-        logits_BV = apply_repetition_penalty(logits_BV, seen, choice.repetition_penalty)
-    if choice.temperature == 0:
+    if params.repetition_penalty != 1 and seen is not None:
+        logits_BV = apply_repetition_penalty(logits_BV, seen, params.repetition_penalty)
+    if params.temperature == 0:
         return logits_BV.argmax(dim=-1)
-    kept_BV = filter_top_p(filter_top_k(logits_BV / choice.temperature, choice.top_k), choice.top_p)
-    probability_BV = filter_min_p(kept_BV, choice.min_p).softmax(dim=-1)
+    kept_BV = filter_top_p(filter_top_k(logits_BV / params.temperature, params.top_k), params.top_p)
+    probability_BV = filter_min_p(kept_BV, params.min_p).softmax(dim=-1)
+    # One draw per row: a batched draw would share one generator between prompts.
     draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probability_BV, generators, strict=True)]
     return torch.cat(draws)
 
@@ -97,6 +110,7 @@ def filter_top_p(logits_BV: Tensor, top_p: float) -> Tensor:
     probability_BV = ordered_BV.softmax(dim=-1)
     before_BV = probability_BV.cumsum(dim=-1) - probability_BV
     dropped_BV = before_BV >= top_p
+    # Rounding of cumsum − probability may exceed a tiny top_p.
     dropped_BV[:, 0] = False
     return logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(dim=-1)), -torch.inf)
 

@@ -1,11 +1,9 @@
-"""From source to target with an encoder-decoder: beam search over many sources, grouped by length.
+"""Translate with an encoder-decoder: beam search over batches of sources of similar length, and BLEU by sacrebleu.
 
-Reads and gives token ids; texts and tokenizers are the caller's. A translation depends on the model, its source and the
-settings, never on the sources beside it: padding is a document that no target sees.
-
-Lines translated with a trained model, and their score against references.
-
-Texts in and texts out; BLEU is sacrebleu's, on cased, detokenized text, and its signature says how it was computed.
+Invariants:
+- A translation depends on the model, its source and the settings, never on the other sources of the batch: padding is a
+  document that no target attends to.
+- BLEU is computed on cased, detokenized text; its signature names the settings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,61 +33,70 @@ def translate_sequences(
     model: Transformer,
     sources: Sequence[Sequence[int]],
     *,
-    how: BeamSearchParams,
+    decoding: BeamSearchParams,
     start_token: int,
     end_token: int,
-    pieces: int | None = None,
+    vocab_size: int | None = None,
     batch_tokens: int = 2048,
 ) -> list[list[int]]:
-    """The best translation found for each source, without its end token, in the order of the sources.
+    """Return the best translation found for each source, without its end token, in the order of the sources.
 
-    Only ids below `pieces`, those of the tokenizer, are chosen; None: all rows of the vocabulary.
-    A batch has at most about `batch_tokens` source tokens, times beams. Longer targets than
-    model.max_position_embeddings are cut there.
+    Args:
+        model: an encoder-decoder.
+        sources: token ids of each source, with their end token.
+        decoding: parameters of beam search.
+        start_token: first id of every target.
+        end_token: id that ends a target.
+        vocab_size: ids of the tokenizer; larger ids are never chosen. None allows all rows of the vocabulary.
+        batch_tokens: maximum source tokens of a batch, with padding.
+
+    Longer targets than `model.max_position_embeddings` are cut there.
     """
     found: list[list[int]] = [[] for _ in sources]
     with use_eval_mode(model):
-        for places in _iter_batches(sources, batch_tokens):
-            rows = _translate_batch(model, [sources[place] for place in places], how, start_token, end_token, pieces)
-            for place, row in zip(places, rows, strict=True):
-                found[place] = row
+        for indices in _iter_batches(sources, batch_tokens):
+            rows = _translate_batch(
+                model, [sources[index] for index in indices], decoding, start_token, end_token, vocab_size
+            )
+            for index, row in zip(indices, rows, strict=True):
+                found[index] = row
     return found
 
 
 def _translate_batch(
     model: Transformer,
     sources: list[Sequence[int]],
-    how: BeamSearchParams,
+    decoding: BeamSearchParams,
     start_token: int,
     end_token: int,
-    pieces: int | None,
+    vocab_size: int | None,
 ) -> list[list[int]]:
     device = model.embed.weight.device
-    room = model.config.max_position_embeddings - 1  # one position is the start token's
-    limits = [max(1, min(len(source) + EXTRA_TOKENS, room)) for source in sources]
+    max_target_tokens = model.config.max_position_embeddings - 1  # the start token takes one position
+    limits = [max(1, min(len(source) + EXTRA_TOKENS, max_target_tokens)) for source in sources]
     source_BS, documents_BS = (x.to(device) for x in pad_sources(sources))
     memory = model.encode_source(source_BS, documents_BS)
     cache = KeyValueCache(model.config, len(sources), 1 + max(limits))
     start_B1 = torch.full((len(sources), 1), start_token, device=device)
-    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1, :pieces]
+    first_BV = model(start_B1, memory=memory, cache=cache)[:, -1, :vocab_size]
 
     def compute_step_logits(rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         cache.select_rows(rows_R)
         logits_RTV: Tensor = model(tokens_R[:, None].to(device), cache=cache)
-        return logits_RTV[:, -1, :pieces]
+        return logits_RTV[:, -1, :vocab_size]
 
     return search_beams(
         first_BV,
         compute_step_logits,
-        beams=how.num_beams,
-        length_penalty=how.length_penalty,
+        num_beams=decoding.num_beams,
+        length_penalty=decoding.length_penalty,
         limits=limits,
         end_token=end_token,
     )
 
 
 def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Sources of unequal length as one (B, S) of tokens, and their document numbers: 0, and -1 for padding."""
+    """Return sources as tokens (B, S) and document numbers (B, S): 0, and -1 for padding."""
     longest = max(map(len, sources))
     tokens_BS = torch.zeros(len(sources), longest, dtype=torch.int64)
     documents_BS = torch.full((len(sources), longest), PADDING)
@@ -100,21 +107,33 @@ def pad_sources(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _iter_batches(sources: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of sources of similar length, as many as fit."""
+    """Yield indices of sources of similar length, as many as fit."""
     batch: list[int] = []
-    for place in sorted(range(len(sources)), key=lambda place: (len(sources[place]), place)):
-        if batch and (len(batch) + 1) * len(sources[place]) > batch_tokens:
+    for index in sorted(range(len(sources)), key=lambda index: (len(sources[index]), index)):
+        # Sorted by length, so the last source sets the padded length of the batch.
+        if batch and (len(batch) + 1) * len(sources[index]) > batch_tokens:
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(index)
     if batch:
         yield batch
 
 
 def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig, lines: Sequence[str]) -> list[str]:
-    """The translation of each line, by beam search as `generation.num_beams` and `length_penalty` say; empty stays.
+    """Translate lines by beam search with `generation.num_beams` and `generation.length_penalty`.
 
-    Raises ConfigError when the model is no encoder-decoder, DataError when a line is longer than its positions.
+    Args:
+        model: the model of the config.
+        tokenizer: its tokenizer.
+        config: the config of the run.
+        lines: source texts.
+
+    Returns:
+        A translation of each line; an empty one for an empty line.
+
+    Raises:
+        ConfigError: the model is no encoder-decoder.
+        DataError: a line has more tokens than the model has positions.
     """
     if config.model.family != "encoder_decoder":
         raise ConfigError(f"A model with family={config.model.family} does not translate. Use llmsys generate.")
@@ -125,23 +144,31 @@ def translate_lines(model: Transformer, tokenizer: Tokenizer, config: RunConfig,
             raise DataError(
                 f"line {number} has {len(source)} tokens, more than model.max_position_embeddings={limit}. Shorten it."
             )
-    asked = [place for place, source in enumerate(sources) if len(source) > 1]
+    # An empty line has only its end token.
+    asked = [index for index, source in enumerate(sources) if len(source) > 1]
     found = translate_sequences(
         model,
-        [sources[place] for place in asked],
-        how=BeamSearchParams(config.generation.num_beams, config.generation.length_penalty),
+        [sources[index] for index in asked],
+        decoding=BeamSearchParams(config.generation.num_beams, config.generation.length_penalty),
         start_token=get_start_token(config),
         end_token=tokenizer.eos_id,
-        pieces=tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size,
     )
     texts = [""] * len(lines)
-    for place, tokens in zip(asked, found, strict=True):
-        texts[place] = tokenizer.decode(tokens)
+    for index, tokens in zip(asked, found, strict=True):
+        texts[index] = tokenizer.decode(tokens)
     return texts
 
 
 def read_heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
-    """Sources and references of the held-out pairs as they were given, in their order."""
+    """Read the held-out pairs of the config's dataset.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        Sources and references as they were given, in their order.
+    """
     folder = config.data.folder
     sources: list[str] = []
     references: list[str] = []
@@ -154,7 +181,16 @@ def read_heldout_texts(config: RunConfig) -> tuple[list[str], list[str]]:
 
 
 def compute_bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Corpus BLEU of translations against one reference each, with brevity penalty, length ratio and signature."""
+    """Compute corpus BLEU with one reference each.
+
+    Args:
+        translations: detokenized texts.
+        references: one text for each translation.
+
+    Returns:
+        bleu (0 to 100), brevity_penalty, length_ratio, sentences and sacrebleu's signature.
+    """
+    # Imported here: only scores need it.
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU()

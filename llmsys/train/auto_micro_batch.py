@@ -1,4 +1,7 @@
-"""What `batch.micro_sequences: auto` comes to on these ranks: each says its memory, the estimate says what fits."""
+"""Resolve `batch.micro_sequences: auto` to the largest micro-batch that the estimate fits into every rank's memory.
+
+Reads the accelerator's properties, `/proc/meminfo` and the limits of the cgroup.
+"""
 
 import os
 from pathlib import Path
@@ -13,13 +16,14 @@ from llmsys.parallel.process_group import all_gather_object, get_world_size, run
 
 log = get_logger(__name__)
 
-CONTROL_GROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfig:
-    """The config with a number in place of `auto`, the same on every rank. Collective."""
+    """Return the config with a number in place of `auto`, the same on every rank. Collective."""
     if config.batch.micro_sequences != "auto":
         return config
+    # The smallest rank decides: the micro-batch must be the same on all.
     memory = min(all_gather_object(get_rank_memory(device)))
     system = MemoryProfile(device="cuda" if device.type == "cuda" else "cpu")
 
@@ -34,19 +38,24 @@ def resolve_micro_sequences(config: RunConfig, device: torch.device) -> RunConfi
 
 
 def get_rank_memory(device: torch.device) -> int:
-    """Bytes that this rank may fill: all of its accelerator, or its part of what is free on this machine."""
+    """Return the bytes this rank may use: all of its accelerator, or its share of the machine's free memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return get_free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def get_free_memory() -> int:
-    """Bytes that processes of this machine, or of this container, can still take."""
+    """Return the memory that processes of this machine or container can still allocate.
+
+    Returns:
+        Bytes: `MemAvailable`, bounded by what the memory limit of the cgroup leaves.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _read_lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):  # counts what the kernel would give back, such as cached files
+        if line.startswith("MemAvailable:"):  # includes memory that the kernel can reclaim, such as cached files
             free = int(line.split()[1]) << 10
-    limit, used = (_read_lines(CONTROL_GROUP / name) for name in ("memory.max", "memory.current"))
+    # cgroup v2; "max" means no limit.
+    limit, used = (_read_lines(CGROUP / name) for name in ("memory.max", "memory.current"))
     if limit and used and limit[0].isdigit():
         free = min(free, max(0, int(limit[0]) - int(used[0])))
     return free

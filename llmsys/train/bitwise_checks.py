@@ -1,4 +1,4 @@
-"""What a run in bitwise mode says and checks beside training: what it needs, and the hash of its state at each save."""
+"""Checks of `train.reproducibility: bitwise`: its conditions at the start, and the hash of the state at every save."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,13 @@ log = get_logger(__name__)
 
 
 def format_bitwise_notice(config: RunConfig, micro_batches: int, device: str) -> str:
-    """What bitwise mode promises of this run, and under which conditions; `micro_batches` of a step, over all ranks."""
+    """Return the guarantee of bitwise mode for this run and the conditions under which it holds.
+
+    Args:
+        config: the config of the run.
+        micro_batches: micro-batches of one step over all ranks.
+        device: device type, such as `cpu`.
+    """
     return (
         f"bitwise mode: the same weights and moments, bit for bit, on any power of two of processes that divides the "
         f"{micro_batches} micro-batches of a step; on devices of this kind ({device}), with the versions in "
@@ -22,12 +28,16 @@ def format_bitwise_notice(config: RunConfig, micro_batches: int, device: str) ->
 
 
 def hash_state_if_bitwise(config: RunConfig, state: EngineState) -> dict[str, str]:
-    """`hash_state` for the record of a checkpoint, in bitwise mode; nothing in fast mode. Collective."""
+    """Return {"state_hash": hash} for the record of a checkpoint; empty in fast mode. Collective."""
     return {"state_hash": hash_state(state)} if config.train.reproducibility == "bitwise" else {}
 
 
 def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any]) -> None:
-    """CheckpointError when the engine does not hold the bits that were saved, where their hash is known. Collective."""
+    """Compare the loaded state with the hash in the checkpoint's record, if it has one. Collective.
+
+    Raises:
+        CheckpointError: the engine does not hold the bits that were saved.
+    """
     saved = record.get("state_hash")
     if saved is None:
         return
@@ -40,7 +50,11 @@ def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any])
 
 
 def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both identities, ready to compare: one mode may go on where the other stopped, with other bits from there on."""
+    """Return both identities without the mode where they differ in it, and log the change.
+
+    A run may continue in the other mode; the bits differ from there on.
+    """
+    # The key is present in bitwise mode only.
     if ("bitwise" in saved) == ("bitwise" in now):
         return saved, now
     modes = ["fast" if "bitwise" not in one else "bitwise" for one in (saved, now)]

@@ -1,9 +1,10 @@
-"""From a config to a model without storage, and to the engine that trains it."""
+"""Build the model on the meta device, and the engine that trains it."""
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
+from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
@@ -20,7 +21,11 @@ from llmsys.train.precision import DTYPES
 
 
 def build_model(config: RunConfig) -> Transformer:
-    """The model without storage, its size checked against the estimate to the last parameter."""
+    """Return the model on the meta device, without storage.
+
+    Raises:
+        ConfigError: its number of parameters differs from the estimate.
+    """
     with torch.device("meta"):
         model = Transformer(config.model)
     built = sum(parameter.numel() for parameter in model.parameters())
@@ -33,7 +38,17 @@ def build_model(config: RunConfig) -> Transformer:
 def build_engine(
     config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None
 ) -> Engine:
-    """The engine that the config names, with starting values; `noise` looks at its gradients."""
+    """Build the engine of `engine.kind` with initialized weights.
+
+    Args:
+        config: the config with its precision resolved.
+        meshes: device meshes of the resolved layout.
+        device: device of this rank.
+        noise: meter of the gradient noise scale, which the torch engine calls after each micro-batch.
+
+    Returns:
+        The engine, wrapped into an exponential moving average where the config asks for one.
+    """
     engine: Engine = _build_base_engine(config, meshes, device, noise)
     half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
@@ -51,32 +66,38 @@ def _build_base_engine(
         "device": device,
     }
     model = build_model(config)
+    # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
     if config.train.matmul_dtype == "fp8":
         convert_to_fp8(model)
     apply_activation_checkpoint(model, config.train.activation_checkpoint, compiled=config.train.compile == "block")
     if config.train.compile == "block":
         compile_blocks(model)
-    if config.engine.kind == "accelerate":
-        from llmsys.engine.accelerate_engine import AccelerateEngine
+    # Engines are imported where they are built: deepspeed and accelerate are optional and slow to import.
+    match config.engine:
+        case AccelerateEngineConfig():
+            from llmsys.engine.accelerate_engine import AccelerateEngine
 
-        return AccelerateEngine(model, **common)
-    if config.engine.kind == "deepspeed":
-        from llmsys.engine.deepspeed_engine import DeepSpeedEngine
+            return AccelerateEngine(model, **common)
+        case DeepSpeedEngineConfig() as settings:
+            from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, zero_stage=config.engine.zero_stage, offload=config.engine.cpu_offload, **common)
-    if config.train.reproducibility == "bitwise":
-        from llmsys.engine.bitwise_engine import BitwiseEngine
+            return DeepSpeedEngine(model, zero_stage=settings.zero_stage, offload=settings.cpu_offload, **common)
+        case TorchEngineConfig() if config.train.reproducibility == "bitwise":
+            from llmsys.engine.bitwise_engine import BitwiseEngine
 
-        return BitwiseEngine(model, **common)
-    from llmsys.engine.torch_engine import TorchEngine
+            return BitwiseEngine(model, **common)
+        case TorchEngineConfig() as settings:
+            from llmsys.engine.torch_engine import TorchEngine
 
-    engine = TorchEngine(
-        model,
-        **common,
-        data_parallel=config.engine.data_parallel,
-        offload=config.engine.cpu_offload,
-        gradients=config.engine.gradient_accumulation,
-    )
-    if noise is not None:
-        noise.engine = engine
-    return engine
+            engine = TorchEngine(
+                model,
+                **common,
+                data_parallel=settings.data_parallel,
+                offload=settings.cpu_offload,
+                gradients=settings.gradient_accumulation,
+            )
+            if noise is not None:
+                noise.engine = engine
+            return engine
+        case unreachable:
+            assert_never(unreachable)

@@ -1,14 +1,12 @@
-"""From a config's objective to what is trained on and what is measured: the steps of a rank, and the evaluator.
+"""Build the step batches and the evaluator of a config's objective.
 
-The one place that knows which data belong to which objective. Everything is opened and checked here, before a model is
-built.
+The one file that maps an objective to its data. Everything is opened and checked before a model is built.
 """
 
-from typing import cast
+from typing import assert_never
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
-from llmsys.config.mixture import MixtureConfig
-from llmsys.config.objective import MaskedLmConfig
+from llmsys.config.objective import ClassificationConfig, MaskedLmConfig, NextTokenConfig, TranslationConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
@@ -24,36 +22,60 @@ from llmsys.tokenizer import Tokenizer
 from llmsys.train.evaluator import Evaluator, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
-from llmsys.train.run_data import RunData, open_first_source, open_run_data
+from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data, uses_windows
+
+PairObjective = TranslationConfig | ClassificationConfig
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
-    """What one of `ranks` data ranks trains on, step by step.
+    """Build the micro-batches of one data rank for every step.
 
-    Raises ConfigError or DataError when config, data and tokenizer do not fit each other.
+    Args:
+        config: the config of the run.
+        ranks: number of data ranks.
+        data_rank: index of this data rank.
+
+    Returns:
+        Micro-batches by step. In bitwise mode they are independent of the number of ranks.
+
+    Raises:
+        ConfigError: config, data and tokenizer do not fit each other.
+        DataError: the data are missing or damaged.
     """
     if config.train.reproducibility == "bitwise":
-        windows = config.objective.kind in ("next_token", "masked")
-        require_ranks(ranks, list_micro_batch_counts(config.batch, windows=windows))
+        require_ranks(ranks, list_micro_batch_counts(config.batch, windows=uses_windows(config.objective)))
+        # A rank takes every ranks-th micro-batch of a single rank's plan, so their content does not depend on `ranks`.
         return StridedStepBatches(_build_sharded_steps(config, 1, 0), ranks, data_rank)
     return _build_sharded_steps(config, ranks, data_rank)
 
 
 def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
-    if config.objective.kind in ("translation", "classification"):
-        _, tokenizer = open_first_source(config, "train")
-        pairs = _open_checked_pairs(config, "train")
-        return BucketedStepBatches(
-            pairs,
-            _build_length_groups(config, pairs),
-            _build_collator(config, tokenizer),
-            data_ranks=ranks,
-            data_rank=data_rank,
-        )
+    match config.objective:
+        case NextTokenConfig():
+            return _build_window_steps(config, None, ranks, data_rank)
+        case MaskedLmConfig() as objective:
+            return _build_window_steps(config, objective, ranks, data_rank)
+        case TranslationConfig() | ClassificationConfig() as objective:
+            _, tokenizer = open_first_source(config, "train")
+            pairs = _open_checked_pairs(config, objective, "train")
+            return BucketedStepBatches(
+                pairs,
+                _build_length_buckets(config, objective, pairs),
+                _build_collator(config, objective, tokenizer),
+                data_ranks=ranks,
+                data_rank=data_rank,
+            )
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _build_window_steps(
+    config: RunConfig, masked: MaskedLmConfig | None, ranks: int, data_rank: int
+) -> WindowStepBatches:
     dataset = open_run_data(config, "train")
     windows, masking = _build_windows(config, dataset), None
-    if config.objective.kind == "masked":
-        masking = _build_masking(config, dataset.tokenizer, (windows.fingerprint, config.run.seed))
+    if masked is not None:
+        masking = _build_masking(masked, dataset.tokenizer, (windows.fingerprint, config.run.seed))
     return WindowStepBatches(
         windows,
         build_run_plan(config, ranks, data_rank),
@@ -63,82 +85,140 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
     )
 
 
-def build_evaluator(config: RunConfig, together: int = 1) -> Evaluator:
-    """What measures a model of this config on held-back data; `together` ranks get the same rows, see `measure`."""
-    if config.objective.kind in ("translation", "classification"):
-        _, tokenizer = open_first_source(config, "heldout")
-        pairs, make = _open_checked_pairs(config, "heldout"), _build_collator(config, tokenizer)
-        heldout_pairs = HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens)
-        return TargetEvaluator(heldout_pairs, together, config.evaluation_sequences)
+def build_evaluator(config: RunConfig, ranks_per_row: int = 1) -> Evaluator:
+    """Build the evaluator of held-out data for the objective, with the evaluation tasks of the config.
+
+    Args:
+        config: the config of the run.
+        ranks_per_row: neighbouring ranks that compute the logits of a row together; they get the same rows.
+
+    Returns:
+        An evaluator whose `evaluate` is collective.
+
+    Raises:
+        ConfigError: config, data and tokenizer do not fit each other.
+        DataError: the data or a task's file are missing or damaged.
+    """
+    match config.objective:
+        case NextTokenConfig():
+            return _build_text_evaluator(config, None, ranks_per_row)
+        case MaskedLmConfig() as objective:
+            return _build_text_evaluator(config, objective, ranks_per_row)
+        case TranslationConfig() | ClassificationConfig() as objective:
+            _, tokenizer = open_first_source(config, "heldout")
+            pairs = _open_checked_pairs(config, objective, "heldout")
+            make = _build_collator(config, objective, tokenizer)
+            heldout_pairs = HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens)
+            return TargetEvaluator(heldout_pairs, ranks_per_row, config.evaluation_sequences)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _build_text_evaluator(config: RunConfig, masked: MaskedLmConfig | None, ranks_per_row: int) -> Evaluator:
     dataset = open_run_data(config, "heldout")
-    found = {
-        name: _build_heldout_evaluator(config, shards, dataset.tokenizer, together)
+    evaluators = {
+        name: _build_source_evaluator(config, masked, shards, dataset.tokenizer, ranks_per_row)
         for name, shards in zip(dataset.names, dataset.sources, strict=True)
     }
-    heldout = MixtureEvaluator(found) if config.data.kind == "mixture" else next(iter(found.values()))
-    return build_task_evaluator(heldout, config, dataset.tokenizer, together)
+    is_mixture = get_mixture(config.data) is not None
+    heldout = MixtureEvaluator(evaluators) if is_mixture else next(iter(evaluators.values()))
+    return build_task_evaluator(heldout, config, dataset.tokenizer, ranks_per_row)
 
 
-def _build_heldout_evaluator(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int) -> Evaluator:
-    if config.objective.kind == "next_token":
-        return HeldoutEvaluator(config, shards, tokenizer, together)
-    masking = _build_masking(config, tokenizer, ("heldout", shards.fingerprint))
-    masked = MaskedHeldoutWindows(build_heldout_windows(config, shards, tokenizer), masking)
-    return TargetEvaluator(masked, together, config.evaluation_sequences)
+def _build_source_evaluator(
+    config: RunConfig, masked: MaskedLmConfig | None, shards: TokenShards, tokenizer: Tokenizer, ranks_per_row: int
+) -> Evaluator:
+    if masked is None:
+        return HeldoutEvaluator(config, shards, tokenizer, ranks_per_row)
+    masking = _build_masking(masked, tokenizer, ("heldout", shards.fingerprint))
+    windows = MaskedHeldoutWindows(build_heldout_windows(config, shards, tokenizer), masking)
+    return TargetEvaluator(windows, ranks_per_row, config.evaluation_sequences)
 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
-    """The training windows of one dataset, or of a mixture whose stages begin at whole sequences."""
+    """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
     packed = [PackedDocuments(shards, length=length, seed=seed) for shards in dataset.sources]
-    if not isinstance(config.data, MixtureConfig):
+    if (mixture := get_mixture(config.data)) is None:
         return packed[0]
-    stages = [(-(-tokens // length), parts) for tokens, parts in config.data.stage_weights]
+    stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
     return MixtureWindows(packed, dataset.names, stages)
 
 
 def get_start_token(config: RunConfig) -> int:
-    """The token that opens every target of an encoder-decoder."""
+    """Return the token that starts every target of an encoder-decoder.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        `model.encoder.decoder_start_token_id`; 0 where the model has no encoder section.
+    """
     return 0 if config.model.encoder is None else config.model.encoder.decoder_start_token_id
 
 
 def build_run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
-    """How the windows of every step are dealt to `ranks` ranks; ConfigError when a step cannot be."""
+    """Build the assignment of windows to ranks in every step.
+
+    Args:
+        config: the config of the run.
+        ranks: number of data ranks.
+        data_rank: index of this data rank.
+
+    Returns:
+        The plan of this data rank.
+
+    Raises:
+        ConfigError: a step cannot be divided among the ranks.
+    """
     return RunPlan(config.batch, ranks, data_rank)
 
 
-def _open_checked_pairs(config: RunConfig, split: str) -> SequencePairs:
+def _open_checked_pairs(config: RunConfig, objective: PairObjective, split: str) -> SequencePairs:
     pairs = open_pairs(config.data.folder, split)
-    if config.objective.kind == "translation":
-        pairs.require_lengths(config.batch.sequence_length, config.batch.counted_sequence_length)
-        return pairs
-    pairs.require_lengths(config.batch.sequence_length, 1)
+    match objective:
+        case TranslationConfig():
+            pairs.require_lengths(config.batch.sequence_length, config.batch.counted_sequence_length)
+        case ClassificationConfig():
+            pairs.require_lengths(config.batch.sequence_length, 1)
+            _check_labels(config, pairs)
+        case unreachable:
+            assert_never(unreachable)
+    return pairs
+
+
+def _check_labels(config: RunConfig, pairs: SequencePairs) -> None:
     labels, outputs = pairs.targets.manifest.labels, getattr(config.model.head, "num_labels", 0)
     if len(labels) != outputs:
         raise ConfigError(
             f"model.head.num_labels={outputs}, and {config.data.folder} has {len(labels)} labels "
             f"({', '.join(labels[:5])}). Set model.head.num_labels={len(labels)}."
         )
-    return pairs
 
 
-def _build_length_groups(config: RunConfig, pairs: SequencePairs) -> LengthBuckets:
-    """Translations are counted in target tokens, labelled texts in tokens of text."""
-    counted, other = pairs.targets.lengths, pairs.sources.lengths
-    if config.objective.kind == "classification":
-        counted, other = other, counted
+def _build_length_buckets(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> LengthBuckets:
+    match objective:
+        case TranslationConfig():  # counted in target tokens (Vaswani 2017, 5.1)
+            counted, other = pairs.targets.lengths, pairs.sources.lengths
+        case ClassificationConfig():  # counted in tokens of text; a label is no sequence
+            counted, other = pairs.sources.lengths, pairs.targets.lengths
+        case unreachable:
+            assert_never(unreachable)
     batch, key = config.batch, (pairs.fingerprint, config.run.seed)
     return LengthBuckets(counted, other, batch.tokens_per_step, batch.num_length_buckets, key)
 
 
-def _build_collator(config: RunConfig, tokenizer: Tokenizer) -> MakeBatch:
-    if config.objective.kind == "translation":
-        return TranslationCollator(get_start_token(config))
-    return ClassificationCollator(tokenizer.eos_id)
+def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Tokenizer) -> MakeBatch:
+    match objective:
+        case TranslationConfig():
+            return TranslationCollator(get_start_token(config))
+        case ClassificationConfig():
+            return ClassificationCollator(tokenizer.eos_id)
+        case unreachable:
+            assert_never(unreachable)
 
 
-def _build_masking(config: RunConfig, tokenizer: Tokenizer, key: tuple[str | int, ...]) -> TokenMasker:
-    objective = cast(MaskedLmConfig, config.objective)
+def _build_masking(objective: MaskedLmConfig, tokenizer: Tokenizer, key: tuple[str | int, ...]) -> TokenMasker:
     mask = tokenizer.find_piece_id(objective.mask_token)
     if mask is None:
         raise ConfigError(

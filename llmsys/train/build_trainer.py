@@ -1,6 +1,10 @@
-"""The composition root: from a RunConfig and joined ranks to a trainer, and from a checkpoint to a plain model.
+"""Build a trainer from a config on joined ranks, and run it. The composition root of training.
 
-The only place that knows every part. Each rank calls `train_run`; afterwards the run folder holds the trained model.
+Reads the datasets and the run folder; writes checkpoints, events and the run record into the run folder.
+
+Invariants:
+- Every rank calls `train_run`; one process at a time holds the lock of the run folder.
+- A config that cannot work is rejected before a model is built.
 """
 
 import contextlib
@@ -13,6 +17,7 @@ import torch
 from llmsys.config.run import RunConfig
 from llmsys.data.dataloader import StepLoader
 from llmsys.data.step_batches import StepBatches
+from llmsys.engine.engine import Engine
 from llmsys.estimate.parameter_count import count_parameters
 from llmsys.events import EventWriter
 from llmsys.folder_lock import lock_folder
@@ -48,27 +53,41 @@ from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
+from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
 from llmsys.train.watchdog import Watchdog
 
 log = get_logger(__name__)
 
 LOCK_SECONDS = 30
-"""How long a start waits for the run folder: ranks of a killed run need a moment to notice."""
+"""Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit."""
 
-Continue = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
-"""Continues the config's prompts with a model: what the room of generation offers, handed in from outside."""
+PromptCompleter = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
+"""Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`."""
 
 
-def train_run(config: RunConfig, continue_prompts: Continue) -> EvaluationResult:
-    """Train to the end of the budget from wherever the run folder stands. Called by every rank of the launcher."""
+def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> EvaluationResult:
+    """Train until the end of the budget, from the newest checkpoint of the run folder. Collective.
+
+    Args:
+        config: the config of the run.
+        complete_prompts: returns {prompt, text} for each of `generation.prompts`.
+
+    Returns:
+        The final evaluation.
+
+    Raises:
+        StopRequested: the run was asked to stop; its state is saved.
+        LlmsysError: the config, the data or a checkpoint cannot be used, or training cannot continue.
+    """
     with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
         require_rank_agreement(config)
         run_on_rank_zero(lambda: check_config(config, get_world_size()))
         folder = config.run.folder
         run_on_rank_zero(lambda: str(stack.enter_context(lock_folder(folder, LOCK_SECONDS))))
+        # Precision first: the memory of a micro-batch depends on it.
         config = resolve_micro_sequences(resolve_precision(config), get_local_device())
         set_num_threads(config)
-        trainer = build_trainer(config, stack, continue_prompts)
+        trainer = build_trainer(config, stack, complete_prompts)
         result = trainer.train()
         if (count := config.checkpoint.average_last) > 1:
             run_on_rank_zero(lambda: str(average_checkpoints(config.run.folder, count)))
@@ -76,12 +95,23 @@ def train_run(config: RunConfig, continue_prompts: Continue) -> EvaluationResult
 
 
 def compute_collective_timeout(config: RunConfig) -> int:
-    """How long a rank waits in one collective, in seconds: so long that the watchdog has named who is missing."""
+    """Return the timeout of one collective in seconds, so long that the watchdog names the missing rank first."""
     return max(TIMEOUT_SECONDS, round(2 * config.train.hang_timeout_seconds))
 
 
 def check_config(config: RunConfig, ranks: int) -> str:
-    """Refuse what cannot work before anything is built, on one rank, so that it is said once."""
+    """Check that a config works on this machine, before a model is built. For one rank.
+
+    Args:
+        config: the config of the run.
+        ranks: number of ranks.
+
+    Returns:
+        A fixed string, for `run_on_rank_zero`.
+
+    Raises:
+        LlmsysError: the layout, the data, the device or a task of evaluation does not fit.
+    """
     layout = config.resolve_layout(ranks)
     if config.train.matmul_dtype == "fp8":
         require_fp8(get_local_device())
@@ -92,53 +122,83 @@ def check_config(config: RunConfig, ranks: int) -> str:
 
 
 def set_num_threads(config: RunConfig) -> None:
-    """Share this machine's cores out over its processes, unless the config says a number."""
+    """Divide the cores of this machine among its ranks.
+
+    Args:
+        config: `train.threads_per_process` overrides the number of threads.
+    """
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(config.train.threads_per_process or max(1, (os.cpu_count() or 1) // local_processes))
 
 
-def build_trainer(config: RunConfig, stack: contextlib.ExitStack, continue_prompts: Continue) -> Trainer:
-    """Everything a trainer needs, resumed from the newest whole checkpoint. `stack` closes what was opened."""
-    wish = StopRequest(config.train.time_limit_minutes)
-    stack.enter_context(wish.handle_signals())
-    watchdog = Watchdog(config.run.folder, config.train.hang_timeout_seconds)
-    stack.callback(watchdog.close)
-    device = get_local_device()
-    watchdog.report_phase(0, "opening the data")
+def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_prompts: PromptCompleter) -> Trainer:
+    """Return a trainer, resumed from the newest complete checkpoint of the run folder. Collective.
+
+    Args:
+        config: the config with precision and micro-batch size resolved.
+        stack: closes the files, threads and signal handlers that are opened here.
+        complete_prompts: see `train_run`.
+    """
+    control = _build_control(config, stack)
+    report_phase = control.watchdog.report_phase
+    report_phase(0, "opening the data")
+    device, layout = get_local_device(), config.resolve_layout(get_world_size())
     dataset = open_run_data(config, "train")
-    layout = config.resolve_layout(get_world_size())
     steps = build_step_batches(config, layout.data_parallel_size, layout.get_data_rank(get_rank()))
     profile = find_device_profile(config, device)
-    meter = build_step_meter(config, device, profile)
+    step_meter = build_step_meter(config, device, profile)  # before the model, to subtract the memory in use now
     meshes = build_device_meshes(layout, device)
-    noise = build_noise_scale_meter(config, steps, layout)
-    watchdog.report_phase(0, "building the model")
-    engine = build_engine(config, meshes, device, noise)
-    watchdog.report_phase(0, "looking for a checkpoint")
-    loader = StepLoader(steps, pinned=device.type == "cuda")
+    noise_scale_meter = build_noise_scale_meter(config, steps, layout)
+    report_phase(0, "building the model")
+    engine = build_engine(config, meshes, device, noise_scale_meter)
+    report_phase(0, "looking for a checkpoint")
     evaluator = build_evaluator(config, layout.sequence_parallel_size)
     identity = config.trajectory_settings | dataset.to_identity()
-    judge = StepGuard(config.train)
-    resumed = resume_from_checkpoint(engine, config, identity, judge)
+    resumed = resume_from_checkpoint(engine, config, identity, control.step_guard)
     if resumed is None and config.train.init_from is not None:
         load_initial_weights(engine, config.train.init_from, identity)
-    watchdog.report_phase(resumed or 0, "preparing the first step")
-    record = _build_metric_logger(config, stack, dataset, steps, device, resumed)
-    write_prediction(record, resumed or 0, config, device, profile)
+    report_phase(resumed or 0, "preparing the first step")
+    metric_logger = _build_metric_logger(config, stack, dataset, steps, device, resumed)
+    write_prediction(metric_logger, resumed or 0, config, device, profile)
 
     def sample_prompts() -> list[dict[str, str]]:
-        """All ranks continue the prompts in step, since they share the weights. Only a decoder continues."""
-        return continue_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
+        # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.
+        return complete_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
 
+    return Trainer(
+        config=config,
+        engine=engine,
+        data=TrainingData(
+            loader=StepLoader(steps, pinned=device.type == "cuda"),
+            describe_step=partial(describe_step_contents, steps, dataset.sources),
+            sequence_parallel_size=layout.sequence_parallel_size,
+        ),
+        evaluation=Evaluation(evaluator, sample_prompts),
+        checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity),
+        control=control,
+        observability=Observability(metric_logger, step_meter, noise_scale_meter),
+        steps_done=resumed or 0,
+    )
+
+
+def _build_control(config: RunConfig, stack: contextlib.ExitStack) -> RunControl:
+    stop_request = StopRequest(config.train.time_limit_minutes)
+    stack.enter_context(stop_request.handle_signals())
+    watchdog = Watchdog(config.run.folder, config.train.hang_timeout_seconds)
+    stack.callback(watchdog.close)
+    return RunControl(StepGuard(config.train), stop_request, watchdog)
+
+
+def _build_saver(
+    config: RunConfig, stack: contextlib.ExitStack, engine: Engine, resumed: int | None
+) -> CheckpointSaver:
     saver = CheckpointSaver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close_quietly)
     if resumed is not None:
-        saver.trust(resumed)
+        saver.mark_verified(resumed)  # resume_from_checkpoint has read every byte
     if config.checkpoint.mode == "async":
         saver.allocate_buffers(engine.get_state())
-    inside = partial(describe_step_contents, steps, dataset.sources)
-    parts = (engine, loader, evaluator, record, identity, sample_prompts, saver, judge, wish, watchdog, inside, meter)
-    return Trainer(config, *parts, noise_scale_meter=noise, steps_done=resumed or 0)
+    return saver
 
 
 def _build_metric_logger(

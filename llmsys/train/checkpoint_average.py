@@ -1,7 +1,10 @@
-"""The mean of the last checkpoints as a model of its own (Vaswani 2017, 6.1): steadier than the last one alone.
+"""Average the weights of the last checkpoints into one model (Vaswani 2017, 6.1).
 
-Reads `checkpoints/` of a run folder, writes `averaged/`: a checkpoint of weights alone, named after the step it ends
-at. Tensors are read one at a time and added in float64, so memory stays near one model.
+Reads `checkpoints/` of a run folder; writes `averaged/step-N`, a checkpoint of weights alone. N is the step of the
+newest one averaged.
+
+Invariants:
+- Tensors are read one at a time and added in float64, so memory stays near one model.
 """
 
 from pathlib import Path
@@ -13,8 +16,8 @@ from torch import Tensor
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.train.checkpoint_load import (
+    MAX_READ_ATTEMPTS,
     READ_FAILURES,
-    READS,
     list_complete_checkpoints,
     load_tensors,
     read_run_state,
@@ -29,92 +32,111 @@ AVERAGED = "averaged"
 
 
 def average_checkpoints(run_folder: Path, count: int) -> Path:
-    """The checkpoint that is the mean of the last `count` of a run; made unless it is there. For one process.
+    """Return the checkpoint with the mean of the last `count` checkpoints of a run; write it unless it exists.
 
-    Raises CheckpointError when the run has fewer, or one of them is damaged. A run that still trains may remove one
-    while it is read: then the last ones there are now are taken.
+    For one process. If the run removes a checkpoint during the read, the newest ones are read again.
+
+    Args:
+        run_folder: folder of the run, which may still be training.
+        count: `checkpoint.average_last`.
+
+    Raises:
+        CheckpointError: the run has fewer checkpoints, or one of them is damaged.
     """
-    for _ in range(READS):
-        names = _list_last_checkpoints(run_folder / "checkpoints", count)
+    for _ in range(MAX_READ_ATTEMPTS):
+        checkpoints = _list_last_checkpoints(run_folder / "checkpoints", count)
         try:
-            return _write_average(names, run_folder)
+            return _write_average(checkpoints, run_folder)
         except READ_FAILURES:
-            if all(name.exists() for name in names):
+            if all(checkpoint.exists() for checkpoint in checkpoints):
                 raise
             log.info("a checkpoint was removed by its run while it was averaged; taking the newest there are now")
     raise CheckpointError(
-        f"{READS} times a checkpoint was removed by its run while it was averaged. Raise checkpoint.keep_last or "
-        f"checkpoint.every_steps of that run, wait for its end, or set checkpoint.average_last=0."
+        f"{MAX_READ_ATTEMPTS} times a checkpoint was removed by its run while it was averaged. "
+        f"Raise checkpoint.keep_last or checkpoint.every_steps of that run, wait for its end, or set "
+        f"checkpoint.average_last=0."
     )
 
 
 def _list_last_checkpoints(folder: Path, count: int) -> list[Path]:
-    names = list_complete_checkpoints(folder)[-count:]
-    if len(names) < count:
+    checkpoints = list_complete_checkpoints(folder)[-count:]
+    if len(checkpoints) < count:
         raise CheckpointError(
-            f"{folder} has {len(names)} checkpoints, and checkpoint.average_last={count} of them "
+            f"{folder} has {len(checkpoints)} checkpoints, and checkpoint.average_last={count} of them "
             f"are to be averaged. Train on, save more often (checkpoint.every_steps, keep_last), or set it to 0."
         )
-    return names
+    return checkpoints
 
 
-def _write_average(names: list[Path], run_folder: Path) -> Path:
-    facts = {"averaged": [_read_identity(name) for name in names]}
-    target = run_folder / AVERAGED / names[-1].name
-    if target.exists() and find_checkpoint_error(target) is None and _read_averaged_identities(target) == facts:
+def _write_average(checkpoints: list[Path], run_folder: Path) -> Path:
+    identities = {"averaged": [_read_identity(checkpoint) for checkpoint in checkpoints]}
+    target = run_folder / AVERAGED / checkpoints[-1].name
+    if target.exists() and find_checkpoint_error(target) is None and _read_averaged_identities(target) == identities:
         return target
-    _check_whole(names)
+    _require_complete(checkpoints)
     tensors = {
-        name: _average_tensor(name, like, names)
-        for name, like in read_tensor_metadata(names[-1]).items()
+        name: average_tensor(name, like, checkpoints)
+        for name, like in read_tensor_metadata(checkpoints[-1]).items()
         if _is_model_tensor(name)
     }
-    steps = int(read_record(names[-1])["steps"])
-    run_state = {**read_run_state(names[-1]), **facts}
-    made = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
-    log.info("%s is the mean of the last %d checkpoints", made, len(names))
-    return made
+    steps = int(read_record(checkpoints[-1])["steps"])
+    run_state = {**read_run_state(checkpoints[-1]), **identities}
+    published = publish_weights(target.parent, lambda folder: save_tensors(tensors, folder), steps, run_state)
+    log.info("%s is the mean of the last %d checkpoints", published, len(checkpoints))
+    return published
 
 
-def list_averaged(run_folder: Path, count: int) -> list[Path]:
-    """Return the last `count` checkpoints of a run, whole ones, for a reader that averages them without writing.
+def list_checkpoints_to_average(run_folder: Path, count: int) -> list[Path]:
+    """Return the last `count` checkpoints of a run, verified, for a reader that averages without writing.
+
+    Args:
+        run_folder: folder of the run.
+        count: number of checkpoints.
+
+    Returns:
+        Folders of complete checkpoints, oldest first.
 
     Raises:
         CheckpointError: the run has fewer, or one of them is damaged.
     """
-    names = _list_last_checkpoints(run_folder / "checkpoints", count)
-    _check_whole(names)
-    return names
+    checkpoints = _list_last_checkpoints(run_folder / "checkpoints", count)
+    _require_complete(checkpoints)
+    return checkpoints
 
 
-def read_mean(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
-    """Return the mean of one tensor over checkpoints, as `average_checkpoints` writes it; `like` has its shape and
-    type.
-    """
-    return _average_tensor(name, like, checkpoints)
-
-
-def _check_whole(names: list[Path]) -> None:
-    for name in names:
-        if (problem := find_checkpoint_error(name)) is not None:
-            raise CheckpointError(f"{name} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0.")
+def _require_complete(checkpoints: list[Path]) -> None:
+    for checkpoint in checkpoints:
+        if (problem := find_checkpoint_error(checkpoint)) is not None:
+            raise CheckpointError(
+                f"{checkpoint} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0."
+            )
 
 
 def _is_model_tensor(name: str) -> bool:
     return name.startswith(("parameter/", "buffer/"))
 
 
-def _average_tensor(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
-    """The mean of a tensor over checkpoints, in its own type; of integers the last value."""
-    total, one = torch.zeros(like.shape, dtype=torch.float64), torch.empty(like.shape, dtype=like.dtype)
+def average_tensor(name: str, like: Tensor, checkpoints: list[Path]) -> Tensor:
+    """Return the mean of one tensor over checkpoints.
+
+    Args:
+        name: name in the checkpoints.
+        like: a tensor of its shape and dtype; its device may be meta.
+        checkpoints: complete checkpoints, oldest first.
+
+    Returns:
+        The mean in the dtype of `like`, added in float64; for integers the last value.
+    """
+    total, value = torch.zeros(like.shape, dtype=torch.float64), torch.empty(like.shape, dtype=like.dtype)
     for checkpoint in checkpoints:
-        load_tensors({name: one}, checkpoint)
-        total += one
-    return (total / len(checkpoints)).to(like.dtype) if like.is_floating_point() else one
+        load_tensors({name: value}, checkpoint)
+        total += value
+    # A mean of counters and other integers has no meaning.
+    return (total / len(checkpoints)).to(like.dtype) if like.is_floating_point() else value
 
 
 def _read_identity(checkpoint: Path) -> list[Any]:
-    """What tells a checkpoint from another of the same name: the digests of its files."""
+    """Return the checkpoint's name and the checksums of its files, which tell it from another of the same name."""
     return [checkpoint.name, read_record(checkpoint)["files"]]
 
 

@@ -1,8 +1,10 @@
-"""The start of a run whose folder has nothing to resume: allowed in a new folder, and elsewhere only on request.
+"""Decide whether a run folder with nothing to resume may start at step 0.
 
-Reads `checkpoints/` and `events.jsonl`. Invariants:
-- A folder in which a checkpoint was ever saved never begins at step 0 unless `train.restart` asks for it.
-- Nothing is deleted: what cannot be used is moved to `checkpoints/before-restart-N`.
+Reads `checkpoints/` and `events.jsonl`; moves unusable checkpoints to `checkpoints/before-restart-N`.
+
+Invariants:
+- A folder in which a checkpoint was ever saved never starts at step 0 unless `train.restart` asks for it.
+- Nothing is deleted.
 """
 
 from collections.abc import Mapping
@@ -16,14 +18,21 @@ from llmsys.log import get_logger
 from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, is_present, list_checkpoints
 from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
 
-MOST_NAMED = 5
-"""Checkpoints that an error names with what is wrong."""
+MAX_LISTED = 5
+"""Checkpoints that an error lists with their problems."""
 
 log = get_logger(__name__)
 
 
 def restore_leftovers(folder: Path) -> str:
-    """Give back what a killed save had put aside; CheckpointError where the disk forbids it. For rank 0."""
+    """Restore the checkpoint that a killed save had renamed. For rank 0.
+
+    Returns:
+        An empty string, for `run_on_rank_zero`.
+
+    Raises:
+        CheckpointError: the disk does not allow it.
+    """
     try:
         restore_replaced(folder)
     except OSError as error:
@@ -35,9 +44,17 @@ def restore_leftovers(folder: Path) -> str:
 
 
 def start_over(config: RunConfig, problems: Mapping[Path, str]) -> str:
-    """Allow a start at step 0, with unusable checkpoints moved aside; CheckpointError without leave. For rank 0.
+    """Allow a start at step 0, with unusable checkpoints moved aside. For rank 0.
 
-    `problems` says of each checkpoint why it cannot be resumed.
+    Args:
+        config: the config of the run.
+        problems: the reason why each checkpoint cannot be resumed.
+
+    Returns:
+        An empty string, for `run_on_rank_zero`.
+
+    Raises:
+        CheckpointError: the folder has a history and `train.restart` is not set.
     """
     folder = config.run.folder / "checkpoints"
     reason = _find_saved_checkpoint(folder, problems)
@@ -55,11 +72,11 @@ def start_over(config: RunConfig, problems: Mapping[Path, str]) -> str:
 
 
 def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | None:
-    """Return why the folder counts as one with history, or None."""
+    """Return the evidence that a checkpoint was ever saved in the folder, or None."""
     if problems:
         named = [f"{checkpoint.name}: {problem}" for checkpoint, problem in problems.items()]
-        more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        return f"no checkpoint is whole ({'; '.join(named[:MOST_NAMED])}{more})"
+        more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
+        return f"no checkpoint is whole ({'; '.join(named[:MAX_LISTED])}{more})"
     leftovers = sorted(path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern))
     if leftovers:
         return f"{folder} has only what a killed run left ({', '.join(leftovers)})"
@@ -68,12 +85,13 @@ def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | 
 
 
 def _read_last_save(events: Path) -> int | None:
-    """Return the step of the newest checkpoint since the run last began at step 0, or None."""
+    """Return the step of the newest checkpoint since the run last started at step 0, or None."""
     found: int | None = None
     if not is_present(events):
         return None
     try:
         for event in iter_events(events):
+            # A start at step 0 begins a new history in the same file.
             if event["event"] == "start" and event.get("resumed_from") is None:
                 found = None
             elif event["event"] == "checkpoint":
@@ -85,12 +103,13 @@ def _read_last_save(events: Path) -> int | None:
 
 
 def _move_aside(folder: Path) -> Path | None:
-    """Move checkpoints and leftovers into a new folder inside `folder`, and return it; None where there are none."""
+    """Move checkpoints and leftovers into a new folder inside `folder` and return it; None if there are none."""
     leftovers = [path for pattern in (REPLACED, REMOVED) for path in sorted(folder.glob(pattern))]
     moving = [*list_checkpoints(folder).values(), *leftovers]
     if not moving:
         return None
     number = 1
+    # Never into an existing folder: nothing is overwritten.
     while is_present(folder / f"before-restart-{number}"):
         number += 1
     aside = folder / f"before-restart-{number}"

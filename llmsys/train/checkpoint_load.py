@@ -1,8 +1,11 @@
-"""Reading checkpoints: which is whole, what it holds, and filling an engine or plain tensors from it.
+"""Load checkpoints: find the newest complete one, and fill an engine or plain tensors from it.
 
-The logical state in torch.distributed.checkpoint's format, in folders `step-00000100` that checkpoint_write.py
-publishes. A reader verifies digests and takes the newest folder that passes, saying which it skipped and why; ranks
-share the files out between them. Nothing here depends on the engine or layout that saved.
+Reads folders `step-00000100` in torch.distributed.checkpoint's format, which `checkpoint_write.py` publishes.
+
+Invariants:
+- Checksums are verified before a checkpoint is used; each rank verifies its share of the files.
+- A damaged checkpoint is skipped with a warning. One that cannot be read now raises: it may be complete.
+- Nothing depends on the engine or the layout that saved.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -23,10 +26,10 @@ from llmsys.log import get_logger
 from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size, run_on_rank_zero
 from llmsys.train.checkpoint_record import describe_pickle, find_checkpoint_error, list_checkpoints, read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from llmsys.train.checkpoint_storage import CheckpointStorageReader, naming_unreadable, read_tensors
+from llmsys.train.checkpoint_storage import CheckpointStorageReader, convert_read_errors, read_tensors
 
-READS = 5
-"""How often a reader takes another checkpoint because the one it was reading was removed."""
+MAX_READ_ATTEMPTS = 5
+"""Times a reader takes another checkpoint because the run removed the one it was reading."""
 
 READ_FAILURES = (CheckpointException, CheckpointError, OSError)
 
@@ -36,7 +39,7 @@ log = get_logger(__name__)
 
 
 def save_checkpoint(engine: Engine, folder: Path, run_state: dict[str, Any], keep_last: int) -> Path:
-    """Publish the engine's state and `run_state` as `folder/step-…` and keep the newest `keep_last`. Collective."""
+    """Save the engine's state with `run_state` as `folder/step-N` and keep the newest `keep_last`. Collective."""
     state = engine.get_state()
     saver = CheckpointSaver(folder, CheckpointConfig(keep_last=keep_last))
     saver.save_state(state, state.steps, run_state)
@@ -45,41 +48,55 @@ def save_checkpoint(engine: Engine, folder: Path, run_state: dict[str, Any], kee
 
 
 def list_complete_checkpoints(folder: Path) -> list[Path]:
-    """Published checkpoints, oldest first."""
+    """List published checkpoints.
+
+    Args:
+        folder: `checkpoints/` of a run.
+
+    Returns:
+        Folders in order of their steps. Their files are not verified.
+    """
     return list(list_checkpoints(folder).values())
 
 
 @dataclass
 class VerifiedFolder:
-    """The newest whole checkpoint of a folder, if there is one, and what is wrong with those that are newer."""
+    """The newest complete checkpoint of a folder, if there is one, and the problems of newer ones."""
 
     newest: Path | None = None
     problems: dict[Path, str] = field(default_factory=dict)
 
 
 def find_newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that passes verification; each rank verifies its share of the files. Collective.
+    """Find the newest checkpoint that passes verification. Collective.
 
-    UnreadableCheckpointError when one cannot be read now: an older one is not taken in its place.
+    Args:
+        folder: `checkpoints/` of a run.
+
+    Returns:
+        The checkpoint's folder, or None.
+
+    Raises:
+        UnreadableCheckpointError: a checkpoint cannot be read now. An older one is not taken in its place.
     """
     return verify_folder(folder).newest
 
 
 def verify_folder(folder: Path) -> VerifiedFolder:
-    """Verify checkpoints from the newest down to the first whole one. Collective; the same on every rank."""
+    """Verify checkpoints from the newest down to the first complete one. Collective; the same result on every rank."""
     seen: list[str] | None = None
-    while (
-        names := _list_checkpoints_on_rank_zero(folder)
-    ) != seen:  # a run that trains on may have replaced them all meanwhile
+    # A run that still trains may replace all of them during the search.
+    while (names := _list_checkpoints_on_rank_zero(folder)) != seen:
         found = VerifiedFolder()
         for checkpoint in map(Path, reversed(names)):
             problem = _verify_in_shares(checkpoint)
             if problem is None:
                 found.newest = checkpoint
                 return found
-            if problem == describe_pickle(checkpoint):  # whole, but of an older format: to skip it would lose work
-                _refuse_pickle(checkpoint)
+            if problem == describe_pickle(checkpoint):  # complete, but of format 1: to skip it would lose work
+                _reject_pickle(checkpoint)
             found.problems[checkpoint] = problem
+            # A checkpoint that the run removed meanwhile is no damage.
             if get_rank() == 0 and not _is_gone(checkpoint):
                 log.warning("skipping checkpoint %s: %s", checkpoint, problem)
         seen = names
@@ -87,7 +104,11 @@ def verify_folder(folder: Path) -> VerifiedFolder:
 
 
 def _verify_in_shares(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, on every rank. Collective; the first rank that cannot read it raises."""
+    """Return the problem of a checkpoint, or None, on every rank. Collective.
+
+    Raises:
+        UnreadableCheckpointError: on the first rank that cannot read it; the others exit with status 2.
+    """
     failure: UnreadableCheckpointError | None = None
     problem: str | None = None
     try:
@@ -99,39 +120,46 @@ def _verify_in_shares(checkpoint: Path) -> str | None:
     if unreadable and failure is not None and get_rank() == unreadable[0]:
         raise failure
     if unreadable:
-        raise SystemExit(2)  # one failure reads as one message
-    return next((one for one, _ in verdicts if one), None)
+        raise SystemExit(2)  # the other rank raises: one message is enough
+    return next((problem for problem, _ in verdicts if problem), None)
 
 
 def _is_gone(checkpoint: Path) -> bool:
-    """Return whether the run has removed a checkpoint, which network disks answer with errors of reading."""
+    """Return whether the run removed a checkpoint. Network disks report that as read errors."""
     try:
         return checkpoint not in list_checkpoints(checkpoint.parent).values()
     except UnreadableCheckpointError:
         return False
 
 
-def _refuse_pickle(checkpoint: Path) -> None:
-    """Raise CheckpointError on rank 0, once, and end the others. Collective."""
+def _reject_pickle(checkpoint: Path) -> None:
+    """Raise CheckpointError on rank 0 and end the other ranks. Collective."""
 
-    def refuse() -> str:
+    def raise_error() -> str:
         raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
 
-    run_on_rank_zero(refuse)
+    run_on_rank_zero(raise_error)
 
 
 def _list_checkpoints_on_rank_zero(folder: Path) -> list[str]:
-    """Published checkpoints as rank 0 sees them, oldest first. Collective."""
+    """List published checkpoints as rank 0 sees them, oldest first. Collective."""
     return run_on_rank_zero(lambda: "\n".join(str(path) for path in list_complete_checkpoints(folder))).splitlines()
 
 
 def read_newest_checkpoint(find: Callable[[], Path | None], read: Callable[[Path], Result]) -> Result | None:
-    """What `read` gives for the checkpoint that `find` names; None when it names none. For one process.
+    """Return `read(find())`, searched again when the run removes the checkpoint during the read. For one process.
 
-    A run that is still training removes old checkpoints, perhaps the one that is being read: then the search is made
-    again.
+    Args:
+        find: returns the checkpoint to read, or None.
+        read: reads it.
+
+    Returns:
+        The result of `read`; None if `find` returns None.
+
+    Raises:
+        CheckpointError: it was removed `MAX_READ_ATTEMPTS` times.
     """
-    for _ in range(READS):
+    for _ in range(MAX_READ_ATTEMPTS):
         found = find()
         if found is None:
             return None
@@ -142,13 +170,17 @@ def read_newest_checkpoint(find: Callable[[], Path | None], read: Callable[[Path
                 raise
             log.info("%s was removed by its run while it was read; taking the newest there is now", found)
     raise CheckpointError(
-        f"{READS} checkpoints were removed by their run while they were read. "
+        f"{MAX_READ_ATTEMPTS} checkpoints were removed by their run while they were read. "
         f"Raise checkpoint.keep_last or checkpoint.every_steps of that run, or wait for its end."
     )
 
 
 def read_resumable_record(checkpoint: Path) -> dict[str, Any]:
-    """The record of a checkpoint that a run can go on from. CheckpointError for weights alone."""
+    """Return the record of a checkpoint that a run can resume from.
+
+    Raises:
+        CheckpointError: it holds weights alone.
+    """
     record = read_record(checkpoint)
     if record.get("weights_only"):
         raise CheckpointError(
@@ -159,15 +191,17 @@ def read_resumable_record(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
-    """Fill the engine from a checkpoint of any engine and layout; gives the `run_state` saved with it. Collective."""
+    """Fill the engine from a checkpoint of any engine and layout; return the `run_state` saved with it. Collective."""
     record = read_resumable_record(checkpoint)
     state = engine.get_state()
     reader = CheckpointStorageReader(checkpoint)
-    with naming_unreadable(checkpoint):
+    with convert_read_errors(checkpoint):
         stored = reader.read_metadata().state_dict_metadata
     _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored))
+    # An optional tensor that is missing keeps its initial value.
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
     read_tensors(state.tensors, reader)
+    # Skipped steps advance the data but not the optimizer; older records have only one count.
     state.steps = record.get("updates", record["steps"])
     engine.load_state(state)
     run_state: dict[str, Any] = record["run"]
@@ -175,7 +209,7 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
 
 
 def read_tensor_metadata(checkpoint: Path) -> dict[str, Tensor]:
-    """What a checkpoint holds, by name, as tensors without storage: their shapes and types."""
+    """Return the checkpoint's tensors by name on the meta device: shapes and dtypes without storage."""
     stored = CheckpointStorageReader(checkpoint).read_metadata().state_dict_metadata
     return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
@@ -185,13 +219,21 @@ def read_tensor_metadata(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def get_stored_weights_name(parameter: str, stored: Collection[str]) -> str:
-    """What a checkpoint calls the weights of a parameter that are to be used: their running mean, if it keeps one."""
+    """Return the name of the tensor that holds a parameter's weights for inference.
+
+    Args:
+        parameter: name in the model.
+        stored: names in the checkpoint.
+
+    Returns:
+        `average/NAME` where the checkpoint holds an exponential moving average, else `parameter/NAME`.
+    """
     mean = f"average/{parameter}"
     return mean if mean in stored else f"parameter/{parameter}"
 
 
 def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
-    """Fill plain tensors, named as in LogicalState, from a checkpoint. For one process, without a group."""
+    """Fill plain tensors, named as in `EngineState`, from a checkpoint. For one process."""
     reader = CheckpointStorageReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
@@ -199,7 +241,7 @@ def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
 
 
 def load_named_tensors(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
-    """Fill the named tensors of an engine from a checkpoint of any engine and layout, and nothing else. Collective."""
+    """Fill the named tensors of an engine from a checkpoint of any engine and layout. Collective."""
     state = engine.get_state()
     wanted = {name: state.tensors[name] for name in sorted(names)}
     read_tensors(wanted, CheckpointStorageReader(checkpoint))
@@ -208,18 +250,28 @@ def load_named_tensors(engine: Engine, checkpoint: Path, names: Iterable[str]) -
 
 
 def read_run_state(checkpoint: Path) -> dict[str, Any]:
-    """The `run_state` that was saved with a checkpoint that has no problem."""
+    """Return the `run_state` that was saved with a checkpoint.
+
+    Args:
+        checkpoint: a complete checkpoint.
+
+    Returns:
+        The settings and fingerprints that a resumed run must share.
+
+    Raises:
+        CheckpointError: the record is missing or damaged.
+    """
     run_state: dict[str, Any] = read_record(checkpoint)["run"]
     return run_state
 
 
 def _drop_optional_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Without what only some engines and precisions have, and start from anew where a checkpoint lacks it."""
+    """Return the tensors without those that some engines and precisions lack. They start anew if they are missing."""
     return {name: tensor for name, tensor in tensors.items() if name != LOSS_SCALE}
 
 
 def _check_names(checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another model before anything is read, naming the first difference."""
+    """Reject a checkpoint of another model before a tensor is read; the message names the first difference."""
     missing = sorted(wanted.keys() - stored.keys())
     extra = sorted(stored.keys() - wanted.keys())
     shapes = [

@@ -1,4 +1,4 @@
-"""`metadata.json`: where every tensor of a checkpoint lies, as plain JSON that runs nothing when it is read.
+"""`metadata.json`: the location of every tensor of a checkpoint, as JSON, which runs no code when it is read.
 
 torch.distributed.checkpoint keeps the same facts as a pickle in `.metadata`. Layout of the file:
 
@@ -6,7 +6,7 @@ torch.distributed.checkpoint keeps the same facts as a pickle in `.metadata`. La
         {"offsets": [0, 0], "sizes": [4, 4], "file": "__0_0.distcp", "begin": 0, "bytes": 1234}, …]}}}
 
 Invariants:
-- Only tensors are written; only tensors come out of what is read.
+- Only tensors are written and read.
 - Chunks lie within their tensor and fill it; their bytes lie within a file of the checkpoint's own folder.
 """
 
@@ -36,24 +36,24 @@ DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).valu
 
 
 def format_metadata(metadata: Metadata) -> bytes:
-    """Return torch's metadata, with the places of its chunks in `storage_data`, as the bytes of `metadata.json`.
+    """Return torch's metadata as the bytes of `metadata.json`; `storage_data` holds the locations of its chunks.
 
     Raises:
-        TypeError: an entry is no tensor; such entries belong into `state.json`.
+        TypeError: an entry is no tensor. Such values belong into `state.json`.
     """
     tensors = {}
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise TypeError(f"{name} is no tensor. A checkpoint holds tensors; put other values into its record.")
         chunks = [
-            _chunk_values(chunk, metadata.storage_data[MetadataIndex(name, chunk.offsets)]) for chunk in entry.chunks
+            _format_chunk(chunk, metadata.storage_data[MetadataIndex(name, chunk.offsets)]) for chunk in entry.chunks
         ]
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         tensors[name] = {"dtype": dtype, "shape": list(entry.size), "chunks": chunks}
     return json.dumps({"version": VERSION, "tensors": tensors}).encode()
 
 
-def _chunk_values(chunk: ChunkStorageMetadata, place: _StorageInfo) -> dict[str, Any]:
+def _format_chunk(chunk: ChunkStorageMetadata, place: _StorageInfo) -> dict[str, Any]:
     return {
         "offsets": list(chunk.offsets),
         "sizes": list(chunk.sizes),
@@ -64,7 +64,7 @@ def _chunk_values(chunk: ChunkStorageMetadata, place: _StorageInfo) -> dict[str,
 
 
 def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
-    """Return torch's metadata from the bytes of `metadata.json`, every number and name of it checked.
+    """Return torch's metadata from the bytes of `metadata.json`, with every number and name checked.
 
     Raises:
         CheckpointError: the content is damaged, of a newer version, or points outside of what it describes.

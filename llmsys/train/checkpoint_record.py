@@ -1,8 +1,11 @@
-"""`state.json`: what makes a folder of tensor files a checkpoint, and how a reader knows that every byte is there.
+"""`state.json`: the record that makes a folder of tensor files a checkpoint, with a checksum of every file.
 
-Holds the format, the number of data steps and of optimizer updates, the run's identity, what else goes on with the run,
-and the digest of each file; the last key is the digest of the record itself. Each rank digests and verifies its share
-of the files, so that no rank reads them all.
+Holds the format, the numbers of data steps and optimizer updates, the run's identity, further state of the run and the
+checksum of each file. The last key is the checksum of the record itself.
+
+Invariants:
+- Each rank computes and verifies the checksums of its share of the files.
+- A read error other than `DAMAGE_ERRORS` is never taken for damage.
 """
 
 import errno
@@ -22,21 +25,25 @@ from llmsys.errors import CheckpointError, UnreadableCheckpointError
 from llmsys.file_name import is_plain_file_name
 
 FORMAT = 2
-"""2: the places of the tensors are in `metadata.json`, which was a pickle in 1."""
+"""Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle."""
 RECORD = "state.json"
 PICKLED, PICKLED_FORMAT = ".metadata", 1
-"""What format 1 had for `metadata.json`: a pickle, which can run code when it is read."""
+"""The metadata file of format 1: a pickle, which can run code when it is read."""
 BLAKE2B_DIGITS = 128
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 
 DAMAGE_ERRORS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
-"""Errors that say something about what is on disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone later."""
+"""Errors that tell the state of the disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone later."""
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """List published checkpoints by step, oldest first. UnreadableCheckpointError when the folder cannot be listed."""
+    """Return published checkpoints by step, oldest first.
+
+    Raises:
+        UnreadableCheckpointError: the folder cannot be listed.
+    """
     try:
-        names = os.listdir(folder)  # glob would take a forbidden folder for an empty one
+        names = os.listdir(folder)  # glob returns nothing for a folder without permission
     except OSError as error:
         if error.errno not in DAMAGE_ERRORS:
             raise build_unreadable_error(folder, error) from error
@@ -46,7 +53,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def build_unreadable_error(path: Path, error: OSError) -> UnreadableCheckpointError:
-    """Return the error for a file that the system cannot read now, and that may be whole."""
+    """Return the error for a file that the system cannot read now and that may be complete."""
     return UnreadableCheckpointError(
         f"{path} could not be read: {error.strerror or error}. This is not taken for damage: nothing was skipped or "
         f"deleted. Mend the disk, the mount or the permissions, then run the same command again."
@@ -54,7 +61,11 @@ def build_unreadable_error(path: Path, error: OSError) -> UnreadableCheckpointEr
 
 
 def is_present(path: Path) -> bool:
-    """Return whether there is something at a path. UnreadableCheckpointError when the system cannot tell."""
+    """Return whether something exists at a path.
+
+    Raises:
+        UnreadableCheckpointError: the system cannot tell.
+    """
     try:
         path.stat()
     except OSError as error:
@@ -65,28 +76,27 @@ def is_present(path: Path) -> bool:
 
 
 def compute_digest(file: Path, like: str = "") -> str:
-    """The xxh3_128 of a file's bytes, in hex: ten times as fast as blake2b, and enough against damage.
-
-    The blake2b, which checkpoints had before, where `like` is one.
-    """
+    """Return the checksum of a file in hex: xxh3_128, or blake2b where `like` is a blake2b of an older checkpoint."""
     with file.open("rb") as opened:
+        # xxh3_128 is ten times as fast as blake2b, and enough against damage.
         return hashlib.file_digest(opened, "blake2b" if len(like) == BLAKE2B_DIGITS else xxhash.xxh3_128).hexdigest()
 
 
 def compute_digests(files: Iterable[Path]) -> dict[str, str]:
-    """The digest of each file by its name."""
+    """Return the checksum of each file by its name."""
     return {file.name: compute_digest(file) for file in files}
 
 
 def list_rank_files(folder: Path, rank: int) -> list[Path]:
-    """The files that a rank wrote: its tensors, and on rank 0 everything that no rank's number is in."""
+    """List the files that a rank wrote: its tensors, and on rank 0 also every file without a rank in its name."""
     files = sorted(file for file in folder.iterdir() if file.name != RECORD)
     own = [file for file in files if file.name.startswith(f"__{rank}_")]
+    # torch names a tensor file after the rank that wrote it: __0_0.distcp.
     return own + [file for file in files if rank == 0 and not file.name.startswith("__")]
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write the record durably, with its own digest as the last key."""
+    """Write the record durably, with its own checksum as the last key."""
     record = {"format": FORMAT, **record}
     write_bytes_atomically(
         folder / RECORD, json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode()
@@ -94,9 +104,18 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
-    """The record of a checkpoint. CheckpointError with the reason when it is missing, damaged or of another format.
+    """Read the record of a checkpoint.
 
-    UnreadableCheckpointError when the system cannot read it now.
+    Args:
+        checkpoint: folder of the checkpoint.
+        expected: the only format that is accepted.
+
+    Returns:
+        The record without its own checksum. Keys: format, steps, updates, run, files, and further state of the run.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of another format.
+        UnreadableCheckpointError: the system cannot read it now.
     """
     try:
         record = json.loads((checkpoint / RECORD).read_text())
@@ -121,7 +140,7 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
 
 
 def describe_pickle(checkpoint: Path) -> str:
-    """Return why a checkpoint with pickled metadata is refused, and the command that rewrites a trusted one."""
+    """Return the reason why pickled metadata are rejected, and the command that rewrites a trusted checkpoint."""
     return (
         f"its metadata are a pickle ({PICKLED}, as llmsys wrote it in format 1), and reading a pickle can run code. "
         f"If you trust whoever wrote it, rewrite it with `llmsys convert {shlex.quote(str(checkpoint))} --trust-pickle`"
@@ -140,9 +159,18 @@ def _compute_record_digest(record: dict[str, Any]) -> str:
 
 
 def find_checkpoint_error(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
-    """Why a checkpoint cannot be used, or None. Of `shares` readers, reader `share` verifies every so-manieth file.
+    """Return the reason why a checkpoint cannot be used, or None.
 
-    UnreadableCheckpointError when the system cannot read a file now: that is no damage.
+    Args:
+        checkpoint: folder of the checkpoint.
+        share: index of this reader; it verifies files `share`, `share + shares`, …
+        shares: number of readers.
+
+    Returns:
+        A message, or None for a complete checkpoint.
+
+    Raises:
+        UnreadableCheckpointError: the system cannot read a file now, which is no damage.
     """
     try:
         return find_damaged_file(checkpoint, read_record(checkpoint)["files"], share, shares)
@@ -153,7 +181,7 @@ def find_checkpoint_error(checkpoint: Path, share: int = 0, shares: int = 1) -> 
 
 
 def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0, shares: int = 1) -> str | None:
-    """Return the first file that is missing or differs from its digest, as a message; None where all are whole.
+    """Return a message about the first file that is missing or differs from its checksum, or None.
 
     Raises:
         UnreadableCheckpointError: the system cannot read a file now, which is no damage.
@@ -161,6 +189,7 @@ def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0,
     for name in sorted(digests):
         if not is_present(checkpoint / name):
             return f"{name} is missing"
+    # Strided, so that readers share the large files of all ranks.
     for name in sorted(digests)[share::shares]:
         try:
             if compute_digest(checkpoint / name, digests[name]) != digests[name]:

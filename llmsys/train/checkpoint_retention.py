@@ -1,11 +1,11 @@
-"""Which checkpoints are kept: the newest, every so many steps for ever, and the best by evaluation.
+"""Select and remove old checkpoints: keep the newest, one every N steps for ever, and the best by evaluation.
 
-`select_kept_steps` is a pure function of steps and scores; `remove_old_checkpoints` removes the others from a folder. A
-checkpoint's score is the evaluation of its own step, which its record holds.
+`select_kept_steps` is a pure function of steps and scores. A checkpoint's score is the evaluation of its own step,
+which its record holds.
 
 Invariants:
-- A damaged checkpoint takes no place in a rank: as many whole ones stay as the rules say.
-- Nothing newer than the oldest of the last whole ones is removed.
+- A damaged checkpoint does not count: as many complete ones stay as the rules ask for.
+- Nothing newer than the oldest of the last complete ones is removed.
 - Nothing is removed while a checkpoint cannot be read.
 """
 
@@ -23,8 +23,8 @@ from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 log = get_logger(__name__)
 
 
-def is_every_step_whole(step: int) -> bool:
-    """Return True: the answer of a caller that knows of no damage."""
+def is_every_step_complete(step: int) -> bool:
+    """Return True: the default for callers that do not verify."""
     return True
 
 
@@ -32,26 +32,33 @@ def select_kept_steps(
     steps: Sequence[int],
     scores: Mapping[int, float],
     rule: CheckpointConfig,
-    is_whole: Callable[[int], bool] = is_every_step_whole,
+    is_complete: Callable[[int], bool] = is_every_step_complete,
 ) -> set[int]:
-    """The steps whose checkpoints stay. `scores` has those that were evaluated; of equal ones the newer is better.
+    """Return the steps whose checkpoints are kept.
 
-    `is_whole` is asked in the order of rank, and only until a rule has as many as it keeps.
+    Args:
+        steps: steps of the checkpoints, in any order.
+        scores: value of `best_metric` for the steps that were evaluated. Of equal scores the newer step ranks higher.
+        rule: limits of each kind.
+        is_complete: asked in the order of rank, until a rule has as many as it keeps.
     """
     ordered = sorted(steps)
     sign = 1 if rule.best_metric in LOWER_IS_BETTER else -1
     ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
     forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
-    last = list(islice(filter(is_whole, reversed(ordered)), rule.keep_last))
-    oldest = last[-1] if len(last) == rule.keep_last else 0  # with fewer whole ones nothing is too many
-    best = islice(filter(is_whole, ranked), rule.keep_best)
+    last = list(islice(filter(is_complete, reversed(ordered)), rule.keep_last))
+    oldest = last[-1] if len(last) == rule.keep_last else 0  # with fewer complete ones nothing is removed
+    best = islice(filter(is_complete, ranked), rule.keep_best)
     return {*(step for step in ordered if step >= oldest), *best, *forever}
 
 
 def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: VerifiedCheckpoints | None = None) -> None:
-    """Remove what no rule keeps. A folder that cannot be removed is said, and tried again after the next save.
+    """Remove the checkpoints that no rule keeps. A folder that cannot be removed is tried again after the next save.
 
-    Whole ones outrank damaged ones, so what ranks is verified; `verified` knows which are already.
+    Args:
+        folder: `checkpoints/` of a run.
+        rule: limits of each kind.
+        verified: verdicts known so far. Complete checkpoints outrank damaged ones, so candidates are verified.
     """
     verified = VerifiedCheckpoints() if verified is None else verified
     try:
@@ -70,9 +77,9 @@ def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: Verif
 def _select_removable(found: Mapping[int, Path], rule: CheckpointConfig, verified: VerifiedCheckpoints) -> list[int]:
     scores = _read_scores(found, rule) if rule.keep_best else {}
     if found.keys() <= select_kept_steps(list(found), scores, rule):
-        return []  # nothing would go, so nothing need be read
+        return []  # nothing to remove, so nothing is verified
     return sorted(
-        found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_whole(found[step]))
+        found.keys() - select_kept_steps(list(found), scores, rule, lambda step: verified.is_complete(found[step]))
     )
 
 
@@ -84,7 +91,7 @@ def _read_scores(found: Mapping[int, Path], rule: CheckpointConfig) -> dict[int,
         except UnreadableCheckpointError:
             raise
         except CheckpointError:
-            continue  # damaged: it is not among the best
+            continue  # a damaged one has no score
         if value is not None:
             scores[step] = float(value)
     return scores

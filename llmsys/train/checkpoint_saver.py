@@ -1,13 +1,11 @@
-"""A copy of the training state in host memory, taken between two steps and written while training goes on.
+"""Save the state of a run, at once or in the background, and report the result of each save.
 
-The buffers are made at the first copy and used again for every later one: fresh memory costs more to touch than to
-fill. On an accelerator they are pinned, so that the copy runs at the speed of the bus.
+Reads an engine's state; publishes `step-N` folders (`checkpoint_write.py`) and removes old ones.
 
-Saves a run's state, at once or in the background, and says what became of each save.
-
-Reads an engine's logical state, publishes `step-…` folders (see checkpoint_write.py) and retires old ones. One save is
-on its way at a time; the next waits for it. A save that fails leaves the checkpoints before it as they were and the run
-goes on; the second failure in a row ends the run, as does a failure of the last save.
+Invariants:
+- One save runs at a time; the next waits for it.
+- A failed save leaves older checkpoints as they were, and the run continues.
+- The second failure in a row ends the run, and so does a failure of the last save.
 """
 
 import threading
@@ -31,15 +29,19 @@ from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 
 
 class HostStateCopy:
-    """Room for one copy of a rank's share of the state."""
+    """A copy of a rank's share of the state in host memory, made between two steps and written during later ones.
+
+    Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to fill.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy_from_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors as they are now, sharded as they are, on the host. The next call overwrites them."""
+        """Return copies of the tensors on the host, sharded as they are. The next call overwrites them."""
         copies = {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
         if torch.cuda.is_available():
+            # Copies into pinned memory are asynchronous, and the next step overwrites their source.
             torch.cuda.current_stream().synchronize()
         return copies
 
@@ -52,17 +54,17 @@ class HostStateCopy:
         buffer.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return buffer
-        # Not from_local, which would send the buffer back to the device of the mesh.
+        # DTensor.from_local would move the buffer to the device of the mesh.
         return DTensor(buffer, tensor._spec, requires_grad=False)
 
 
 CLOSE_SECONDS = 120
-"""How long the end of a run that failed waits for a save in the background."""
+"""Seconds that a failed run waits for a save in the background."""
 
 
 @dataclass
 class SaveResult:
-    """One save: for how long it held the step up, how long it took, and why it failed if it did. Times in seconds."""
+    """One save. `stalled_seconds` is the time training waited, `seconds` the time of the whole save."""
 
     steps: int
     folder: Path
@@ -74,46 +76,56 @@ class SaveResult:
 
 
 class CheckpointSaver:
-    """Saves into `folder` by the rule of the config. Making it is collective, and so are `save_state` and
-    `wait_for_save`.
-    """
+    """A saver into one folder. Construction, `save_state` and `wait_for_save` are collective."""
 
     def __init__(self, folder: Path, rule: CheckpointConfig) -> None:
-        self._folder, self._rule = folder, rule
-        self._crew = ControlGroup()
+        self.folder, self._rule = folder, rule
+        # A group of its own: the background thread must not interleave with collectives of training.
+        self._control_group = ControlGroup()
         self._copy = HostStateCopy()
         self._thread: threading.Thread | None = None
         self._last: SaveResult | None = None
-        self._untold: list[SaveResult] = []
+        self._unreported: list[SaveResult] = []
         self._failures = 0
         self._verified = VerifiedCheckpoints()
         if get_rank() == 0:
             remove_partial_checkpoints(folder)
 
-    def trust(self, steps: int) -> None:
-        """Count the checkpoint of a step as whole without reading it: the run resumes from it."""
+    def mark_verified(self, steps: int) -> None:
+        """Count the checkpoint of a step as complete without reading it."""
         if get_rank() == 0:
-            self._verified.trust(get_checkpoint_path(self._folder, steps))
+            self._verified.mark_verified(get_checkpoint_path(self.folder, steps))
 
     def allocate_buffers(self, state: EngineState) -> None:
-        """Make room for copies of a state before the first step: touching fresh memory takes longer than a copy."""
+        """Allocate the buffers for copies of a state, so that the first save does not stall longer than later ones."""
         if self._rule.mode == "async":
             self._copy.copy_from_device(state.tensors)
 
     def save_state(self, state: EngineState, steps: int, run_state: dict[str, Any], **more: Any) -> None:
-        """Save the state after `steps` steps; `more` goes into the record. Returns when training may go on.
+        """Save the state after `steps` data steps; return when training may continue. Collective.
 
-        CheckpointError when a save failed and the one before it had failed too.
+        Args:
+            state: the engine's state.
+            steps: data steps done.
+            run_state: identity of the run.
+            more: further keys of the record.
+
+        Raises:
+            CheckpointError: a save failed, and the one before it had failed too.
         """
-        save = SaveResult(steps, get_checkpoint_path(self._folder, steps), time.perf_counter())
+        save = SaveResult(steps, get_checkpoint_path(self.folder, steps), time.perf_counter())
         self.wait_for_save()
         self._last = save
-        self._untold.append(save)
+        self._unreported.append(save)
         record = {"steps": steps, "updates": state.steps, "run": run_state, **more}
         if self._rule.mode == "async":
             copies = self._copy.copy_from_device(state.tensors)
             self._thread = threading.Thread(
-                target=self._write_checkpoint, args=(save, copies, record), name="save", daemon=True
+                # A daemon: a failed run must not wait for its save longer than CLOSE_SECONDS.
+                target=self._write_checkpoint,
+                args=(save, copies, record),
+                name="save",
+                daemon=True,
             )
             self._thread.start()
             save.stalled_seconds = time.perf_counter() - save.start_time
@@ -123,42 +135,42 @@ class CheckpointSaver:
             self._check_save(save)
 
     def wait_for_save(self) -> None:
-        """Wait for the save that is on its way, if one is. Raises as `save_state` does."""
+        """Wait for the save in the background, if there is one. Raises as `save_state` does. Collective."""
         if self._thread is not None and self._last is not None:
             self._thread.join()
             self._thread = None
             self._check_save(self._last)
 
     def finish_saves(self) -> None:
-        """Wait for the last save. Its failure is raised, since none comes after it."""
+        """Wait for the last save and raise its failure, since no later save makes up for it."""
         self.wait_for_save()
         if self._last is not None and self._last.failure is not None:
             raise self._last.failure
 
     def pop_finished_saves(self) -> list[SaveResult]:
-        """The saves that have ended and were not told yet. Not collective."""
-        told = [save for save in self._untold if save.is_finished]
-        self._untold = [save for save in self._untold if not save.is_finished]
-        return told
+        """Return the saves that have ended since the last call. Not collective."""
+        finished = [save for save in self._unreported if save.is_finished]
+        self._unreported = [save for save in self._unreported if not save.is_finished]
+        return finished
 
     def close_quietly(self) -> None:
-        """Give a save that is on its way the time to end, whatever else went wrong. Raises nothing."""
+        """Wait up to `CLOSE_SECONDS` for a save in the background. Raises nothing."""
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
 
     def _write_checkpoint(self, save: SaveResult, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         try:
-            write_sharded_checkpoint(tensors, save.folder, record, self._crew)
+            write_sharded_checkpoint(tensors, save.folder, record, self._control_group)
             if get_rank() == 0:
-                self._verified.trust(save.folder)
-                remove_old_checkpoints(self._folder, self._rule, self._verified)
-        except BaseException as failure:  # it is raised where all ranks meet; CheckpointException is no Exception
+                self._verified.mark_verified(save.folder)
+                remove_old_checkpoints(self.folder, self._rule, self._verified)
+        except BaseException as failure:  # raised in _check_save; torch's CheckpointException is no Exception
             save.failure = failure
         save.seconds = time.perf_counter() - save.start_time
         save.is_finished = True
 
     def _check_save(self, save: SaveResult) -> None:
-        """Let the run go on after one failure that a person can mend; every rank has met the same one."""
+        """Raise the failure of a save if it is the second in a row or no CheckpointError. All ranks have the same."""
         if save.failure is None:
             self._failures = 0
             return

@@ -1,11 +1,11 @@
-"""Storage of torch.distributed.checkpoint whose metadata is JSON: nothing in a checkpoint runs code when it is read.
+"""Storage of torch.distributed.checkpoint with JSON metadata: reading a checkpoint runs no code from it.
 
-Writes `metadata.json` where torch writes a pickled `.metadata`; reads it back into torch's own classes. Tensors stay in
-torch's files, which are read with `weights_only=True`. Use `open_reader` wherever a checkpoint is read.
+Writes `metadata.json` in place of torch's pickled `.metadata` and reads it back into torch's classes. Tensors stay in
+torch's files, which are read with `weights_only=True`.
 
 Invariants:
-- A pickled `.metadata` is never opened here, not by a rank of its own (`__0.metadata`) either.
-- Entries that are no tensors, which torch would unpickle, are neither written nor read.
+- A pickled `.metadata` is never opened here, not even that of a single rank (`__0.metadata`).
+- Entries other than tensors, which torch would unpickle, are neither written nor read.
 """
 
 import os
@@ -31,14 +31,14 @@ from llmsys.train.checkpoint_record import DAMAGE_ERRORS, PICKLED, build_unreada
 
 
 class CheckpointWriter(FileSystemWriter):
-    """Writes the tensors of a checkpoint as torch does, synced, one file per rank, and the metadata as JSON."""
+    """A writer of tensors in torch's format, one synced file per rank, with the metadata as JSON."""
 
     def __init__(self, folder: Path) -> None:
-        """Write into `folder`, which may be made by this."""
+        """Write into `folder`, which is created if it is missing."""
         super().__init__(folder, single_file_per_rank=True, sync_files=True)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write `metadata.json` durably; `results` are those of all ranks. Called on rank 0 alone."""
+        """Write `metadata.json` durably from the results of all ranks. Called on rank 0 alone."""
         metadata.storage_data = {one.index: one.storage_data for written in results for one in written}
         write_bytes_atomically(Path(self.path) / METADATA, format_metadata(metadata))
 
@@ -47,15 +47,15 @@ class CheckpointWriter(FileSystemWriter):
 
 
 class CheckpointStorageReader(FileSystemReader):
-    """Reads what `CheckpointWriter` wrote; the metadata once for all reads through one reader."""
+    """A reader of checkpoints by `CheckpointWriter`; it reads the metadata once."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Read from `checkpoint`; CheckpointError is raised when the metadata are read."""
+        """Read from `checkpoint`; errors are raised when the metadata are read."""
         super().__init__(checkpoint)
         self._metadata: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata of the whole checkpoint; what torch asks for a single rank is the same file.
+        """Return the metadata of the whole checkpoint, also where torch asks for those of one rank.
 
         Raises:
             CheckpointError: they are missing, damaged, or a pickle.
@@ -65,13 +65,17 @@ class CheckpointStorageReader(FileSystemReader):
         return self._metadata
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Forget what was read, where another checkpoint is named."""
+        """Forget the metadata if another checkpoint is named."""
         if checkpoint_id:
             self._metadata = None
         super().reset(checkpoint_id)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read tensors into the planner's; anything else is refused, since torch would unpickle it."""
+        """Read tensors into those of the planner.
+
+        Raises:
+            CheckpointError: the plan names something else than a tensor, which torch would unpickle.
+        """
         for item in plan.items:
             if item.type != LoadItemType.TENSOR:
                 raise CheckpointError(f"{self.path}: {item.storage_index.fqn} is no tensor. Take another checkpoint.")
@@ -89,11 +93,12 @@ def _read_metadata(checkpoint: Path) -> Metadata:
 
 
 @contextmanager
-def naming_unreadable(checkpoint: Path) -> Iterator[None]:
-    """Raise UnreadableCheckpointError for what the system could not read now; any other failure as it is."""
+def convert_read_errors(checkpoint: Path) -> Iterator[None]:
+    """Raise UnreadableCheckpointError for what the system cannot read now; leave other errors as they are."""
     try:
         yield
     except (CheckpointException, OSError) as error:
+        # torch wraps the errors of all ranks into one CheckpointException.
         causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         for cause in causes:
             if isinstance(cause, OSError) and cause.errno not in DAMAGE_ERRORS:
@@ -104,24 +109,29 @@ def naming_unreadable(checkpoint: Path) -> Iterator[None]:
 def read_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader, alone: bool = False) -> None:
     """Fill tensors by name from a checkpoint. Collective, unless `alone`.
 
+    Args:
+        tensors: tensors or DTensors to fill in place.
+        reader: reader of the checkpoint.
+        alone: read in this process only, without a process group.
+
     Raises:
-        CheckpointError: the files do not hold what the metadata say.
-        UnreadableCheckpointError: the system could not read a file now.
+        CheckpointError: the files do not match the metadata.
+        UnreadableCheckpointError: the system cannot read a file now.
     """
-    with naming_unreadable(Path(reader.path)):
-        reader.read_metadata()  # its own error, not one that torch wraps
+    with convert_read_errors(Path(reader.path)):
+        reader.read_metadata()  # before dcp.load, which would wrap its error
     try:
-        with warnings.catch_warnings(), naming_unreadable(Path(reader.path)):
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+        with warnings.catch_warnings(), convert_read_errors(Path(reader.path)):
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process by design
             dcp.load(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
-        said = _describe(causes[0]) if causes else str(error)
-        raise CheckpointError(f"{reader.path} cannot be read: {said}. Take another checkpoint.") from error
+        reason = _describe(causes[0]) if causes else str(error)
+        raise CheckpointError(f"{reader.path} cannot be read: {reason}. Take another checkpoint.") from error
 
 
 def _describe(cause: BaseException) -> str:
-    # torch's own text advises to read the file with weights_only=False, which would run what is in it.
+    # torch's text advises weights_only=False, which would run code from the file.
     if isinstance(cause, pickle.UnpicklingError):
         return "its files hold something else than tensors"
     return f"{type(cause).__name__}: {cause}"

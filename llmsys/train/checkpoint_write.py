@@ -1,8 +1,11 @@
-"""Writing a checkpoint: aside, digested, flushed, and published by one rename.
+"""Write a checkpoint: into a hidden folder, with checksums, synced, and published by one rename.
 
-Every rank writes its shards into `.step-00000100.partial` and digests its own files; rank 0 writes `state.json` with
-all digests, flushes, and renames to `step-00000100`. So a folder without a dot is whole by construction, and a failure
-in any phase leaves the folders before it as they were.
+Every rank writes its shards into `.step-00000100.partial` and computes the checksums of its files. Rank 0 writes
+`state.json` with all checksums, syncs, and renames the folder to `step-00000100`.
+
+Invariants:
+- A folder without a leading dot is complete.
+- A failure in any phase leaves older checkpoints as they were.
 """
 
 import shutil
@@ -34,35 +37,54 @@ REPLACED = ".step-*.replaced"
 
 
 def get_checkpoint_path(folder: Path, steps: int) -> Path:
-    """Where the checkpoint after so many steps is published."""
+    """Return the path of the checkpoint after `steps` steps."""
     return folder / f"step-{steps:08d}"
 
 
 def write_sharded_checkpoint(
-    tensors: dict[str, Tensor], target: Path, record: dict[str, Any], crew: ControlGroup
+    tensors: dict[str, Tensor], target: Path, record: dict[str, Any], control_group: ControlGroup
 ) -> None:
-    """Write and publish `target`. Collective. CheckpointError on every rank where the disk is to blame."""
+    """Write and publish a checkpoint. Collective.
+
+    Args:
+        tensors: tensors or DTensors by name.
+        target: path of the published checkpoint.
+        record: content of `state.json` without the checksums.
+        control_group: the group that ranks communicate in, independent of training.
+
+    Raises:
+        CheckpointError: on every rank, if the disk is the cause.
+    """
     partial = target.with_name(f".{target.name}.partial")
     try:
-        crew.run_on_first_rank(lambda: _recreate_folder(partial))
-        _write_tensors(tensors, partial, crew)
-        digests = crew.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
+        control_group.run_on_first_rank(lambda: _recreate_folder(partial))
+        _write_tensors(tensors, partial, control_group)
+        digests = control_group.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
         files = {name: digest for found in digests for name, digest in found.items()}
-        crew.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))
+        control_group.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))
     except (CheckpointException, OSError, LlmsysError) as error:
         raise build_save_error(target, error) from error
 
 
-def _write_tensors(tensors: dict[str, Tensor], partial: Path, crew: ControlGroup) -> None:
-    dcp.save(tensors, storage_writer=CheckpointWriter(partial), process_group=crew.group)
+def _write_tensors(tensors: dict[str, Tensor], partial: Path, control_group: ControlGroup) -> None:
+    dcp.save(tensors, storage_writer=CheckpointWriter(partial), process_group=control_group.group)
 
 
 def publish_weights(
     folder: Path, write: Callable[[Path], None], steps: int = 0, run_state: dict[str, Any] | None = None
 ) -> Path:
-    """Publish a checkpoint of weights alone: `write` fills a folder aside. For one process, without a group.
+    """Publish a checkpoint of weights alone. For one process, without a process group.
 
-    Evaluation and generation read it like any other; a run begins with it by `train.init_from`.
+    Evaluation and generation read it like any other; a run starts from it by `train.init_from`.
+
+    Args:
+        folder: parent of the new checkpoint.
+        write: writes the tensor files into the folder it is given.
+        steps: step in the checkpoint's name.
+        run_state: identity of the run that trained the weights.
+
+    Returns:
+        The published checkpoint.
     """
     target = get_checkpoint_path(folder, steps)
     partial = target.with_name(f".{target.name}.partial")
@@ -74,36 +96,38 @@ def publish_weights(
 
 
 def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write plain tensors as the files of a checkpoint. For one process, without a group."""
+    """Write plain tensors as the files of a checkpoint. For one process, without a process group."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is the intent
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process by design
         dcp.save(tensors, storage_writer=CheckpointWriter(folder), no_dist=True)
 
 
 def publish_checkpoint(partial: Path, target: Path, record: dict[str, Any]) -> None:
-    """Make a folder of files a checkpoint: its record, then the rename, both flushed to disk."""
+    """Write the record into a folder of tensor files and rename it to `target`, both synced."""
     write_record(partial, record)
     replaced = target.with_name(f".{target.name}.replaced")
-    if target.exists():  # the same step once more, after a rewind or because it was found damaged
+    if target.exists():  # the step again, after a rewind or since its checkpoint was damaged
         shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
+    # The rename is atomic; sync_folder makes it durable before the old checkpoint is removed.
     partial.rename(target)
     sync_folder(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint: out of sight by one rename, so that no reader takes half of it for a damaged one."""
+    """Remove a checkpoint. One rename hides it first, so that no reader finds half of it."""
     aside = checkpoint.with_name(f".{checkpoint.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)
+    # rmtree is not atomic: a reader would take half a folder for damage.
     checkpoint.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def restore_replaced(folder: Path) -> None:
-    """Give back what a killed save had put aside, where what it was replaced by is missing or damaged.
+    """Restore a checkpoint that a killed save had renamed, if its replacement is missing or damaged. Removes nothing.
 
-    For the holder of the run folder's lock, before a checkpoint to resume from is looked for. Removes nothing.
+    For the holder of the run folder's lock, before a checkpoint to resume from is searched.
     """
     for replaced in sorted(folder.glob(REPLACED)):
         target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
@@ -118,7 +142,7 @@ def restore_replaced(folder: Path) -> None:
 
 
 def remove_partial_checkpoints(folder: Path) -> None:
-    """Remove what a killed save or removal left behind. For the holder of the run folder's lock."""
+    """Remove the leftovers of a killed save or removal. For the holder of the run folder's lock."""
     restore_replaced(folder)
     for pattern in (PARTIAL, REMOVED, REPLACED):
         for left in folder.glob(pattern):
@@ -131,7 +155,7 @@ def _recreate_folder(partial: Path) -> None:
 
 
 def build_save_error(target: Path, error: BaseException) -> BaseException:
-    """A full, read-only or forbidden disk as one message; any other failure as it is."""
+    """Return a CheckpointError for a full, read-only or forbidden disk; any other failure unchanged."""
     causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
     for cause in causes:
         reason = _find_disk_reason(cause)
@@ -148,5 +172,5 @@ def _find_disk_reason(cause: BaseException) -> str | None:
         return cause.strerror
     if isinstance(cause, LlmsysError):
         return str(cause)
-    # torch's zip writer complains about the place it got to, and hides the system's error that stopped it.
+    # torch's zip writer reports its position and hides the error of the system that stopped it.
     return "its files were written only in part" if "unexpected pos" in str(cause) else None

@@ -1,8 +1,8 @@
-"""Losses return sums; whoever knows all ranks' targets divides once.
+"""Cross entropy as sums in nats; the caller divides once by the valid targets of all ranks.
 
-The plain form, `cross_entropy(logits.float())`, writes three float32 tensors of tokens × vocabulary. Here rows are
-taken a few at a time, so that they stay in cache, and the gradient is made in the forward, in the dtype of the logits:
-3.7 times as fast on one core with 4,096 tokens and 8,192 pieces (tools/bench/loss.py).
+`cross_entropy(logits.float())` writes three float32 tensors of tokens × vocabulary. Here a few rows at a time stay in
+cache, and the forward pass computes the gradient in the dtype of the logits: 3.7 times as fast on one core with 4,096
+tokens and a vocabulary of 8,192 (tools/bench/loss.py).
 """
 
 from typing import Any
@@ -13,21 +13,24 @@ from torch import Tensor
 from llmsys.data.batch import IGNORED
 
 # N tokens, V vocabulary
-LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU a piece of 2 MiB in float32, which stays in cache
+LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU 2 MiB of float32, which stay in cache
 
 
 def compute_sequence_losses(
     logits_BTV: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Tensor:
-    """Cross entropy in nats, summed over the valid targets of each sequence: float32, one number for each of B.
+    """Return the cross entropy in nats, summed over the valid targets of each sequence.
 
     A classifier's logits (B, V) with targets (B, 1) count as sequences of one.
 
     Args:
         logits_BTV: any float dtype; they are summed in float32.
         targets_BT: classes, or IGNORED.
-        label_smoothing: ε; the true class is wanted with 1 - ε, each of the V - 1 others with ε / (V - 1).
-        z_loss: weight of the squared log-sum-exp of each token's logits, added to its loss.
+        label_smoothing: ε. The target distribution is 1 - ε for the true class and ε / (V - 1) for each other class.
+        z_loss: weight of the squared log-sum-exp of each token's logits (PaLM, arXiv:2204.02311, 5), added to its loss.
+
+    Returns:
+        float32 (B,).
     """
     flat = logits_BTV.flatten(0, -2), targets_BT.flatten()
     losses_N: Tensor = _TokenLosses.apply(*flat, label_smoothing, z_loss)  # type: ignore[no-untyped-call]
@@ -37,12 +40,17 @@ def compute_sequence_losses(
 def compute_token_losses(
     logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float, gradient_NV: Tensor | None = None
 ) -> Tensor:
-    """The loss of each token, float32; 0 where the target is IGNORED. Outside of autograd.
+    """Return the loss of each token, float32 (N,), 0 where the target is IGNORED. Without autograd.
 
-    `gradient_NV` is filled with the gradient of the sum; it may be `logits_NV` itself.
+    Args:
+        logits_NV: any float dtype.
+        targets_N: classes, or IGNORED.
+        smoothing: label smoothing ε.
+        z_weight: weight of the z loss.
+        gradient_NV: filled with the gradient of the sum of losses; may be `logits_NV` itself.
     """
-    other = smoothing / max(logits_NV.shape[1] - 1, 1)  # what each class but the true one is wanted with
-    extra = 1 - smoothing - other  # what the true one is wanted with beyond that
+    other = smoothing / max(logits_NV.shape[1] - 1, 1)  # target probability of each class but the true one
+    extra = 1 - smoothing - other  # target probability of the true one beyond that
     losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     valid_N1 = (targets_N != IGNORED)[:, None]
     index_N1 = targets_N[:, None].where(valid_N1, 0)
@@ -54,11 +62,12 @@ def compute_token_losses(
         index, valid = index_N1[rows], valid_N1[rows].float()
         chosen, top = logits.gather(1, index), logits.amax(-1, keepdim=True)
         all_others = other * logits.sum(-1, keepdim=True) if smoothing else 0.0
+        # In place on the float32 copy: no further block of rows × vocabulary.
         exponentials = logits.sub_(top).exp_()
         total = exponentials.sum(-1, keepdim=True)
         z = total.log() + top
         losses_N[rows] = ((z - extra * chosen - all_others + z_weight * z * z) * valid)[:, 0]
-        if gradient_NV is not None:  # softmax · (1 + 2 · weight · z) − what is wanted
+        if gradient_NV is not None:  # softmax · (1 + 2 · weight · z) − target distribution
             softmax = exponentials.mul_(valid * (1 + 2 * z_weight * z) / total)
             if smoothing:
                 softmax.sub_(other * valid)
@@ -67,7 +76,7 @@ def compute_token_losses(
 
 
 class _TokenLosses(torch.autograd.Function):
-    """`compute_token_losses`, with the gradient made in the forward."""
+    """Autograd for `compute_token_losses`, with the gradient computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, smoothing: float, z_weight: float) -> Tensor:

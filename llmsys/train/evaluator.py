@@ -1,7 +1,8 @@
-"""A model's loss and hits over held-back rows, dealt to all ranks.
+"""Evaluate loss and accuracy on held-out rows, divided among all ranks.
 
-Each row's numbers are gathered and summed in order, so the number of ranks changes the result by rounding inside the
-model only. The loss is plain cross entropy, whatever training adds to it.
+Invariants:
+- Each row's sums are gathered and added in row order, so the number of ranks changes only rounding inside the model.
+- The loss is plain cross entropy, without label smoothing or z loss.
 """
 
 from collections.abc import Callable
@@ -16,42 +17,47 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
 from llmsys.train.cross_entropy import compute_sequence_losses
 
-Logits = Callable[[Batch], Tensor]
-"""What a model gives for a batch, without dropout; `Engine.logits` is one."""
+LogitsFunction = Callable[[Batch], Tensor]
+"""Computes the logits of a batch without dropout, such as `Engine.compute_logits`."""
 
 
 class HeldoutRows(Protocol):
-    """Rows that can be asked for in batches, the same whoever asks."""
+    """Held-out rows that are read in batches, the same on every rank."""
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         ...
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Rows `first` to `first + count - 1`; where none are left, a batch in which nothing counts."""
+        """Return rows `first` to `first + count - 1`; past the end, a batch without valid targets."""
         ...
 
 
 class EvaluationResult(Protocol):
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As a dictionary, for events and JSON."""
+        """Return the numbers by name, for events and JSON."""
         ...
 
 
 class Evaluator(Protocol):
-    """Evaluates models on held-back data."""
+    """An evaluator of models on held-out data."""
 
-    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
-        """Collective: every rank evaluates its rows and gets the same result."""
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
+        """Evaluate this rank's rows and return the result over all ranks. Collective.
+
+        Args:
+            compute_logits: computes the logits of a batch.
+            device: device of the sums that are reduced over ranks.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class EvaluationSums:
-    """Over all rows: nats of loss, targets whose likeliest class was right, and targets."""
+    """Sums over all rows: loss in nats, targets whose most likely class is correct, and targets."""
 
     nats: float
     correct: float
@@ -60,7 +66,7 @@ class EvaluationSums:
 
 @dataclass(frozen=True)
 class TargetEvaluation:
-    """Mean loss in nats per target, and the share of targets whose likeliest class is right."""
+    """Mean loss in nats per target, and the share of targets whose most likely class is correct."""
 
     loss: float
     perplexity: float
@@ -68,21 +74,27 @@ class TargetEvaluation:
     evaluated_targets: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dictionary, for events and JSON."""
+        """Return the numbers by name, for events and JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class TargetEvaluator:
-    """Loss and accuracy on the targets of held-back rows: of translations, masks or labels. See `sum_over_rows`."""
+    """An evaluator of loss and accuracy on translations, masks or labels.
+
+    Attributes:
+        heldout: the rows.
+        ranks_per_row: neighbouring ranks that compute the logits of a row together.
+        sequences: rows in one forward pass of a rank.
+    """
 
     heldout: HeldoutRows
     ranks_per_row: int = 1
     sequences: int = MAX_DEFAULT_SEQUENCES
 
-    def evaluate(self, logits: Logits, device: torch.device) -> TargetEvaluation:
-        """See Evaluator."""
-        sums = sum_over_rows(self.heldout, logits, device, self.ranks_per_row, self.sequences)
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> TargetEvaluation:
+        """Evaluate this rank's rows and return the result over all ranks. Collective."""
+        sums = sum_over_rows(self.heldout, compute_logits, device, self.ranks_per_row, self.sequences)
         loss = sums.nats / max(sums.targets, 1)
         perplexity = float(torch.tensor(loss).exp())
         return TargetEvaluation(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets))
@@ -90,42 +102,49 @@ class TargetEvaluator:
 
 def sum_over_rows(
     heldout: HeldoutRows,
-    logits: Logits,
+    compute_logits: LogitsFunction,
     device: torch.device,
-    together: int = 1,
+    ranks_per_row: int = 1,
     sequences: int = MAX_DEFAULT_SEQUENCES,
 ) -> EvaluationSums:
-    """The sums over all rows, see `compute_row_metrics`. Collective."""
-    nats, correct, targets = compute_row_metrics(heldout, logits, device, together, sequences).sum(0).tolist()
+    """Return the sums over all rows; see `compute_row_metrics`. Collective."""
+    nats, correct, targets = (
+        compute_row_metrics(heldout, compute_logits, device, ranks_per_row, sequences).sum(0).tolist()
+    )
     return EvaluationSums(nats, correct, targets)
 
 
 def compute_row_metrics(
     heldout: HeldoutRows,
-    logits: Logits,
+    compute_logits: LogitsFunction,
     device: torch.device,
-    together: int = 1,
+    ranks_per_row: int = 1,
     sequences: int = MAX_DEFAULT_SEQUENCES,
 ) -> Tensor:
-    """Loss, hits and targets of each row, float64 (rows, 3). Every row is asked for once, over all ranks. Collective.
+    """Return loss, correct targets and targets of each row, float64 (rows, 3). Collective.
 
-    A forward pass of a rank has `sequences` rows.
-    `ranks_per_row` neighbouring ranks compute the logits of a batch together: they get the same rows, and the first
-    counts.
+    Args:
+        heldout: the rows; each is read once over all ranks.
+        compute_logits: computes the logits of a batch.
+        device: device of the sums that are reduced over ranks.
+        ranks_per_row: neighbouring ranks that get the same rows; the sums of the first of them count.
+        sequences: rows in one forward pass of a rank.
     """
-    found = torch.zeros(heldout.num_rows, 3, dtype=torch.float64)
-    per_round = sequences * (get_world_size() // together)
-    for start in range(0, heldout.num_rows, per_round):
-        first = start + get_rank() // together * sequences
+    row_metrics = torch.zeros(heldout.num_rows, 3, dtype=torch.float64)
+    # All ranks run the same number of forward passes: sharded weights are gathered in each.
+    rows_per_round = sequences * (get_world_size() // ranks_per_row)
+    for start in range(0, heldout.num_rows, rows_per_round):
+        first = start + get_rank() // ranks_per_row * sequences
         batch = heldout.get_batch(first, sequences)
-        sums_B3 = compute_batch_row_sums(logits(batch), batch.targets_BT.to(device)).double().cpu()
-        count = max(0, min(sequences, heldout.num_rows - first)) if get_rank() % together == 0 else 0
-        found[first : first + count] = sums_B3[:count]
-    return all_reduce_sum(found.to(device)).cpu()
+        sums_B3 = compute_batch_row_sums(compute_logits(batch), batch.targets_BT.to(device)).double().cpu()
+        # Other ranks of the row add zeros, so that the reduction counts it once.
+        count = max(0, min(sequences, heldout.num_rows - first)) if get_rank() % ranks_per_row == 0 else 0
+        row_metrics[first : first + count] = sums_B3[:count]
+    return all_reduce_sum(row_metrics.to(device)).cpu()
 
 
 def compute_batch_row_sums(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Loss, hits and targets of each row, float32 (B, 3)."""
+    """Return loss, correct targets and targets of each row, float32 (B, 3)."""
     likeliest_BT = logits_BTV.argmax(-1).view(targets_BT.shape)
     valid_BT = targets_BT != IGNORED
     hits_B = (valid_BT & (likeliest_BT == targets_BT)).sum(1)

@@ -1,17 +1,18 @@
-"""Expert load over all ranks: moves the balancing bias after each step, and says how evenly experts were used.
+"""Expert load over all ranks: update the balancing bias after each step, and report the balance.
 
-Sums over tokens are taken in the forward pass, summed over ranks once per step, and reset; so every number means the
-same for every layout and accumulation. The bias moves by the sign rule of DeepSeek-V3 (arXiv:2412.19437, 2.1.2).
+Invariants:
+- Sums over tokens are taken in the forward pass, reduced over ranks once per step, and reset. Layout and gradient
+  accumulation therefore change no number.
 """
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
 
-from llmsys.config.moe import BiasBalancingConfig
+from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, NoBalancingConfig
 from llmsys.model.load_balancing import update_balance_bias
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.transformer import Transformer
@@ -22,16 +23,16 @@ from llmsys.parallel.process_group import all_reduce_sum
 
 @dataclass(frozen=True)
 class ExpertLoadReport:
-    """How the experts of each layer were used in one step, over all ranks and micro-batches. Empty for dense models.
+    """Load of the experts of each layer in one step, over all ranks and micro-batches. Empty for dense models.
 
     Attributes:
-        load: share of the layer's assignments that asked for each expert, before drops; they sum to 1.
-        entropy: of the load, over that of an even one: 1 is even, 0 all on one expert.
-        dead: experts that no token asked for.
-        imbalance: the busiest expert's load over the mean load; 1 is even.
-        balance: E * sum_e f_e P_e, what a balance loss pulls down; 1 is even.
+        load: share of the layer's assignments that requested each expert, before drops; they sum to 1.
+        entropy: entropy of the load over that of an even one: 1 is even, 0 all on one expert.
+        dead: experts that no token requested.
+        imbalance: load of the busiest expert over the mean load; 1 is even.
+        balance: E * sum_e f_e P_e, the value that a balance loss minimizes; 1 is even.
         router_z: mean over tokens of logsumexp(router logits)².
-        dropped: share of the assignments that found no room.
+        dropped: share of the assignments beyond the expert capacity.
     """
 
     load: list[list[float]]
@@ -43,30 +44,42 @@ class ExpertLoadReport:
     dropped: list[float]
 
     def to_dict(self) -> dict[str, Any]:
-        """For an event: a list per number, one per layer; `busiest`, the worst imbalance, and all `dead_experts`."""
+        """Return a list per number with one entry per layer, `busiest` (worst imbalance) and the sum `dead_experts`."""
         return asdict(self) | {"busiest": max(self.imbalance, default=0.0), "dead_experts": sum(self.dead)}
 
     def __bool__(self) -> bool:
-        """Whether the model has experts."""
+        """Return whether the model has experts."""
         return bool(self.load)
 
 
 def set_balance_factor(model: Transformer, factor: float) -> None:
-    """Let the balance of the next step count `factor` times, its losses and the rate of its bias."""
+    """Multiply the rates and weights of load balancing in all layers.
+
+    Args:
+        model: the model; nothing happens without experts.
+        factor: the factor of this step, from `compute_balance_factor`.
+    """
     for layer in model.list_moe_layers():
         layer.balance_factor = factor
 
 
 @torch.no_grad()
 def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoadReport:
-    """Apply the balance rules to the sums of the step, reset them, and report them. Collective.
+    """Update the balancing biases from the load of one step, reset the counts, and report the load. Collective.
 
-    After a step that was not applied the rules are left out too: it changes nothing.
+    The bias moves by the sign rule of DeepSeek-V3 (arXiv:2412.19437, 2.1.2).
+
+    Args:
+        model: the model.
+        applied: whether the optimizer step was applied. A skipped step updates no bias.
+
+    Returns:
+        The load over all ranks; empty for dense models.
     """
     layers = model.list_moe_layers()
     if not layers:
         return ExpertLoadReport([], [], [], [], [], [], [])
-    # float64 holds every count that float32 parts can add up to.
+    # float64 holds every count that sums of float32 can reach.
     sums = all_reduce_sum(torch.stack([_stack_layer_sums(layer) for layer in layers]).double())
     num_experts = layers[0].config.num_experts
     tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = (
@@ -74,6 +87,7 @@ def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoa
         sums[:, num_experts:-3],
         sums[:, -3:].unbind(1),
     )
+    # At least 1: a layer without tokens has zeros, not NaN.
     asked_L, tokens_L = tokens_LE.sum(1).clamp(min=1), tokens_L.clamp(min=1)
     share_LE = tokens_LE / asked_L[:, None]
     for layer, tokens_E, share_E in zip(layers, tokens_LE, share_LE, strict=True):
@@ -97,9 +111,14 @@ def _stack_layer_sums(layer: MoELayer) -> Tensor:
 
 
 def _update_layer_balance(layer: MoELayer, tokens_E: Tensor, share_E: Tensor) -> None:
-    balance = layer.config.balance
-    if isinstance(balance, BiasBalancingConfig):
-        rate = balance.rate * layer.balance_factor
-        layer.balance_bias_E.copy_(update_balance_bias(layer.balance_bias_E, tokens_E, rate))
+    match layer.config.balance:
+        case BiasBalancingConfig() as balance:
+            rate = balance.rate * layer.balance_factor
+            layer.balance_bias_E.copy_(update_balance_bias(layer.balance_bias_E, tokens_E, rate))
+        case AuxiliaryLossConfig() | NoBalancingConfig():
+            pass  # an auxiliary loss acts through the gradients
+        case unreachable:
+            assert_never(unreachable)
     if layer.expert_share_E is not None and tokens_E.any():
+        # The batch loss of the next step uses the shares of this one.
         layer.expert_share_E.copy_(share_E)

@@ -1,9 +1,9 @@
-"""The gradient noise scale: how many tokens a step should have before more of them stop helping.
+"""Measure the gradient noise scale: the tokens per step beyond which larger batches stop helping.
 
-McCandlish 2018 (arXiv:1812.06162), 2.2 and A.1: B = tr(Σ) / |G|², Σ being the covariance of a token's gradient and G
-its mean. The squared norm of a mean over b tokens is |G|² + tr(Σ) / b on average, so two of them, of the first
-micro-batch of all ranks and of the whole step, give unbiased estimates of both. Each is noisy, and so they are averaged
-over steps before they are divided. Tokens of one window are not independent; B is in tokens of such windows.
+McCandlish 2018 (arXiv:1812.06162), 2.2 and A.1: B = tr(Σ) / |G|² with Σ the covariance of a token's gradient and G its
+mean. The expected squared norm of a mean over b tokens is |G|² + tr(Σ) / b. Two such norms, of the first micro-batch of
+all ranks and of the whole step, give unbiased estimates of |G|² and tr(Σ). Both are noisy, so they are averaged over
+steps before the division. Tokens of one sequence are not independent: B counts tokens of such sequences.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.gradient_clipping import clip_gradients
 from llmsys.parallel.process_group import all_reduce_sum, run_on_rank_zero
 
-KEPT_SHARE = 0.95
-"""Of the averages, from one measurement to the next: about the last 20 count."""
+DECAY = 0.95
+"""Weight of the running averages in each update: about the last 20 measurements count."""
 
 
 @dataclass
@@ -36,23 +36,30 @@ class GradientNoiseScale:
     weight: float = 0.0
 
     def update(self, small_squared: float, small_tokens: float, large_squared: float, large_tokens: float) -> None:
-        """Take in the squared norms of two mean gradients, of fewer and of more tokens (A.1, equations A.2 and A.3)."""
-        both = large_tokens - small_tokens
-        gradient = (large_tokens * large_squared - small_tokens * small_squared) / both
+        """Add one measurement (A.1, equations A.2 and A.3).
+
+        Args:
+            small_squared: squared norm of the mean gradient over the smaller batch.
+            small_tokens: tokens of the smaller batch.
+            large_squared: squared norm of the mean gradient over the larger batch.
+            large_tokens: tokens of the larger batch.
+        """
+        extra_tokens = large_tokens - small_tokens
+        gradient = (large_tokens * large_squared - small_tokens * small_squared) / extra_tokens
         trace = (small_squared - large_squared) / (1 / small_tokens - 1 / large_tokens)
-        self.gradient_squared += (1 - KEPT_SHARE) * (gradient - self.gradient_squared)
-        self.covariance_trace += (1 - KEPT_SHARE) * (trace - self.covariance_trace)
-        self.weight += (1 - KEPT_SHARE) * (1 - self.weight)
+        self.gradient_squared += (1 - DECAY) * (gradient - self.gradient_squared)
+        self.covariance_trace += (1 - DECAY) * (trace - self.covariance_trace)
+        self.weight += (1 - DECAY) * (1 - self.weight)
 
     @property
     def tokens(self) -> float | None:
-        """The noise scale; None while the averages are too noisy to be of one."""
+        """The noise scale in tokens; None while an average is not positive."""
         if self.gradient_squared <= 0 or self.covariance_trace <= 0:
             return None
         return self.covariance_trace / self.gradient_squared
 
     def to_dict(self) -> dict[str, float | None]:
-        """For the log; the averages as if they had begun with the first measurement."""
+        """Return the fields of a `step` event; the averages are corrected for their start at 0."""
         if not self.weight:
             return {}
         return {
@@ -63,22 +70,22 @@ class GradientNoiseScale:
 
 
 class GradientHookEngine(Protocol):
-    """An engine that lets its gradients be looked at between micro-batches."""
+    """An engine with a hook after each micro-batch."""
 
     module: Transformer
     after_micro_batch: Callable[[int], None] | None
 
 
 class NoiseScaleMeter:
-    """Measures the noise scale in every `every_steps`-th step: the `engine` calls it after each micro-batch then.
+    """A meter of the noise scale in every `every_steps`-th step, called by the engine after each micro-batch.
 
-    It costs such a step one more norm of the gradients and a sum over ranks. Which micro-batch comes first is drawn by
-    (seed, step), so that what a dealing puts first is not measured again and again; the sum of the step is the same but
-    for its rounding.
+    A measured step costs one more gradient norm and one more reduction. The first micro-batch is drawn by (seed, step):
+    an assignment by length would otherwise always measure the same kind. The order changes the step's sum by rounding
+    only.
     """
 
     def __init__(self, every_steps: int, sequence_ranks: int, seed: int) -> None:
-        """`sequence_parallel_size` ranks get the same micro-batches."""
+        """Measure every `every_steps` steps; `sequence_ranks` neighbouring ranks hold the same micro-batches."""
         self.scale = GradientNoiseScale()
         self._every_steps, self._seed = every_steps, seed
         self._sequence_ranks = sequence_ranks
@@ -87,7 +94,7 @@ class NoiseScaleMeter:
         self._small: tuple[float, float] | None = None
 
     def begin_step(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
-        """The micro-batches of step `step`, counted from 0, in the order to take them."""
+        """Return the micro-batches of step `step`, counted from 0, in the order to train on them."""
         assert self.engine is not None
         self._targets = self._small = self.engine.after_micro_batch = None
         if (step + 1) % self._every_steps or len(batches) < 2:
@@ -100,20 +107,21 @@ class NoiseScaleMeter:
 
     @torch.no_grad()
     def _record_gradient(self, number: int) -> None:
-        """Note the gradient after the first micro-batch. Collective."""
+        """Record the norm of the gradient after the first micro-batch. Collective."""
         if number or self._targets is None or self.engine is None:
             return
+        # A limit of 0 computes the norm over all ranks and clips nothing.
         norm = clip_gradients(self.engine.module.parameters(), 0.0)
         targets = all_reduce_sum(norm.new_tensor(float(self._targets))) / self._sequence_ranks
         self._small = float(norm), float(targets)
 
     def format_noise_scale(self, batch_tokens: int) -> dict[str, str]:
-        """The noise scale beside the batch size, for people."""
+        """Return the batch size and the noise scale in tokens, for the progress line."""
         tokens = self.scale.tokens
         return {} if tokens is None else {"batch": f"{batch_tokens:,}", "noise_scale": f"{tokens:,.0f}"}
 
     def end_step(self, result: StepResult) -> None:
-        """Take in a step that has been measured; one that was refused says nothing."""
+        """Update the averages if the step was measured and applied."""
         if self._small is None or not result.is_applied:
             return
         norm, targets = self._small
@@ -123,7 +131,11 @@ class NoiseScaleMeter:
 
 
 def build_noise_scale_meter(config: RunConfig, steps: StepBatches, layout: ParallelLayout) -> NoiseScaleMeter | None:
-    """The meter that the config asks for, if it does; ConfigError when steps have one micro-batch. Collective."""
+    """Return the meter of `train.noise_scale_every_steps`, or None where it is 0. Collective.
+
+    Raises:
+        ConfigError: steps have a single micro-batch.
+    """
     every_steps = config.train.noise_scale_every_steps
     if not every_steps:
         return None

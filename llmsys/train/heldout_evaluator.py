@@ -1,8 +1,6 @@
-"""Loss on held-back documents, in nats per token and bits per byte, beside gzip and xz on the same bytes.
+"""Evaluate next-token loss on held-out documents, in nats per token and bits per byte, with gzip and xz as baselines.
 
-For models that continue text; others are measured on their targets, see measure.py.
-
-The held-back documents of a mixture: each source by itself, and all of them together.
+The sources of a mixture are evaluated separately and combined.
 """
 
 import lzma
@@ -10,7 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -18,14 +16,14 @@ from llmsys.config.run import RunConfig
 from llmsys.data.heldout_batches import HeldoutWindows
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import EvaluationResult, Evaluator, Logits, TargetEvaluation, sum_over_rows
+from llmsys.train.evaluator import EvaluationResult, Evaluator, LogitsFunction, TargetEvaluation, sum_over_rows
 
 BITS_PER_NAT = 1.4426950408889634
 
 
 @dataclass(frozen=True)
 class HeldoutEvaluation:
-    """What a model makes of held-back text. Every byte of it is paid for, and the end of each document too."""
+    """Loss of a model on held-out text. Every byte is predicted, and the end of each document too."""
 
     loss: float
     bits_per_byte: float
@@ -36,12 +34,12 @@ class HeldoutEvaluation:
     xz_bits_per_byte: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dictionary, for events and JSON."""
+        """Return the numbers by name, for events and JSON."""
         return asdict(self)
 
 
 def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutWindows:
-    """The held-back windows as this run cuts them."""
+    """Return the held-out windows, packed as in training."""
     return HeldoutWindows(
         shards,
         length=config.batch.sequence_length,
@@ -52,23 +50,23 @@ def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tok
 
 
 class HeldoutEvaluator:
-    """Evaluates engines on the held-back split; the compressors run once, when the first evaluation asks.
+    """An evaluator of the held-out split; the compressors run once, at the first evaluation.
 
-    `together` is the number of neighbouring ranks that get the same rows, see `measure`.
+    `ranks_per_row` neighbouring ranks get the same rows, see `compute_row_metrics`.
     """
 
-    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, together: int = 1) -> None:
+    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, ranks_per_row: int = 1) -> None:
         self._tokenizer = tokenizer
-        self._together = together
+        self._ranks_per_row = ranks_per_row
         self._sequences = config.evaluation_sequences
         self._shards = shards
         self._windows = build_heldout_windows(config, shards, tokenizer)
-        self._yardsticks: tuple[float, float] | None = None
+        self._compressor_baselines: tuple[float, float] | None = None
 
-    def evaluate(self, logits: Logits, device: torch.device) -> HeldoutEvaluation:
-        """Collective: every rank evaluates its windows and gets the same result."""
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
+        """Evaluate this rank's windows and return the result over all ranks. Collective."""
         windows = self._windows
-        nats = sum_over_rows(windows, logits, device, self._together, self._sequences).nats
+        nats = sum_over_rows(windows, compute_logits, device, self._ranks_per_row, self._sequences).nats
         gzip, xz = self.compute_compressor_baselines()
         loss = nats / windows.tokens
         return HeldoutEvaluation(
@@ -82,10 +80,10 @@ class HeldoutEvaluator:
         )
 
     def compute_compressor_baselines(self) -> tuple[float, float]:
-        """Bits per byte of `gzip -9` and `xz -9` on the evaluated documents, one after another."""
-        if self._yardsticks is None:
-            self._yardsticks = compute_compressed_bits_per_byte(self._iter_texts())
-        return self._yardsticks
+        """Return the bits per byte of `gzip -9` and `xz -9` on the concatenated documents that are evaluated."""
+        if self._compressor_baselines is None:
+            self._compressor_baselines = compute_compressed_bits_per_byte(self._iter_texts())
+        return self._compressor_baselines
 
     def _iter_texts(self) -> Iterator[bytes]:
         for document in self._windows.documents:
@@ -94,7 +92,8 @@ class HeldoutEvaluator:
 
 
 def compute_compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, float]:
-    """Bits per byte of gzip -9 and xz -9 (streaming; memory does not grow with the text)."""
+    """Return the bits per byte of gzip -9 and xz -9, streaming, so memory does not grow with the text."""
+    # 31: the window of 32 KiB with a gzip header, as the command writes it.
     gzip = zlib.compressobj(9, zlib.DEFLATED, 31)
     xz = lzma.LZMACompressor(preset=9)
     size = gzip_size = xz_size = 0
@@ -109,51 +108,66 @@ def compute_compressed_bits_per_byte(texts: Iterator[bytes]) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class MixtureResult:
-    """What is true of all sources together, and of each."""
+    """The result over all sources, and that of each source."""
 
     combined: HeldoutEvaluation | TargetEvaluation
     sources: Mapping[str, HeldoutEvaluation | TargetEvaluation]
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers of all together, and under `sources` those of each by name."""
+        """Return the combined numbers, and under `sources` those of each source by name."""
         return self.combined.to_dict() | {"sources": {name: one.to_dict() for name, one in self.sources.items()}}
 
 
 @dataclass(frozen=True)
 class MixtureEvaluator:
-    """Evaluates every source; a source weighs as much as it has held back, not as its share in training."""
+    """An evaluator of every source; a source weighs as much as it has held out, not as its share in training."""
 
     evaluators: Mapping[str, Evaluator]
 
-    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
-        """See Evaluator."""
-        found: dict[str, Any] = {name: one.evaluate(logits, device) for name, one in self.evaluators.items()}
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
+        """Evaluate every source and combine the results. Collective."""
+        found: dict[str, Any] = {name: one.evaluate(compute_logits, device) for name, one in self.evaluators.items()}
         return MixtureResult(combine_results(list(found.values())), found)
 
 
 def combine_results(
-    parts: Sequence[HeldoutEvaluation] | Sequence[TargetEvaluation],
+    results: Sequence[HeldoutEvaluation] | Sequence[TargetEvaluation],
 ) -> HeldoutEvaluation | TargetEvaluation:
-    """The same numbers over the targets, or bytes, of all parts."""
-    if isinstance(parts[0], TargetEvaluation):
-        mean = _build_weighted_mean(parts, "evaluated_targets")
-        loss = mean("loss")
-        targets = sum(part.evaluated_targets for part in parts if isinstance(part, TargetEvaluation))
-        return TargetEvaluation(loss, math.exp(loss), mean("accuracy"), targets)
-    by_token, by_byte = _build_weighted_mean(parts, "evaluated_tokens"), _build_weighted_mean(parts, "evaluated_bytes")
+    """Return the numbers over the targets, tokens or bytes of all results."""
+    match results[0]:
+        case TargetEvaluation():
+            return _combine_target_results(results)
+        case HeldoutEvaluation():
+            return _combine_heldout_results(results)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _combine_target_results(results: Sequence[EvaluationResult]) -> TargetEvaluation:
+    mean = _build_weighted_mean(results, "evaluated_targets")
+    loss = mean("loss")
+    targets = sum(result.to_dict()["evaluated_targets"] for result in results)
+    return TargetEvaluation(loss, math.exp(loss), mean("accuracy"), targets)
+
+
+def _combine_heldout_results(results: Sequence[EvaluationResult]) -> HeldoutEvaluation:
+    by_token, by_byte = (
+        _build_weighted_mean(results, "evaluated_tokens"),
+        _build_weighted_mean(results, "evaluated_bytes"),
+    )
     loss = by_token("loss")
     return HeldoutEvaluation(
         loss=loss,
         bits_per_byte=by_byte("bits_per_byte"),
         perplexity=math.exp(loss),
-        evaluated_tokens=sum(part.to_dict()["evaluated_tokens"] for part in parts),
-        evaluated_bytes=sum(part.to_dict()["evaluated_bytes"] for part in parts),
+        evaluated_tokens=sum(result.to_dict()["evaluated_tokens"] for result in results),
+        evaluated_bytes=sum(result.to_dict()["evaluated_bytes"] for result in results),
         gzip_bits_per_byte=by_byte("gzip_bits_per_byte"),
         xz_bits_per_byte=by_byte("xz_bits_per_byte"),
     )
 
 
-def _build_weighted_mean(parts: Sequence[EvaluationResult], weight: str) -> Callable[[str], float]:
-    fields = [part.to_dict() for part in parts]
+def _build_weighted_mean(results: Sequence[EvaluationResult], weight: str) -> Callable[[str], float]:
+    fields = [result.to_dict() for result in results]
     total = sum(one[weight] for one in fields)
     return lambda name: float(sum(one[name] * one[weight] for one in fields) / max(total, 1))

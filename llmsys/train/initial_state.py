@@ -1,10 +1,10 @@
-"""Going on from the newest whole checkpoint: only when it belongs to this model, these data and these settings.
+"""Load the state that training starts from: the newest checkpoint of the run, or the weights of another run.
 
-Everything is compared before a tensor is read, so that a refusal leaves nothing half done.
+Reads `checkpoints/` of the run folder, or `train.init_from`.
 
-A new run with the weights of another one: all that both models have, the rest as it was initialised.
-
-Fine-tuning begins so: the encoder of a masked language model under a new classifier. What was not taken is named.
+Invariants:
+- Model, data and settings are compared before a tensor is read, so a rejected checkpoint changes nothing.
+- `train.init_from` takes the tensors that both models have; the log lists the others.
 """
 
 from collections.abc import Iterable
@@ -37,14 +37,20 @@ ADVICE = {
     "tokenizer_fingerprint": "The tokenizer is another one, so ids mean other pieces: take the one of the run.",
     "model": "It belongs to another model: put the model section back.",
 }
-"""What to do about a difference, by how its key begins."""
+"""Next step for a difference, by the prefix of its key."""
 
 
 def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepGuard) -> int | None:
-    """Load the newest whole checkpoint, if there is one, and return how many steps are done. Collective.
+    """Load the newest complete checkpoint and return its step, or None for a start at step 0. Collective.
 
-    None means a start at step 0. CheckpointError where the folder has a history of which nothing can be resumed, and
-    train.restart does not ask for a new start.
+    Args:
+        engine: filled with the state.
+        config: the config of the run.
+        identity: settings and fingerprints of this run.
+        step_guard: filled with the skipped steps and the accepted losses.
+
+    Raises:
+        CheckpointError: the settings differ, or the folder has a history but nothing to resume and no `train.restart`.
     """
     folder = config.run.folder / "checkpoints"
     run_on_rank_zero(lambda: restore_leftovers(folder))
@@ -57,6 +63,7 @@ def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str
     saved, now = drop_reproducibility_mode(record["run"], identity)
     require_same_settings(newest, saved, now)
     checkpoint_load.load_checkpoint(engine, newest)
+    # Checksums prove that the files are unchanged, not that they were loaded into the right places.
     check_loaded_state(engine, newest, record)
     judge.load_state_dict(record.get("judge", {}))
     steps: int = record["steps"]
@@ -65,7 +72,11 @@ def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str
 
 
 def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """CheckpointError with every difference between what a checkpoint was trained with and what is wanted now."""
+    """Compare the settings that a checkpoint was trained with and the current ones.
+
+    Raises:
+        CheckpointError: they differ; the message lists every difference.
+    """
     changes = format_changes(to_current_names(saved), to_current_names(now))
     if not changes:
         return
@@ -78,13 +89,19 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
 
 
 def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, Any]) -> None:
-    """Fill the engine's parameters and buffers from a run folder or a checkpoint, by name. Collective.
+    """Fill parameters and buffers by name from a run folder or a checkpoint. Collective.
 
-    Raises CheckpointError when there is none, it is damaged, has nothing in common with the model, knows a parameter of
-    the same name in another shape, or was trained on ids of another tokenizer.
+    Args:
+        engine: filled with the tensors that both models have.
+        init_from: `train.init_from`.
+        identity: fingerprints of this run.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint, no tensor in common, a shape differs, or the tokenizer does.
     """
     checkpoint = _resolve_checkpoint(init_from)
     _check_tokenizer(checkpoint, identity)
+    # Moments belong to the old run: fine-tuning starts the optimizer anew.
     stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())

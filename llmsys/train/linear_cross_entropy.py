@@ -1,13 +1,15 @@
-"""The loss where the head is: from hidden states to a summed loss, without ever holding all logits.
+"""Fuse the output head with its cross entropy: the summed loss from hidden states, without holding all logits.
 
 Tokens × vocabulary is the largest activation of a model with a large vocabulary (16 GiB for 32k tokens and 256k pieces
-in bfloat16). Here only valid targets are looked at, a block of rows at a time: logits, their loss, and at once the
-gradients of hidden states and weight. A second pass over the logits is not needed, because a sum is all that training
-asks for, and its gradient is that of each token times one number. Equal to the loss of whole logits; an encoder that
-fills masks computes a seventh of its logits.
+in bfloat16). Only valid targets are computed, one block of rows at a time: logits, their loss, and at once the
+gradients of hidden states and weight. No second pass over the logits is needed, because training asks for a sum, whose
+gradient is each token's gradient times one number. An encoder that fills masks computes a seventh of its logits.
+
+Invariants:
+- The loss equals that of unfused logits.
 """
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from llmsys.train.cross_entropy import compute_sequence_losses, compute_token_lo
 # B rows, T positions, D width, N valid targets, V vocabulary
 
 LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 28, 1 << 29
-"""Size of one block of logits: so large that adding up the gradients of the weight costs little."""
+"""Bytes of one block of logits, large enough that adding the weight's gradients costs little."""
 
 
 def compute_linear_cross_entropy(
@@ -31,18 +33,33 @@ def compute_linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """The loss of `head(x_BTD)`, summed over all valid targets: a float32 scalar. See `compute_sequence_losses`."""
+    """Return the loss of `head(x_BTD)` summed over all valid targets, a float32 scalar.
+
+    Args:
+        head: output head; its weight is (V, D).
+        x_BTD: hidden states.
+        targets_BT: classes, or IGNORED.
+        label_smoothing: see `compute_sequence_losses`.
+        z_loss: see `compute_sequence_losses`.
+    """
     valid_BT = targets_BT != IGNORED
     x_ND = head.prepare_hidden(x_BTD[valid_BT])
-    fixed_V = head.fixed_bias_V if isinstance(head, LmHead) and head.has_fixed_bias else None
-    softcap = head.softcap if isinstance(head, LmHead) else None
+    fixed_V: Tensor | None = None
+    softcap: float | None = None
+    match head:
+        case LmHead():
+            fixed_V, softcap = head.fixed_bias_V if head.has_fixed_bias else None, head.softcap
+        case MlmHead():
+            pass
+        case unreachable:
+            assert_never(unreachable)
     arguments = x_ND, head.weight, head.bias, fixed_V, targets_BT[valid_BT], label_smoothing, z_loss, softcap
     loss: Tensor = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss
 
 
 def build_training_loss(config: LossConfig) -> Loss:
-    """The loss that is trained with; evaluation takes `compute_sequence_losses` as it is."""
+    """Return the loss of training. Evaluation uses `compute_sequence_losses` without smoothing and z loss."""
     shape = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
 
     def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
@@ -54,7 +71,7 @@ def build_training_loss(config: LossConfig) -> Loss:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum over tokens; gradients are made in the forward and scaled in the backward."""
+    """Sum over tokens, with the gradients computed in the forward pass and scaled in the backward pass."""
 
     @staticmethod
     def forward(
@@ -68,20 +85,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         z_weight: float,
         softcap: float | None,
     ) -> Tensor:
-        wanted = any(ctx.needs_input_grad[:3])
+        needs_gradient = any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-        dx_ND = torch.empty_like(x_ND) if wanted else None
+        dx_ND = torch.empty_like(x_ND) if needs_gradient else None
         dweight_VD, dbias_V = None, None
         for rows in _list_row_blocks(x_ND, len(weight_VD)):
             logits = _compute_logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
-            slope = None if softcap is None or not wanted else 1 - (logits / softcap).square_()
-            # The gradient takes the place of the logits.
+            # d/dx of cap · tanh(x / cap) is 1 − tanh²; computed before the logits are overwritten.
+            softcap_slope = None if softcap is None or not needs_gradient else 1 - (logits / softcap).square_()
+            # The gradient overwrites the logits, which saves one block of memory.
             total += compute_token_losses(
-                logits, targets_N[rows], smoothing, z_weight, logits if wanted else None
+                logits, targets_N[rows], smoothing, z_weight, logits if needs_gradient else None
             ).sum()
             if dx_ND is None:
                 continue
-            gradient = logits if slope is None else logits.mul_(slope)
+            gradient = logits if softcap_slope is None else logits.mul_(softcap_slope)
             torch.mm(gradient, weight_VD, out=dx_ND[rows])
             dweight_VD = _add_block(dweight_VD, gradient.T @ x_ND[rows])
             if bias_V is not None:
@@ -92,6 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # Freed at once, and scaled in place: so a second backward is not possible.
         (dx_ND, dweight_VD, dbias_V), ctx.gradients = ctx.gradients, (None, None, None)
         if dx_ND is None or dweight_VD is None:
             raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
@@ -102,12 +121,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_block(total: Tensor | None, part: Tensor) -> Tensor:
-    """The sum so far and one more block's part, in float32 from the second block on, whatever the weight is."""
+    """Return the sum so far plus one more block, in float32 from the second block on."""
+    # In bfloat16 small blocks would be lost in a large sum.
     return part if total is None else total.float().add_(part)
 
 
 def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
-    """Rows whose logits fill one block, at least 16 of them."""
+    """Return slices of at least 16 rows whose logits fill one block."""
     size = LOGITS_BYTES_ON_CPU if x_ND.device.type == "cpu" else LOGITS_BYTES_ON_ACCELERATOR
     rows = max(16, size // (vocabulary * x_ND.element_size()))
     return [slice(start, start + rows) for start in range(0, max(len(x_ND), 1), rows)]
@@ -116,7 +136,7 @@ def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
 def _compute_logits(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fixed_V: Tensor | None, softcap: float | None
 ) -> Tensor:
-    """As the head computes them, for some rows; valid until the next call."""
+    """Return the head's logits for some rows, valid until the next call."""
     logits_NV = torch.mm(x_ND, weight_VD.T, out=_get_logits_buffer(len(x_ND), len(weight_VD), x_ND))
     for bias in (bias_V, fixed_V):
         if bias is not None:
@@ -124,18 +144,18 @@ def _compute_logits(
     return logits_NV if softcap is None else logits_NV.div_(softcap).tanh_().mul_(softcap)
 
 
-_rooms: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+_logits_buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
 
 def _get_logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Memory for one block of logits, kept from step to step on the CPU.
+    """Return memory for one block of logits, reused between steps on the CPU.
 
-    There new memory costs a page fault for every 4 KiB: a quarter of the time of the product that fills it. Allocators
-    of accelerators keep theirs anyway.
+    New memory costs a page fault for every 4 KiB on a CPU: a quarter of the time of the matmul that fills it.
+    Accelerators have allocators that keep theirs.
     """
     if like.device.type != "cpu":
         return like.new_empty(rows, columns)
-    kept = _rooms.get((like.device, like.dtype))
-    if kept is None or kept.numel() < rows * columns:
-        kept = _rooms[like.device, like.dtype] = like.new_empty(rows * columns)
-    return kept[: rows * columns].view(rows, columns)
+    buffer = _logits_buffers.get((like.device, like.dtype))
+    if buffer is None or buffer.numel() < rows * columns:
+        buffer = _logits_buffers[like.device, like.dtype] = like.new_empty(rows * columns)
+    return buffer[: rows * columns].view(rows, columns)

@@ -1,6 +1,6 @@
-"""TensorBoard and Weights & Biases beside events.jsonl, through accelerate's trackers. Off unless the config asks.
+"""Log the metrics of a run to events.jsonl and to TensorBoard or Weights & Biases, through accelerate's trackers.
 
-Where the numbers of a run go: events.jsonl, and the trackers beside it. Written by rank 0.
+Writes on rank 0 alone. Both trackers are off by default.
 """
 
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from llmsys.train.checkpoint_saver import SaveResult
 
 
 class Trackers:
-    """The services that the config names; none is the usual case. Lives on rank 0."""
+    """The experiment trackers of `tracking`, usually none. Exists on rank 0."""
 
     def __init__(self, config: RunConfig) -> None:
         self._trackers: list[Any] = []
         if config.tracking.tensorboard:
-            made = _load_tracker_class("TensorBoardTracker", "tensorboard")(
+            tracker = _load_tracker_class("TensorBoardTracker", "tensorboard")(
                 config.run.name, config.run.folder / "tensorboard"
             )
-            self._trackers.append(made)
+            self._trackers.append(tracker)
         if config.tracking.wandb:
-            made = _load_tracker_class("WandBTracker", "wandb")(
+            tracker = _load_tracker_class("WandBTracker", "wandb")(
                 config.tracking.project, name=config.run.name, dir=str(config.run.folder)
             )
-            self._trackers.append(made)
+            self._trackers.append(tracker)
         for tracker in self._trackers:
             _start_tracker(tracker)
             tracker.store_init_configuration(_flatten_settings(redact_values(config.model_dump(mode="json"))))
@@ -47,7 +47,7 @@ class Trackers:
 def _start_tracker(tracker: Any) -> None:
     try:
         tracker.start()
-    except Exception as error:  # a service may fail in ways of its own: no key, no network
+    except Exception as error:  # services fail with errors of their own: no key, no network
         raise ConfigError(
             f"tracking.{tracker.name}=true, but it does not start: {str(error).rstrip('.')}. "
             f"Mend that, or set tracking.{tracker.name}=false."
@@ -55,7 +55,7 @@ def _start_tracker(tracker: Any) -> None:
 
 
 def _flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"model.hidden_size": 256}`: TensorBoard takes numbers and texts only."""
+    """Return nested settings with dotted keys, such as `{"model.hidden_size": 256}`, as numbers and texts."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
@@ -66,6 +66,7 @@ def _flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, A
 
 
 def _load_tracker_class(name: str, package: str) -> Any:
+    # Imported here: accelerate is slow to import, and trackers are off by default.
     import accelerate.tracking
     import torch
     from accelerate.state import PartialState
@@ -76,7 +77,7 @@ def _load_tracker_class(name: str, package: str) -> Any:
             f"tracking.{package}=true needs the package {package}, which is not installed. "
             f"Run `pip install {package}` or set tracking.{package}=false."
         )
-    PartialState(cpu=not torch.cuda.is_available())  # its trackers ask it which process this is
+    PartialState(cpu=not torch.cuda.is_available())  # the trackers ask it for the rank
     return getattr(accelerate.tracking, name)
 
 
@@ -85,13 +86,13 @@ log = get_logger(__name__)
 
 @dataclass
 class MetricLogger:
-    """Where numbers go. On ranks other than 0 nothing is written."""
+    """A logger of events and metrics. On ranks other than 0 it writes nothing."""
 
     events: EventWriter | None
     trackers: Trackers | None
 
     def log_event(self, event: str, step: int, **fields: Any) -> None:
-        """One event, and its plain numbers to the trackers."""
+        """Write one event, and send its numbers to the trackers."""
         if self.events is None:
             return
         self.events.write(event, step=step, **fields)
@@ -102,7 +103,7 @@ class MetricLogger:
             self.trackers.log_step(step, numbers)
 
     def log_save(self, save: SaveResult) -> None:
-        """What became of a save: a `checkpoint`, or `save_failed` with the reason."""
+        """Log the result of a save: a `checkpoint` event, or `save_failed` with the reason."""
         times = {"seconds": save.seconds, "stalled_seconds": save.stalled_seconds}
         if save.failure is None:
             self.log_event("checkpoint", save.steps, folder=str(save.folder), **times)

@@ -1,8 +1,8 @@
-"""What a model answers by likelihood: multiple choice and minimal pairs, beside the loss on held-back data.
+"""Evaluate multiple choice and minimal pairs by likelihood, together with the loss on held-out data.
 
-A choice's likelihood is the sum of its tokens' log-probabilities behind the context. Texts differ in length, so there
-are three accuracies: by the sum (`acc` in lm-evaluation-harness), by the sum over the choice's bytes (its `acc_norm`,
-which counts characters), and by the sum over its tokens. A tie is no right answer: a model that knows nothing has none.
+A choice's likelihood is the sum of the log-probabilities of its tokens after the context. Texts differ in length, so
+there are three accuracies: by the sum (`acc` in lm-evaluation-harness), by the sum over the choice's bytes (its
+`acc_norm`, which counts characters), and by the sum over its tokens. A tie counts as wrong.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import EvaluationResult, Evaluator, Logits, compute_row_metrics
+from llmsys.train.evaluator import EvaluationResult, Evaluator, LogitsFunction, compute_row_metrics
 from llmsys.train.run_data import get_prefix_ids
 
 
 @dataclass(frozen=True)
 class QuestionScores:
-    """Shares of a set's questions that were answered right, and how many there are."""
+    """Accuracies over the questions of one task."""
 
     accuracy: float
     accuracy_per_byte: float
@@ -29,35 +29,44 @@ class QuestionScores:
     questions: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as a dictionary, for events and JSON."""
+        """Return the numbers by name, for events and JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class MultipleChoiceEvaluator:
-    """Asks the questions of one set; `ranks_per_row` neighbouring ranks get the same rows, see
-    `compute_row_metrics`.
+    """An evaluator of one task.
+
+    Attributes:
+        rows: one row per choice.
+        ranks_per_row: neighbouring ranks that compute the logits of a row together.
+        sequences: rows in one forward pass of a rank.
     """
 
     rows: ChoiceRows
     ranks_per_row: int = 1
     sequences: int = MAX_DEFAULT_SEQUENCES
 
-    def evaluate(self, logits: Logits, device: torch.device) -> QuestionScores:
-        """See Evaluator."""
-        found = compute_row_metrics(self.rows, logits, device, self.ranks_per_row, self.sequences)
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> QuestionScores:
+        """Score this rank's rows and return the accuracies over all ranks. Collective."""
+        found = compute_row_metrics(self.rows, compute_logits, device, self.ranks_per_row, self.sequences)
         nats = {
             (row.question, row.choice): (float(numbers[0]), float(numbers[2]))
             for row, numbers in zip(self.rows.sorted, found, strict=True)
         }
-        right = [_compare_likelihoods(question, [nats[number, choice] for choice in range(len(question.choices))])
+        correct = [_compare_likelihoods(question, [nats[number, choice] for choice in range(len(question.choices))])
                  for number, question in enumerate(self.rows.questions)]  # fmt: skip
-        shares = [sum(one) / len(right) for one in zip(*right, strict=True)]
-        return QuestionScores(shares[0], shares[1], shares[2], questions=len(right))
+        shares = [sum(one) / len(correct) for one in zip(*correct, strict=True)]
+        return QuestionScores(shares[0], shares[1], shares[2], questions=len(correct))
 
 
 def _compare_likelihoods(question: MultipleChoiceQuestion, found: Sequence[tuple[float, float]]) -> list[bool]:
-    """Whether the answer is the likeliest, by (nats, tokens) of each choice: in sum, per byte and per token."""
+    """Return whether the answer is the most likely choice: in sum, per byte and per token.
+
+    Args:
+        question: the question with its choices.
+        found: (nats, tokens) of each choice.
+    """
     nats = [one for one, _ in found]
     per_byte = [one / len(text.encode()) for one, text in zip(nats, question.choices, strict=True)]
     per_token = [one / tokens for one, tokens in found]
@@ -65,43 +74,50 @@ def _compare_likelihoods(question: MultipleChoiceQuestion, found: Sequence[tuple
 
 
 def _is_cheapest_choice(costs: Sequence[float], answer: int) -> bool:
+    # Strictly less: a model that knows nothing gives ties, and no tie counts.
     return all(costs[answer] < cost for choice, cost in enumerate(costs) if choice != answer)
 
 
 @dataclass(frozen=True)
 class EvaluationWithTasks:
-    """What held-back data say, and each set of questions by its name."""
+    """The result on held-out data, and the scores of each task by name."""
 
     heldout: EvaluationResult
     answers: dict[str, QuestionScores]
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers of the held-back data, and under `sets` those of each set by name."""
+        """Return the numbers of the held-out data, and under `sets` the scores of each task."""
         return self.heldout.to_dict() | {"sets": {name: one.to_dict() for name, one in self.answers.items()}}
 
 
 @dataclass(frozen=True)
 class EvaluatorWithTasks:
-    """Measures on held-back data first, then asks every set."""
+    """An evaluator of held-out data and then of every task."""
 
     heldout: Evaluator
-    sets: dict[str, MultipleChoiceEvaluator]
+    tasks: dict[str, MultipleChoiceEvaluator]
 
-    def evaluate(self, logits: Logits, device: torch.device) -> EvaluationResult:
-        """See Evaluator."""
-        measured = self.heldout.evaluate(logits, device)
-        return EvaluationWithTasks(measured, {name: one.evaluate(logits, device) for name, one in self.sets.items()})
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> EvaluationResult:
+        """Evaluate held-out data and every task. Collective."""
+        measured = self.heldout.evaluate(compute_logits, device)
+        return EvaluationWithTasks(
+            measured, {name: one.evaluate(compute_logits, device) for name, one in self.tasks.items()}
+        )
 
 
-def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, together: int) -> Evaluator:
-    """The evaluator that also asks evaluation.tasks; DataError names the file and line of a bad question."""
+def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, ranks_per_row: int) -> Evaluator:
+    """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are none.
+
+    Raises:
+        DataError: a question is malformed or too long; the message has its file and line.
+    """
     longest, opening = config.model.max_position_embeddings, get_prefix_ids(config.generation, tokenizer)
-    sets = {
+    tasks = {
         one.title: MultipleChoiceEvaluator(
             ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest),
-            together,
+            ranks_per_row,
             config.evaluation_sequences,
         )
         for one in config.evaluation.tasks
     }
-    return EvaluatorWithTasks(heldout, sets) if sets else heldout
+    return EvaluatorWithTasks(heldout, tasks) if tasks else heldout

@@ -1,12 +1,12 @@
-"""Checkpoints of format 1, whose metadata are a pickle, rewritten in place as those of today.
+"""Convert checkpoints of format 1, whose metadata are a pickle, to the current format in place.
 
-Reads `state.json` and `.metadata`; writes `metadata.json` and `state.json`, and removes `.metadata`. The tensors
-stay as they are, so a run resumes with equal numbers.
+Reads `state.json` and `.metadata`; writes `metadata.json` and `state.json`; removes `.metadata`. The tensors stay as
+they are, so a run resumes with equal numbers.
 
 Invariants:
-- The one place that unpickles, called for `llmsys convert --trust-pickle` alone.
-- Even there only the classes that torch's metadata are made of are looked up; any other ends with a CheckpointError.
-- A rewrite that is interrupted leaves a checkpoint that the same command rewrites.
+- The only code that unpickles. It runs for `llmsys convert --trust-pickle` alone.
+- Only the classes of torch's metadata are looked up; any other raises CheckpointError.
+- An interrupted conversion leaves a checkpoint that the same command converts.
 """
 
 import pickle
@@ -49,21 +49,31 @@ CLASSES = {
     "pathlib._local": ("Path", "PosixPath"),
     "collections": ("OrderedDict",),
 }
-"""What a `.metadata` of torch 2 consists of, by module."""
+"""Classes of a `.metadata` of torch 2, by module."""
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Unpickles what a `.metadata` consists of and nothing else."""
+    """An unpickler of the classes in `CLASSES` and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of `CLASSES`; UnpicklingError for any other."""
+        """Return a class of `CLASSES`.
+
+        Raises:
+            UnpicklingError: the pickle asks for any other.
+        """
         if name not in CLASSES.get(module, ()):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
 
 
 def list_checkpoints(source: Path) -> list[Path]:
-    """Return the checkpoint that `source` is, or those of the run folder that it is, oldest first.
+    """List the checkpoint that `source` is, or those of the run folder that it is.
+
+    Args:
+        source: a checkpoint or a run folder.
+
+    Returns:
+        Checkpoint folders, oldest first.
 
     Raises:
         ConfigError: it is neither.
@@ -76,15 +86,21 @@ def list_checkpoints(source: Path) -> list[Path]:
     return found
 
 
-def rewrite_metadata(checkpoint: Path) -> bool:
-    """Replace the pickled metadata of a checkpoint; return whether there were any.
+def convert_pickled_metadata(checkpoint: Path) -> bool:
+    """Replace the pickled metadata of a checkpoint.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+
+    Returns:
+        Whether the metadata were a pickle.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or its pickle asks for more than metadata are made of.
+        CheckpointError: the checkpoint is damaged, or its pickle asks for other classes.
     """
     problem = find_checkpoint_error(checkpoint)
     if problem is None:
-        (checkpoint / PICKLED).unlink(missing_ok=True)  # of a rewrite that was interrupted
+        (checkpoint / PICKLED).unlink(missing_ok=True)  # left by an interrupted conversion
         return False
     if problem != describe_pickle(checkpoint):
         raise CheckpointError(f"{checkpoint} cannot be rewritten: {problem}. Remove it, or take another.")
@@ -92,8 +108,8 @@ def rewrite_metadata(checkpoint: Path) -> bool:
     files: dict[str, str] = dict(record["files"])
     if (damage := find_damaged_file(checkpoint, files)) is not None:
         raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or take another.")
-    content = format_metadata(_unpickle(checkpoint))
-    parse_metadata(content, checkpoint)  # what a reader would refuse is refused here
+    content = format_metadata(_load_pickled_metadata(checkpoint))
+    parse_metadata(content, checkpoint)  # reject what a reader would reject
     write_bytes_atomically(checkpoint / METADATA, content)
     files.pop(PICKLED, None)
     files[METADATA] = compute_digest(checkpoint / METADATA)
@@ -103,7 +119,7 @@ def rewrite_metadata(checkpoint: Path) -> bool:
     return True
 
 
-def _unpickle(checkpoint: Path) -> Metadata:
+def _load_pickled_metadata(checkpoint: Path) -> Metadata:
     try:
         with (checkpoint / PICKLED).open("rb") as file:
             metadata = MetadataUnpickler(file).load()

@@ -1,10 +1,11 @@
-"""Resolve `train.precision: auto` to the number type that the devices of this run multiply natively.
+"""Resolve `train.precision: auto` to the dtype that the devices of this run multiply natively.
 
-Reads the processor's flags, oneDNN's environment variables and the run's checkpoints; never measures to decide, so that
-equal machines decide alike. Invariants:
+Reads the processor's flags, oneDNN's environment variables and the run's checkpoints. Nothing is measured for the
+decision, so equal machines decide alike.
 
-- A run folder with a checkpoint keeps the type that the checkpoint was trained in.
-- All ranks get one type: bf16 only where every rank's device has it.
+Invariants:
+- A run folder with a checkpoint keeps the dtype that the checkpoint was trained in.
+- All ranks get one dtype: bf16 only where every rank's device supports it.
 """
 
 import os
@@ -31,23 +32,31 @@ ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 ISA_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 CPUINFO = Path("/proc/cpuinfo")
 SLOW_FACTOR = 2.0
-"""fp16 on a CPU that takes this many times as long as fp32 is worth a warning."""
-PRODUCT_SIZE = 192  # 20 ms at the 0.7 GFLOP/s of bfloat16 on avx2
+"""fp16 on a CPU that takes this many times as long as fp32 logs a warning."""
+MATMUL_SIZE = 192  # 20 ms at the 0.7 GFLOP/s of bfloat16 on avx2
 
 
 class NativeSupport(NamedTuple):
-    """Whether a device multiplies bfloat16 natively, and the reason in a few words."""
+    """The verdict on native bfloat16 of a device, and the reason in a few words."""
 
     is_native: bool
     reason: str
 
 
 def find_bf16_support(device: torch.device) -> NativeSupport:
-    """Return whether `device` multiplies bfloat16 with instructions of its own, as torch uses it."""
+    """Detect whether torch multiplies bfloat16 on `device` with native instructions.
+
+    Args:
+        device: device of this rank.
+
+    Returns:
+        The verdict with its reason.
+    """
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
         if torch.version.hip is not None:
+            # ROCm numbers compute capabilities differently.
             return NativeSupport(torch.cuda.is_bf16_supported(including_emulation=False), name)
         return NativeSupport(major >= 8, name)
     if device.type != "cpu":
@@ -77,7 +86,7 @@ def _find_processor_support() -> NativeSupport:
 
 
 def _read_processor_flags() -> set[str]:
-    """Return the flags that Linux lists of the first processor; nothing where it does not say."""
+    """Return the flags that Linux lists for the first processor; empty where it lists none."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
@@ -87,7 +96,14 @@ def _read_processor_flags() -> set[str]:
 
 
 def find_recorded_precision(run_folder: Path) -> Precision | None:
-    """Return the number type that a run's newest readable checkpoint was trained in; None where there is none."""
+    """Find the dtype that a run's newest readable checkpoint was trained in.
+
+    Args:
+        run_folder: folder of the run.
+
+    Returns:
+        The precision, or None without such a checkpoint.
+    """
     for checkpoint in sorted(run_folder.glob("checkpoints/step-*"), reverse=True):
         try:
             found = read_record(checkpoint)["run"].get("train", {}).get("precision")
@@ -99,12 +115,20 @@ def find_recorded_precision(run_folder: Path) -> Precision | None:
 
 
 def resolve_precision(config: RunConfig) -> RunConfig:
-    """Return the config with one number type for all ranks, and log which and why. Collective.
+    """Resolve the precision of all ranks and log the reason. Collective.
 
-    Raises ConfigError where other settings need another type than the devices take.
+    Args:
+        config: the config of the run.
+
+    Returns:
+        The config with one dtype in place of `auto`.
+
+    Raises:
+        ConfigError: other settings need another dtype.
     """
     device = get_local_device()
     own = find_bf16_support(device)
+    # False sorts before True: one rank without support decides for all.
     worst = min(all_gather_object((own.is_native, get_rank(), own.reason)))
     support = NativeSupport(worst[0], worst[2])
 
@@ -123,7 +147,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
 
 
 def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precision, str]:
-    """Return what `auto` is for a run folder on devices with this support, and why."""
+    """Return the dtype of `auto` for a run folder on devices with this support, and the reason."""
     own: Precision = "bf16" if support.is_native else "fp32"
     recorded = find_recorded_precision(run_folder)
     if recorded is None:
@@ -134,7 +158,7 @@ def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precisio
 
 
 def describe_slowness(precision: Precision, device: torch.device, support: NativeSupport, *, kept: bool) -> str:
-    """Return a warning with the measured factor where a half type is slow on this device, else an empty string."""
+    """Return a warning with the measured factor where a 16-bit dtype is slow on this device, else an empty string."""
     if precision == "fp32" or (precision == "bf16" and support.is_native) or device.type != "cpu":
         return ""
     factor = measure_slowdown(DTYPES[precision])
@@ -145,17 +169,17 @@ def describe_slowness(precision: Precision, device: torch.device, support: Nativ
     if kept:
         remedy = "To go on in fp32, begin another run.folder with train.init_from=THIS ONE."
     return (
-        f"train.precision={precision} is slow on this device{reason}: a product of {PRODUCT_SIZE} x {PRODUCT_SIZE} "
+        f"train.precision={precision} is slow on this device{reason}: a product of {MATMUL_SIZE} x {MATMUL_SIZE} "
         f"takes {factor:.3g} times as long as in fp32. {remedy}"
     )
 
 
 def measure_slowdown(dtype: torch.dtype) -> float:
-    """Return how many times as long as in float32 one small product takes on the CPU. About 50 ms where it is slow."""
+    """Return the time of a small CPU matmul in `dtype` over that in float32. Takes about 50 ms where it is slow."""
     seconds = []
-    for number in (torch.float32, dtype):
-        a = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, dtype=number)
-        a @ a  # the first one writes machine code
+    for measured in (torch.float32, dtype):
+        a = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=measured)
+        a @ a  # the first matmul compiles its kernel
         began = time.perf_counter()
         a @ a
         seconds.append(time.perf_counter() - began)

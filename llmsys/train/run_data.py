@@ -1,15 +1,24 @@
-"""The data of a run, opened and checked: one dataset or the sources of a mixture, with the tokenizer they share.
+"""Open and check the data of a run: one dataset or the sources of a mixture, with their common tokenizer.
 
-Gives the token shards of a split; refuses data, tokenizer and model that do not belong together before one is built.
+Reads manifests, token shards and the tokenizer. Data, tokenizer and model that do not fit each other are rejected.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
-from llmsys.config.data import list_dataset_folders
+from llmsys.config.data import CrawlConfig, DataConfig, list_dataset_folders
 from llmsys.config.mixture import MixtureConfig
+from llmsys.config.objective import (
+    ClassificationConfig,
+    MaskedLmConfig,
+    NextTokenConfig,
+    ObjectiveConfig,
+    TranslationConfig,
+)
+from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.run import RunConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
 from llmsys.config.train import GenerationConfig
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import combine_fingerprints, load_manifest
@@ -19,7 +28,7 @@ from llmsys.tokenizer import Tokenizer, find_model_file, load_tokenizer
 
 @dataclass(frozen=True)
 class RunData:
-    """One split of everything a run reads. Of a single dataset `names` is ("",)."""
+    """One split of all data of a run. A single dataset has `names` ("",)."""
 
     names: tuple[str, ...]
     sources: tuple[TokenShards, ...]
@@ -27,11 +36,11 @@ class RunData:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any token or the tokenizer changes."""
+        """A hash that changes with any token and with the tokenizer."""
         return combine_fingerprints([source.fingerprint for source in self.sources])
 
     def to_identity(self) -> dict[str, Any]:
-        """What a checkpoint remembers of the data, so that another dataset on resume is a readable difference."""
+        """Return the data's part of a run's identity, so that another dataset on resume is a readable difference."""
         counts = [
             {"fingerprint": one.fingerprint, "documents": one.num_documents, "tokens": one.num_tokens}
             for one in self.sources
@@ -44,16 +53,54 @@ class RunData:
         }
 
 
-def open_run_data(config: RunConfig, split: str) -> RunData:
-    """One split of the data of this config; of a mixture, of every source that has documents in it.
+def get_mixture(data: DataConfig) -> MixtureConfig | None:
+    """Return the mixture of sources that a run reads, or None for a single dataset."""
+    match data:
+        case MixtureConfig():
+            return data
+        case CrawlConfig() | PairsConfig() | LabelledTextConfig():
+            return None
+        case unreachable:
+            assert_never(unreachable)
 
-    Raises ConfigError or DataError when data, tokenizer and model do not fit each other.
+
+def uses_windows(objective: ObjectiveConfig) -> bool:
+    """Tell windows of one length from pairs and labelled texts.
+
+    Args:
+        objective: the objective of a run.
+
+    Returns:
+        True for windows.
+    """
+    match objective:
+        case NextTokenConfig() | MaskedLmConfig():
+            return True
+        case TranslationConfig() | ClassificationConfig():
+            return False
+        case unreachable:
+            assert_never(unreachable)
+
+
+def open_run_data(config: RunConfig, split: str) -> RunData:
+    """Open one split of the config's data.
+
+    Args:
+        config: the config of the run.
+        split: `train` or `heldout`.
+
+    Returns:
+        The token shards with their tokenizer. Sources of a mixture without documents in the split are left out.
+
+    Raises:
+        ConfigError: the model's vocabulary is smaller than the tokenizer's.
+        DataError: the data are missing or damaged, or were prepared with another tokenizer.
     """
     for folder in list_dataset_folders(config.data):
-        load_manifest(folder)  # before the tokenizer, which `llmsys prepare` makes too
+        load_manifest(folder)  # first: `llmsys prepare` makes the tokenizer too, and its error would mislead
     tokenizer = load_run_tokenizer(config)
-    if isinstance(config.data, MixtureConfig):
-        named = _open_mixture_sources(config.data, split, tokenizer)
+    if (mixture := get_mixture(config.data)) is not None:
+        named = _open_mixture_sources(mixture, split, tokenizer)
     else:
         named = {"": open_tokens(config.data.folder, split)}
         named[""].require_tokenizer(tokenizer.fingerprint)
@@ -66,7 +113,7 @@ def open_run_data(config: RunConfig, split: str) -> RunData:
 
 
 def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokenizer) -> dict[str, TokenShards]:
-    """The sources of a mixture by name. To train, all must have documents; to evaluate, one is enough."""
+    """Return the sources of a mixture by name. Training needs documents in all of them, evaluation in one."""
     found = {}
     for source in mixture.sources:
         manifest = load_manifest(source.folder)
@@ -80,29 +127,74 @@ def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokeniz
         listed = manifest.splits.get(split)  # type: ignore[call-overload]
         if split == "train" or (listed is not None and listed.documents):
             found[source.title] = open_tokens(source.folder, split)
+    # No source has documents in the split: opening one raises the error that explains it.
     return found or {mixture.sources[0].title: open_tokens(mixture.sources[0].folder, split)}
 
 
 def open_first_source(config: RunConfig, split: str) -> tuple[TokenShards, Tokenizer]:
-    """One split and its tokenizer; of a mixture, the first source's."""
+    """Open one split; of a mixture, that of the first source.
+
+    Args:
+        config: the config of the run.
+        split: `train` or `heldout`.
+
+    Returns:
+        The token shards and their tokenizer.
+
+    Raises:
+        ConfigError: the model's vocabulary is smaller than the tokenizer's.
+        DataError: the data are missing or damaged, or were prepared with another tokenizer.
+    """
     dataset = open_run_data(config, split)
     return dataset.sources[0], dataset.tokenizer
 
 
 def load_run_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer of this config; DataError when it is not there, or nothing says what ends a document."""
+    """Load the tokenizer of the config.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: the file is missing, or no token that ends a document is known.
+    """
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
 
 def get_tokenizer_path(config: RunConfig) -> Path:
-    """Where the tokenizer of this config lies: the user's file, or the one `prepare` trained."""
-    if config.tokenizer.kind == "file":
-        return find_model_file(config.tokenizer.path)
-    return config.data.folder / "tokenizer" / "tokenizer.model"
+    """Return the path of the config's tokenizer.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        The user's file, or the one that `llmsys prepare` trained in the dataset's folder.
+    """
+    match config.tokenizer:
+        case FileTokenizerConfig() as settings:
+            return find_model_file(settings.path)
+        case SentencePieceConfig():
+            return config.data.folder / "tokenizer" / "tokenizer.model"
+        case unreachable:
+            assert_never(unreachable)
 
 
 def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
-    """The ids that open every text that is continued or scored; ConfigError when the tokenizer has no such piece."""
+    """Return the ids that precede every text that is continued or scored.
+
+    Args:
+        settings: `generation`, whose `prefix_pieces` lists pieces.
+        tokenizer: the tokenizer of the run.
+
+    Returns:
+        Token ids; the end-of-document id by default, as in training.
+
+    Raises:
+        ConfigError: the tokenizer has no such piece.
+    """
     if settings.prefix_pieces is None:
         return [tokenizer.eos_id]
     ids = {piece: tokenizer.find_piece_id(piece) for piece in settings.prefix_pieces}

@@ -1,7 +1,6 @@
-"""The run folder: what it holds, who may write to it, and the record of where the run came from.
+"""Write the record of a run into its folder: config.yaml (resolved) and environment.json (versions, source, host).
 
-config.yaml (resolved), environment.json (versions, the code it ran, host), events.jsonl, checkpoints/, report.html,
-.lock.
+The folder also holds events.jsonl, checkpoints/, report.html and .lock.
 """
 
 import importlib.metadata
@@ -21,7 +20,7 @@ RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarr
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
-    """Write the resolved config and the environment. Called by rank 0 at each start."""
+    """Write config.yaml and environment.json, with secrets redacted. Called by rank 0 at each start."""
     folder = config.run.folder
     text = yaml.safe_dump(redact_values(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
     write_bytes_atomically(folder / "config.yaml", text.encode())

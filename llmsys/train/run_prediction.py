@@ -1,4 +1,7 @@
-"""What the estimate says of a run before its first step, written down so that it can be held to what is measured."""
+"""Predict memory and step time before the first step, for the comparison with the measured values.
+
+Writes a `prediction` event, which `llmsys reconcile` reads.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -22,23 +25,24 @@ log = get_logger(__name__)
 
 
 def build_prediction(config: RunConfig, device: torch.device, profile: DeviceProfile | None) -> dict[str, Any]:
-    """The fields of a `prediction` event, which `llmsys reconcile` reads.
+    """Return the fields of a `prediction` event.
 
-    Keys: parameters; memory.{peak_bytes, instant, kind} of a step, and memory.evaluation_bytes; device, the profile's
-    name or "unknown"; world_size;
-    step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null and why_no_time.
+    Keys: parameters; memory.{peak_bytes, instant, kind} of a step and memory.evaluation_bytes; device, the profile's
+    name or "unknown"; world_size; step_seconds {p10, p50, p90} with modelled_seconds (without the residual), or null
+    with why_no_time.
     """
     layout = config.resolve_layout(get_world_size())
     on_gpu = device.type == "cuda"
     everything = estimate_peak_memory(config, layout, system=MemoryProfile(device="cuda" if on_gpu else "cpu"))
     steps = tuple(one for one in everything.instants if one.name != IN_EVALUATION)
-    ledger = replace(everything, instants=steps)  # what is measured is the peak of steps
+    timeline = replace(everything, instants=steps)  # the measured peak is that of steps
     return {
         "parameters": count_parameters(config.model).total,
         "memory": {
-            "peak_bytes": ledger.peak_bytes,
-            "instant": ledger.peak_instant,
+            "peak_bytes": timeline.peak_bytes,
+            "instant": timeline.peak_instant,
             "evaluation_bytes": max((one.bytes for one in everything.instants if one.name == IN_EVALUATION), default=0),
+            # Accelerators report what the allocator reserved; CPUs only the resident set.
             "kind": "reserved by the allocator" if on_gpu else "resident above the start",
         },
         "device": "unknown" if profile is None else profile.name,
@@ -57,7 +61,7 @@ def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict
         }
     try:
         time = estimate_step_time(config, config.resolve_layout(get_world_size()), profile)
-    except ConfigError as error:  # such as a profile without links: the run goes on without a prediction
+    except ConfigError as error:  # such as a profile without links; the run needs no prediction
         return {"step_seconds": None, "why_no_time": str(error)}
     return {"step_seconds": time.seconds.to_dict(), "modelled_seconds": time.seconds.p50 / time.factor}
 
@@ -65,7 +69,7 @@ def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict
 def write_prediction(
     record: MetricLogger, step: int, config: RunConfig, device: torch.device, profile: DeviceProfile | None
 ) -> None:
-    """The `prediction` event, and a line of it for people. Rank 0 alone writes."""
+    """Write the `prediction` event and log a summary. Rank 0 alone writes."""
     if record.events is None:
         return
     found = build_prediction(config, device, profile)

@@ -1,10 +1,11 @@
-"""Bad steps: which they are, and what becomes of them.
+"""Skip bad steps: those whose loss or gradient norm is not finite, or a spike by `train.spike_detection`.
 
-A step is bad when its loss or gradient norm is not finite, or a spike by the rule of `train.spike_detection`. It is
-refused before the optimizer changes anything, on all ranks alike, since all judge by the same numbers. Steps are
-counted from 1 here, as in the log. What was decided is part of the checkpoint, so that a resumed run decides the same.
+Also lists the sequences and documents of a step, for the record of a skipped one.
 
-Which sequences and documents were in a step, for the record of one that was refused.
+Invariants:
+- A step is rejected before the optimizer changes anything, on all ranks alike: all judge by the same numbers.
+- Steps are counted from 1, as in the log.
+- The decisions are part of the checkpoint, so a resumed run decides the same.
 """
 
 import math
@@ -23,60 +24,65 @@ from llmsys.token_shards import TokenShards
 
 
 class StepGuard:
-    """Judges each step between its backward pass and its optimizer step."""
+    """A judge of each step between its backward pass and its optimizer step."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self._taken: deque[tuple[float, float]] = deque(maxlen=config.spike_detection.window_steps)
-        self._in_a_row = 0
-        self._last_bad = 0
-        self.left_out: set[int] = set()
-        """Steps whose data have been found bad: they changed no weight, and are not tried again after a rewind."""
+        self._accepted: deque[tuple[float, float]] = deque(maxlen=config.spike_detection.window_steps)
+        self._consecutive_skips = 0
+        self._last_skipped = 0
+        self.skipped_steps: set[int] = set()
+        """Steps with bad data: they changed no weight and are not tried again after a rewind."""
         self.problem = ""
-        """What is wrong with the step that was judged last, in words; empty for a good one."""
+        """The problem of the step that was judged last; empty for a good one."""
 
     def accept_step(self, loss: float, gradient_norm: float) -> bool:
-        """See Accept in engine.py."""
+        """Return whether the step may be applied; see `Accept` in engine.py."""
         self.problem = self._describe_problem(loss, gradient_norm)
         return not self.problem
 
     def record_accepted(self, step: int, result: StepResult) -> None:
-        """Step `step` was taken: it counts for the medians."""
-        self._taken.append((result.loss, result.gradient_norm))
-        if step > self._last_bad:
-            self._in_a_row = 0
+        """Add an applied step to the medians."""
+        self._accepted.append((result.loss, result.gradient_norm))
+        if step > self._last_skipped:
+            self._consecutive_skips = 0
 
     def record_skipped(self, step: int) -> None:
-        """Step `step` was not taken. LlmsysError where the policy is to stop, or no good step comes any more."""
+        """Record a step that was not applied.
+
+        Raises:
+            LlmsysError: the policy is to stop, or too many steps in a row were bad.
+        """
         if self.problem:
-            self._in_a_row += 1
-            self._last_bad = max(step, self._last_bad)
-            self.left_out.add(step)
+            self._consecutive_skips += 1
+            self._last_skipped = max(step, self._last_skipped)
+            self.skipped_steps.add(step)
             self._check_bad_step_policy(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps; JSON gives the numbers back exactly."""
+        """Return the state for a checkpoint; JSON reproduces the numbers exactly."""
         return {
-            "left_out": sorted(self.left_out),
-            "taken": list(self._taken),
-            "in_a_row": self._in_a_row,
-            "last_bad": self._last_bad,
+            "left_out": sorted(self.skipped_steps),
+            "taken": list(self._accepted),
+            "in_a_row": self._consecutive_skips,
+            "last_bad": self._last_skipped,
         }
 
     def load_state_dict(self, state: dict[str, Any], known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        """Go on from what a checkpoint kept; `known` are bad steps found since it was saved."""
-        self.left_out = {*state.get("left_out", ()), *known}
-        self._taken.clear()
-        self._taken.extend((loss, norm) for loss, norm in state.get("taken", ()))
-        if not known:  # after a rewind the count goes on, or a run could turn back for ever
-            self._in_a_row, self._last_bad = state.get("in_a_row", 0), state.get("last_bad", 0)
+        """Load the state of a checkpoint; `known` are bad steps found since it was saved."""
+        self.skipped_steps = {*state.get("left_out", ()), *known}
+        self._accepted.clear()
+        self._accepted.extend((loss, norm) for loss, norm in state.get("taken", ()))
+        if not known:  # a rewind keeps the count, or a run could rewind for ever
+            self._consecutive_skips, self._last_skipped = state.get("in_a_row", 0), state.get("last_bad", 0)
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. A step must be finite"
         spike = self._config.spike_detection
-        if len(self._taken) == spike.window_steps:
-            losses, norms = zip(*self._taken, strict=True)
+        # With a shorter history the median is too noisy for a limit.
+        if len(self._accepted) == spike.window_steps:
+            losses, norms = zip(*self._accepted, strict=True)
             for name, value, past, key, factor in (
                 ("gradient norm", gradient_norm, norms, "max_grad_norm_ratio", spike.max_grad_norm_ratio),
                 ("loss", loss, losses, "max_loss_ratio", spike.max_loss_ratio),
@@ -95,20 +101,26 @@ class StepGuard:
                 f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or leave such steps out "
                 f"with train.on_bad_step=skip; the same command goes on from the last checkpoint."
             )
-        if self._in_a_row > config.max_consecutive_bad_steps:
+        if self._consecutive_skips > config.max_consecutive_bad_steps:
             raise LlmsysError(
-                f"step {step}: {self.problem}. It is bad step number {self._in_a_row} in a row, "
+                f"step {step}: {self.problem}. It is bad step number {self._consecutive_skips} in a row, "
                 f"train.max_consecutive_bad_steps={config.max_consecutive_bad_steps} are allowed. Lower "
                 f"optimizer.learning_rate or train in fp32; the same command goes on from the last checkpoint."
             )
 
 
-LISTED = 200
-"""Documents that one record names; a step of many short ones has more, and says how many."""
+MAX_LISTED = 200
+"""Documents that one record lists. `num_documents` has the count of a step with more."""
 
 
 def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], step: int) -> dict[str, Any]:
-    """Sequence numbers (first and last) and document ids of step `step`, counted from 0, over all ranks."""
+    """Return sequence numbers (first and last) and document ids of a step over all ranks.
+
+    Args:
+        steps: batches of the run, of any rank.
+        sources: token shards by source.
+        step: index of the step, counted from 0.
+    """
     if isinstance(steps, WindowStepBatches):
         numbers = np.unique(steps.get_assignment(step)).tolist()
         places = [place for number in numbers for place in steps.windows.list_documents(number)]
@@ -121,5 +133,5 @@ def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], s
 
 def _describe_documents(places: list[tuple[int, int]], sources: Sequence[TokenShards]) -> dict[str, Any]:
     distinct = list(dict.fromkeys(places))
-    ids = [str(sources[source].get_lineage(document)["id"]) for source, document in distinct[:LISTED]]
+    ids = [str(sources[source].get_lineage(document)["id"]) for source, document in distinct[:MAX_LISTED]]
     return {"documents": ids, "num_documents": len(distinct)}

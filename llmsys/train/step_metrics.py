@@ -1,7 +1,8 @@
-"""What a run costs as it goes: tokens per second, utilisation, memory, waiting; and what its steps took in the end.
+"""Measure steps: seconds, tokens per second, utilisation, memory and data stall; the medians of a run at its end.
 
-Numbers are of the slowest or fullest rank, in one small reduction on logged steps and none on others. Utilisation is
-a share of a described device's peak; of a device that nobody described it is unknown, and no other's peak stands in.
+Invariants:
+- Numbers are those of the slowest or fullest rank, from one small reduction on logged steps and none on others.
+- Utilisation is a share of a described device's peak; of an unknown device it is None.
 """
 
 import resource
@@ -19,14 +20,16 @@ from llmsys.estimate.device_profile import DeviceProfile, find_device_by_driver_
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.prediction_error import format_memory_size
 from llmsys.parallel.process_group import all_reduce_max, get_world_size
+from llmsys.train.run_data import uses_windows
 
 UNKNOWN = "unknown device"
 
 
 def find_device_profile(config: RunConfig, device: torch.device) -> DeviceProfile | None:
-    """The profile that flops.device names, else that of this very accelerator; None when nobody described it.
+    """Return the profile of `flops.device`, else the one whose driver name matches this accelerator, else None.
 
-    Raises ConfigError when flops.device names none.
+    Raises:
+        ConfigError: `flops.device` names no profile.
     """
     if config.flops.device is not None:
         return load_device_profile(config.flops.device)
@@ -35,7 +38,7 @@ def find_device_profile(config: RunConfig, device: torch.device) -> DeviceProfil
 
 @dataclass(frozen=True)
 class FlopsConvention:
-    """What utilisation is measured with: operations per token by a named convention, of the peak of all ranks.
+    """Operations per token by a named convention, and the peak of all ranks.
 
     A window counts as one document, so packed short documents make `causal` an upper bound.
     """
@@ -47,30 +50,30 @@ class FlopsConvention:
     peak_flops: float | None
 
     def compute_utilisation(self, tokens_per_second: float) -> float | None:
-        """Share of the peak that the model's operations are; None where the peak is unknown."""
+        """Return the model's operations as a share of the peak; None where the peak is unknown."""
         return None if self.peak_flops is None else tokens_per_second * self.flops_per_token / self.peak_flops
 
     def __str__(self) -> str:
-        """Convention, device and number type."""
+        """Return convention, device and dtype."""
         return f"{self.convention}, {self.device}, {self.precision}"
 
 
 def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ranks: int) -> FlopsConvention:
-    """Of a run; without a peak where its device is unknown, or groups of pairs have other lengths in every step."""
+    """Return the convention of a run, without a peak where the device is unknown or every step has other lengths."""
     convention, precision = config.flops.convention, config.train.resolved_precision
     source, target = get_sequence_lengths(config)
     recompute = config.train.activation_checkpoint
     counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
-    whole_windows = config.objective.kind in ("next_token", "masked")
+    whole_windows = uses_windows(config.objective)
     peak = profile.peak_flops.get(precision) if profile is not None and whole_windows else None
     name = UNKNOWN if profile is None else profile.name
     return FlopsConvention(convention, name, precision, counted.flops_per_token, None if peak is None else peak * ranks)
 
 
 def read_peak_memory(device: torch.device) -> tuple[int, int]:
-    """(bytes of this process at its fullest so far, those that tensors filled).
+    """Return (peak bytes of this process so far, bytes of them that tensors used).
 
-    On accelerators what the allocator reserved and what it gave out; on CPUs the resident set, and 0.
+    On accelerators the allocator's reserved and allocated bytes; on CPUs the resident set and 0.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
@@ -78,7 +81,7 @@ def read_peak_memory(device: torch.device) -> tuple[int, int]:
 
 
 def read_resident_memory(field_name: str) -> int:
-    """VmRSS (now) or VmHWM (at most so far) of this process; where the system has no /proc, the most so far."""
+    """Return VmRSS (now) or VmHWM (peak) of this process in bytes; the peak where the system has no /proc."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -88,42 +91,49 @@ def read_resident_memory(field_name: str) -> int:
 
 @dataclass
 class StepMeter:
-    """Seconds and memory of a run's steps on this rank. Made before the model, to know what was there before it."""
+    """Seconds and memory of the steps of this rank. Built before the model, to subtract the memory in use then."""
 
     config: RunConfig
     device: torch.device
-    yardstick: FlopsConvention
+    flops_convention: FlopsConvention
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._before = 0 if self.device.type == "cuda" else read_resident_memory("VmRSS")
+        self._baseline_bytes = 0 if self.device.type == "cuda" else read_resident_memory("VmRSS")
         self._peak = (0, 0)
         self._only_steps = True
 
     def record_step(self, number: int, seconds: float) -> None:
-        """Remember one step, without the wait for its data. Steps of a growing batch have no place in the median."""
+        """Record the seconds of one step without its data stall. Smaller steps of a growing batch do not count."""
         if self.config.batch.get_tokens_at(number - 1) == self.config.batch.tokens_per_step:
             self.seconds.append(seconds)
         if self._only_steps:
+            # Peaks never fall, so the last reading before other work is the peak of the steps.
             self._peak = read_peak_memory(self.device)
 
     def mark_other_work(self) -> None:
-        """From here on peaks may be those of evaluation or of saving, and are no longer taken for a step's."""
+        """Stop recording peaks: from here on they may be those of an evaluation or a save."""
         self._only_steps = False
 
     def compute_step_metrics(self, tokens: int, seconds: float, wait: float) -> dict[str, Any]:
-        """For a logged step of `tokens` that took `seconds` with the wait for data: numbers over all ranks. Collective.
+        """Return the numbers of a logged step over all ranks. Collective.
 
-        Keys: seconds, data_wait_seconds, tokens_per_second, utilisation (null: unknown), utilisation_of,
-        memory_bytes, and on accelerators memory_allocated_bytes.
+        Keys: seconds, data_wait_seconds, tokens_per_second, utilisation (None: unknown), utilisation_of, memory_bytes,
+        and on accelerators memory_allocated_bytes.
+
+        Args:
+            tokens: tokens of the step over all ranks.
+            seconds: seconds of the step on this rank, with the data stall.
+            wait: seconds of the data stall.
         """
         memory, allocated = read_peak_memory(self.device)
         if self.device.type != "cuda":
             memory = read_resident_memory("VmRSS")
+        # One reduction for all four: a collective costs more than its few bytes.
         slowest, longest_wait, fullest, most_allocated = self._compute_max_over_ranks(seconds, wait, memory, allocated)
         speed = tokens / slowest
-        share = self.yardstick.compute_utilisation(speed)
+        share = self.flops_convention.compute_utilisation(speed)
         self.details = {} if share is None else {"utilisation": f"{share:.1%}"}
         self.details["memory"] = format_memory_size(fullest)
         return {
@@ -131,20 +141,20 @@ class StepMeter:
             "data_wait_seconds": longest_wait,
             "tokens_per_second": speed,
             "utilisation": share,
-            "utilisation_of": str(self.yardstick),
+            "utilisation_of": str(self.flops_convention),
             "memory_bytes": int(fullest),
             **({"memory_allocated_bytes": int(most_allocated)} if most_allocated else {}),
         }
 
     def compute_run_metrics(self) -> dict[str, Any]:
-        """Of all steps so far: their median, and the fullest rank's memory above what was there before. Collective.
+        """Return the median step seconds, and the peak memory above that in use before, over all ranks. Collective.
 
-        Nothing where no whole step was made. The first step is left out when there are more: it warms up.
+        Empty without a full-sized step. The first step is left out if there are more: it warms up.
         """
         if not self.seconds:
             return {}
         most, given_out = self._peak
-        own = median(self.seconds[1:] or self.seconds), max(0, most - self._before), given_out
+        own = median(self.seconds[1:] or self.seconds), max(0, most - self._baseline_bytes), given_out
         middle, peak, allocated = self._compute_max_over_ranks(*own)
         return {
             "step_seconds": middle,
@@ -159,5 +169,5 @@ class StepMeter:
 
 
 def build_step_meter(config: RunConfig, device: torch.device, profile: DeviceProfile | None) -> StepMeter:
-    """The meter of this rank."""
+    """Return the meter of this rank."""
     return StepMeter(config, device, build_flops_convention(config, profile, get_world_size()))

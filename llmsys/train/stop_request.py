@@ -1,8 +1,8 @@
-"""The wish to stop: a signal, Slurm's end of the job, or the run's own time limit.
+"""Stop requests: a signal, the end of the Slurm job, or the run's own time limit.
 
-Each rank hears for itself, and says so with the numbers that ride along with a step's loss; the sum over ranks is the
-same everywhere, so all stop after the same step. SIGTERM and SIGUSR1 (what `sbatch --signal=USR1@300` sends) count, and
-SIGHUP (a terminal that is closed) unless it was ignored before, as by `nohup`.
+Each rank checks for itself and sends a flag with the numbers that are reduced with a step's loss. The sum is the same
+everywhere, so all ranks stop after the same step. SIGTERM and SIGUSR1 (as `sbatch --signal=USR1@300` sends) count, and
+SIGHUP (a closed terminal) unless it was ignored before, as by `nohup`.
 """
 
 import errno
@@ -15,15 +15,16 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 HANGUP, HANGUP_SAVES, HANGUP_ENDS = "LLMSYS_HANGUP", "save", "end"
-"""The variable in which a launcher tells ranks what SIGHUP means: it had to be ignored on the way to them, or it ends
-them at once. Without it, SIGHUP saves unless it is ignored."""
+"""The variable in which a launcher passes the meaning of SIGHUP to the ranks: the launcher had to ignore it, or it ends
+the ranks at once. Without the variable, SIGHUP saves unless it is ignored.
+"""
 SLURM_END = "SLURM_JOB_END_TIME"
 RESERVE_SECONDS = 120.0
-"""What is left of a Slurm job when the run begins to save, and as much again as the longest save took three times."""
+"""Seconds before the end of a Slurm job at which the run saves; three times the longest save is added."""
 
 
 class StopRequest:
-    """Whether this rank was asked to stop, and by what. Times in seconds of the wall clock, as Slurm gives them."""
+    """The reason why this rank was asked to stop, if it was. Times are wall clock seconds, as Slurm's."""
 
     def __init__(
         self,
@@ -40,17 +41,18 @@ class StopRequest:
         self.longest_save_seconds = 0.0
 
     def to_flag(self) -> float:
-        """1.0 when this rank wishes to stop, else 0.0."""
+        """Return 1.0 when this rank was asked to stop, else 0.0."""
         now = self._clock()
         if not self.reason and now >= self._limit:
             self.reason = self._limit_text
         if not self.reason and now >= self._job_end - RESERVE_SECONDS - 3 * self.longest_save_seconds:
             self.reason = f"Slurm ends the job in {max(0.0, self._job_end - now):.0f} s"
+        # A float: it is reduced with the loss.
         return float(bool(self.reason))
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Take the signals as wishes while the block runs; what they did before is put back after it."""
+        """Record the signals as stop requests inside the block; restore their handlers afterwards."""
         before = {number: signal.signal(number, self._handle_signal) for number in self._list_signals()}
         try:
             yield
@@ -64,14 +66,15 @@ class StopRequest:
         return [*SIGNALS, *([signal.SIGHUP] if saves else [])]
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        leave_dead_terminal()
+        redirect_dead_terminal()
         self.reason = self.reason or f"{signal.Signals(number).name} came"
 
 
-def leave_dead_terminal() -> None:
-    """Send standard output and error nowhere if their terminal is gone: each write to it would fail, and end a save."""
+def redirect_dead_terminal() -> None:
+    """Redirect stdout and stderr to /dev/null if their terminal is gone: a write to it would fail and abort a save."""
     for descriptor in (1, 2):
         try:
+            # Writing nothing still reports EIO on a terminal that is gone.
             os.write(descriptor, b"")
         except OSError as error:
             if error.errno == errno.EIO:

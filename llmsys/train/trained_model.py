@@ -1,4 +1,4 @@
-"""A trained model out of a run folder, in one process and without an engine: for evaluation and generation."""
+"""Load a trained model from a run folder in one process, without an engine, for evaluation and generation."""
 
 from pathlib import Path
 
@@ -20,15 +20,23 @@ from llmsys.train.checkpoint_load import (
     read_newest_checkpoint,
     read_tensor_metadata,
 )
-from llmsys.train.evaluator import Logits
+from llmsys.train.evaluator import LogitsFunction
 from llmsys.train.precision import DTYPES, resolve_precision
 
 
 def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
-    """The newest whole checkpoint of the run as a plain module in the run's compute dtype, and where it was found.
+    """Load the newest complete checkpoint of the run as a plain module in the run's compute dtype.
 
-    With checkpoint.average_last it is the mean of the last ones, which is made if it is not there.
-    Raises CheckpointError when the run folder holds none.
+    With `checkpoint.average_last` it is the average of the last ones, which is written if it does not exist.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        The model in evaluation mode on this process's device, and the checkpoint it was read from.
+
+    Raises:
+        CheckpointError: the run folder holds no complete checkpoint.
     """
     config = resolve_precision(config)
     folder = config.run.folder / "checkpoints"
@@ -45,6 +53,7 @@ def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
 
 def _load_model(config: RunConfig, found: Path) -> Transformer:
     model = build_model(config).to_empty(device=get_local_device())
+    # Buffers that are not saved, such as RoPE frequencies, have no values after to_empty.
     model.reset_buffers()
     stored = read_tensor_metadata(found).keys()
     tensors: dict[str, Tensor] = {
@@ -57,8 +66,15 @@ def _load_model(config: RunConfig, found: Path) -> Transformer:
     return model.eval()
 
 
-def build_logits_function(model: Transformer) -> Logits:
-    """What the model gives for a batch, as an engine would give it."""
+def build_logits_function(model: Transformer) -> LogitsFunction:
+    """Return a function that computes the model's logits, as `Engine.compute_logits` does.
+
+    Args:
+        model: a plain module.
+
+    Returns:
+        A function from a batch to logits (B, T, V); (B, labels) for a classifier.
+    """
 
     @torch.no_grad()
     def compute_logits(batch: Batch) -> Tensor:

@@ -1,6 +1,6 @@
-"""Which checkpoints were verified, so that no save reads them all again.
+"""Cache of verified checkpoints, so that a save does not read all of them again.
 
-A verdict holds as long as the files keep their sizes and times. UnreadableCheckpointError passes: it is no verdict.
+A verdict holds while the files keep their sizes and times. UnreadableCheckpointError is raised: it is no verdict.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ log = get_logger(__name__)
 
 
 class VerifiedCheckpoints:
-    """Verdicts by checkpoint. For one process."""
+    """Verdicts by checkpoint, of one process."""
 
     def __init__(self) -> None:
         self._verdicts: dict[Path, tuple[Signature, str | None]] = {}
 
-    def trust(self, checkpoint: Path) -> None:
-        """Remember that a checkpoint was verified elsewhere, or written just now."""
-        with contextlib.suppress(UnreadableCheckpointError):  # then it is verified when it is asked for
+    def mark_verified(self, checkpoint: Path) -> None:
+        """Record that a checkpoint is complete, because it was verified elsewhere or written just now."""
+        with contextlib.suppress(UnreadableCheckpointError):  # it is verified when it is needed
             self._verdicts[checkpoint] = _read_signature(checkpoint), None
 
-    def is_whole(self, checkpoint: Path) -> bool:
-        """Return whether every byte of a checkpoint is as it was written; reads it unless that is known."""
+    def is_complete(self, checkpoint: Path) -> bool:
+        """Return whether every byte of a checkpoint is as it was written; read it unless the verdict is known."""
         signature = _read_signature(checkpoint)
         if checkpoint not in self._verdicts or self._verdicts[checkpoint][0] != signature:
             problem = find_checkpoint_error(checkpoint)
@@ -39,7 +39,7 @@ class VerifiedCheckpoints:
 
 
 def _read_signature(checkpoint: Path) -> Signature:
-    """Return name, size, inode and time of change of every file; nothing where there is no folder."""
+    """Return name, size, inode and modification time of every file; empty without a folder."""
     try:
         with os.scandir(checkpoint) as entries:
             stats = [(entry.name, entry.stat()) for entry in entries]

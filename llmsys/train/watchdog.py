@@ -1,18 +1,15 @@
-"""What each rank said of itself last, and who holds the others up.
+"""Detect hangs: name the rank that hangs, dump the stacks of every rank, and end the run.
 
-Names the rank that hangs, with the stacks of every rank, and ends the run.
+The loop reports each phase (`report_phase`). A thread of each rank writes the last report to
+`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes the stacks
+to `heartbeats/rank-N.stacks`. The first live rank compares all heartbeats and names the ranks that are silent or late;
+every rank exits with status 4. On each host the first live rank makes silent ranks dump their stacks.
 
-The loop says at each phase that it lives (`report_phase`). A thread of each rank writes what was said last to
-`heartbeats/rank-N.json` in the run folder. When a rank gets no further for the timeout, its thread writes the stacks to
-`heartbeats/rank-N.stacks`, and the first rank that can compares all heartbeats and names those that are silent or
-behind; every rank leaves with status 4. On each host the first rank rouses the silent ones, so that they write theirs.
-
-The first time of a phase may take longer than the timeout, as building, compiling and loading do, as long as some rank
-is at work (`work_meter.py`).
-
-Files and not the store of the process group: that one lives in rank 0, which may be the rank that hangs. Stacks are
-written while the interpreter's lock is held: `faulthandler.dump_traceback_later` does without, and now and then walks
-into a frame that is just being freed, which kills a rank that had only been stopped for a while.
+Invariants:
+- The first time of a phase may exceed the timeout, as compiling does, while a rank works (`work_meter.py`).
+- Heartbeats are files, not keys of the process group's store: its server is rank 0, which may be the one that hangs.
+- Stacks are dumped under the interpreter's lock. `faulthandler.dump_traceback_later` runs without it and sometimes
+  walks into a frame that is being freed, which kills a rank that was only suspended.
 """
 
 import atexit
@@ -36,16 +33,20 @@ from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.work_meter import WorkMeter
 
 STACKS_SIGNAL = signal.SIGQUIT
-"""Has a rank write the stacks of its threads without the interpreter, as Java's and Go's programs do."""
+"""Makes a rank dump its stacks without the interpreter, as Java and Go programs do."""
 
 GONE, UNKNOWN = "gone", "unknown, on another host"
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank was doing when it was heard of last. `age_seconds` is how much older than the reader's own it is.
+    """The last report of a rank.
 
-    `idle_seconds` is for how long its process had done no work when it wrote this.
+    Attributes:
+        beats: phases reported so far.
+        created: start time of its process.
+        idle_seconds: seconds without work in its process when it wrote this.
+        age_seconds: how much older than the reader's own heartbeat it is.
     """
 
     rank: int
@@ -60,7 +61,7 @@ class Heartbeat:
 
 
 def read_process_state(beat: Heartbeat) -> str:
-    """What the system says of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
+    """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
     if beat.host != platform.node():
         return UNKNOWN
     try:
@@ -71,7 +72,7 @@ def read_process_state(beat: Heartbeat) -> str:
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
-    """Who holds the others up, one sentence each: the silent ones, else those that are behind; empty when none is."""
+    """Return one sentence per hanging rank: the silent ones, else those with fewer beats; empty if there are none."""
     known = {beat.rank: beat for beat in heartbeats}
     unheard = [f"rank {number} was never heard of" for number in range(ranks) if number not in known]
     silent = [
@@ -92,7 +93,7 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
 
 
 def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_after_seconds: float) -> bool:
-    """Return whether a rank has worked within the timeout, and none is silent because it was stopped or is gone."""
+    """Return whether a rank worked within the timeout and no silent rank is stopped or gone."""
     silent = [beat for beat in heartbeats if beat.age_seconds > silent_after_seconds]
     if any(read_process_state(beat) in (GONE, UNKNOWN, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for beat in silent):
         return False
@@ -100,9 +101,9 @@ def is_any_at_work(heartbeats: list[Heartbeat], timeout_seconds: float, silent_a
 
 
 def request_stack_dump(beat: Heartbeat) -> None:
-    """Have a silent rank of this host write its stacks: one that is stopped goes on, and its own watchdog does.
+    """Make a silent rank of this host dump its stacks.
 
-    One whose watchdog cannot run, because other code keeps the interpreter's lock, is sent STACKS_SIGNAL.
+    A stopped rank is continued, and its own watchdog dumps. STACKS_SIGNAL reaches one whose interpreter lock is held.
     """
     state = read_process_state(beat)
     if state in (GONE, UNKNOWN):
@@ -112,40 +113,49 @@ def request_stack_dump(beat: Heartbeat) -> None:
 
 
 HUNG = 4
-"""The exit status of a run that was ended because a rank hung."""
+"""Exit status of a run that ended because a rank hung."""
 
 FOLDER, NAMED = "heartbeats", "named"
+# For long timeouts one beat every MAX_INTERVAL_SECONDS.
 BEATS_PER_TIMEOUT = 10
-LONGEST_PAUSE_SECONDS = 5.0
+MAX_INTERVAL_SECONDS = 5.0
 SILENT_BEATS = 4
-"""Heartbeats that are missed before a rank counts as silent: its process is stopped, or gone, or its host is."""
+"""Missed heartbeats after which a rank counts as silent: its process is stopped or gone, or its host is."""
 
 WORK_SHARE = 0.02
-"""The share of the timeout that a process computes when it counts as at work: threads that only look do less."""
+"""CPU time, as a share of the timeout, that counts as work: threads that only poll use less."""
 
-LAST_SECONDS = 1.0
+EXIT_DELAY_SECONDS = 1.0
 
 log = get_logger(__name__)
 
 
 def is_hang_named(run_folder: Path, since: float) -> bool:
-    """Return whether a rank has named one that hangs since this time: a peer that is lost then is a consequence."""
+    """Return whether a rank has named a hanging one, so that a peer lost afterwards is a consequence.
+
+    Args:
+        run_folder: folder of the run.
+        since: start of this run, in seconds of the wall clock.
+
+    Returns:
+        True if a hang was reported since then.
+    """
     path = run_folder / FOLDER / NAMED
     return path.exists() and path.stat().st_mtime >= since
 
 
 class Watchdog:
-    """Watches this rank's loop. A timeout of 0 watches nothing. `close` ends it."""
+    """A watchdog of this rank's loop until `close`. With a timeout of 0 it does nothing."""
 
     def __init__(self, run_folder: Path, timeout_seconds: float) -> None:
         self._folder, self._events = run_folder / FOLDER, run_folder / "events.jsonl"
         self._named = self._folder / NAMED
         self._timeout = timeout_seconds
-        self._pause = min(timeout_seconds / BEATS_PER_TIMEOUT, LONGEST_PAUSE_SECONDS)
-        self._silent_after = SILENT_BEATS * self._pause
+        self._interval = min(timeout_seconds / BEATS_PER_TIMEOUT, MAX_INTERVAL_SECONDS)
+        self._silent_after_seconds = SILENT_BEATS * self._interval
         created = psutil.Process().create_time()
         self._beat = Heartbeat(get_rank(), platform.node(), os.getpid(), 0, "start", 0, created)
-        self._heard = time.monotonic()
+        self._last_report = time.monotonic()
         self._phases: set[str] = set()
         self._is_first_time = True
         self._work = WorkMeter(WORK_SHARE * timeout_seconds)
@@ -154,6 +164,7 @@ class Watchdog:
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # A report of an earlier run in this folder is stale.
             self._named.unlink(missing_ok=True)
             self._stacks = (self._folder / f"rank-{get_rank():05d}.stacks").open("w")
             faulthandler.register(STACKS_SIGNAL, self._stacks)
@@ -162,16 +173,16 @@ class Watchdog:
             threading.Thread(target=self._run_watch_loop, name="watchdog", daemon=True).start()
 
     def report_phase(self, step: int, phase: str) -> None:
-        """Say that this rank has come to `phase` of step `step`, counted from 1."""
+        """Report that this rank reached `phase` of step `step`, counted from 1."""
         if self._stacks is None or self._closed.is_set():
             return
         self._beat = replace(self._beat, step=step, phase=phase, beats=self._beat.beats + 1)
         self._is_first_time = phase not in self._phases
         self._phases.add(phase)
-        self._heard = time.monotonic()
+        self._last_report = time.monotonic()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._closed.set()
         if self._stacks is not None:
             faulthandler.unregister(STACKS_SIGNAL)
@@ -181,62 +192,68 @@ class Watchdog:
 
     def _run_watch_loop(self) -> None:
         before = time.monotonic()
-        while not self._closed.wait(self._pause):
-            heard = time.monotonic() - self._heard
+        while not self._closed.wait(self._interval):
+            heard = time.monotonic() - self._last_report
             self._write_heartbeat(self._work.measure_idle_seconds() if self._is_first_time else heard)
             now = time.monotonic()
-            if now - before > self._silent_after:  # this process itself was stopped
+            if now - before > self._silent_after_seconds:  # this process itself was suspended
                 if self._named.exists():
                     self._end_run()
-                self._heard = now  # and so were all others, as in a job that is suspended: nothing hung
-            elif now - self._heard > self._timeout + 2 * self._pause and not self._may_take_longer():
+                self._last_report = now  # so was the whole job, and nothing hung
+            # Two intervals of grace: heartbeats of other ranks are up to one interval old.
+            elif now - self._last_report > self._timeout + 2 * self._interval and not self._may_take_longer():
                 self._end_run()
             before = now
 
     def _may_take_longer(self) -> bool:
         if not self._is_first_time or self._named.exists():
             return False
-        patience = self._timeout + 2 * self._pause
-        return is_any_at_work(self._read_heartbeats(), patience, max(self._timeout, self._silent_after))
+        patience = self._timeout + 2 * self._interval
+        return is_any_at_work(self._read_heartbeats(), patience, max(self._timeout, self._silent_after_seconds))
 
     def _write_heartbeat(self, idle_seconds: float = 0.0) -> None:
-        said = asdict(self._beat) | {"idle_seconds": idle_seconds}
-        text = json.dumps({key: value for key, value in said.items() if key != "age_seconds"})
+        fields = asdict(self._beat) | {"idle_seconds": idle_seconds}
+        text = json.dumps({key: value for key, value in fields.items() if key != "age_seconds"})
         path = self._folder / f"rank-{get_rank():05d}.json"
+        # Renamed, so that no reader finds half a heartbeat.
         aside = path.with_suffix(".tmp")
         try:
             aside.write_text(text)
             aside.rename(path)
-        except OSError as error:  # a full disk must not stop the watch
+        except OSError as error:  # a full disk must not end the watch
             log.debug("%s could not be written: %s", path, error)
 
     def _end_run(self) -> None:
-        """Say who it is, from the first rank that is not silent, and leave."""
+        """Report the hanging ranks from the first rank that is not silent, and exit."""
         self._ending.set()
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
         heartbeats = self._read_heartbeats()
-        alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after]
+        alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after_seconds]
         if get_rank() == min((beat.rank for beat in alive), default=get_rank()) and self._claim_report():
-            self._report_hang(describe_hanging_ranks(heartbeats, get_world_size(), self._silent_after))
+            self._report_hang(describe_hanging_ranks(heartbeats, get_world_size(), self._silent_after_seconds))
         if get_rank() == min((beat.rank for beat in alive if beat.host == self._beat.host), default=get_rank()):
             for beat in heartbeats:
                 if beat not in alive:
                     request_stack_dump(beat)
-        time.sleep(LAST_SECONDS)  # the cause is said, and a woken rank has written, before a launcher sees us leave
+        # The report and the stacks of a woken rank must be written before a launcher sees this exit.
+        time.sleep(EXIT_DELAY_SECONDS)
+        # sys.exit would end this thread only.
         os._exit(HUNG)
 
     def _delay_exit(self) -> None:
-        """At the exit of a rank whose partner left a moment before: the status is still HUNG, from `_end_run`."""
+        """Wait at exit if `_end_run` runs, so that the status is HUNG even if a partner left a moment before."""
         if self._ending.is_set():
-            time.sleep(2 * LAST_SECONDS)
+            time.sleep(2 * EXIT_DELAY_SECONDS)
 
     def _claim_report(self) -> bool:
-        """Whether nobody has named anyone yet: a woken rank, for one, comes too late to know better."""
+        """Return whether no rank has reported yet. A rank that was suspended comes too late to know better."""
         try:
+            # O_EXCL decides between ranks that time out at the same moment.
             os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
+        # Two reports are better than none.
         except OSError:
             return True
         return True
@@ -260,7 +277,7 @@ class Watchdog:
             log.debug("the hang could not be written to the events: %s", error)
 
     def _read_heartbeats(self) -> list[Heartbeat]:
-        """All heartbeats that are there. Ages are differences of file times, so that no two clocks are compared."""
+        """Return all heartbeats. Ages are differences of file times, so clocks of hosts are not compared."""
         found = []
         times = {}
         for number in range(get_world_size()):

@@ -44,10 +44,10 @@ def die_in(folder: Path, step: int, phase: str) -> None:
     """Save in the background, and be killed in the given phase."""
     torch.set_num_threads(1)
     place, name, before = {
-        "copy": (checkpoint_saver.HostStateCopy, "take", True),
-        "folder": (checkpoint_write, "_empty", False),
+        "copy": (checkpoint_saver.HostStateCopy, "copy_from_device", True),
+        "folder": (checkpoint_write, "_recreate_folder", False),
         "tensors": (checkpoint_write, "_write_tensors", False),
-        "digest": (checkpoint_write, "digests_of", False),
+        "digest": (checkpoint_write, "compute_digests", False),
         "record": (checkpoint_write, "write_record", False),
         "replaced": (Path, "rename", False),
         "renamed": (checkpoint_write, "sync_folder", True),

@@ -10,14 +10,14 @@ from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.load import load_model_config
 from llmsys.config.moe import AuxiliaryLossConfig
-from llmsys.doctor import crash_drills, user_model
+from llmsys.doctor import drill_actions, user_model
 from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, run_drills
 from llmsys.doctor.fault_injection import Fault
 from llmsys.doctor.parity_check import format_parity_table, run_parity
 from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
-from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, SUBJECTS
+from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, PARITY_MODELS
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
-from llmsys.doctor.user_model import build_subject, require_memory
+from llmsys.doctor.user_model import build_parity_model, require_memory
 from llmsys.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None
     assert {cell.precision for cell in cells} == {"fp32", "bf16"}
     for axis in ("replicate", "expert", "tensor", "context"):
         assert any(axis in dict(cell.layout) for cell in cells), axis
-    assert {cell.parity_model.name for cell in cells} == {subject.name for subject in SUBJECTS}
+    assert {cell.parity_model.name for cell in cells} == {subject.name for subject in PARITY_MODELS}
     assert len(cells) == len({cell.title for cell in cells})
 
 
@@ -49,7 +49,7 @@ def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone()
     assert "FAIL" in format_parity_table(outcomes)
 
 
-def _task(number: int) -> int:
+def _run_task(number: int) -> int:
     import os
     import time
 
@@ -62,7 +62,7 @@ def _task(number: int) -> int:
 
 @pytest.mark.distributed
 def test_a_task_that_hangs_or_dies_is_told_and_the_others_are_done() -> None:
-    found = dict(run_tasks(_task, range(5), ranks=2, timeout_seconds=15))
+    found = dict(run_tasks(_run_task, range(5), ranks=2, timeout_seconds=15))
     assert [found[number] for number in (0, 2, 4)] == [0, 20, 40]
     assert isinstance(found[1], TaskFailure)
     assert "did not answer within 15 s" in found[1]
@@ -91,13 +91,15 @@ def test_killed_starved_and_damaged_runs_end_where_a_calm_one_ends() -> None:
 def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
     """A run that goes on with another seed, and an accident that never happens."""
 
-    def cheat(config: Any) -> str:
+    def train_with_another_seed(config: Any) -> str:
         other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
-        crash_drills.run_until_finished(other, 1)
+        drill_actions.run_until_finished(other, 1)
         return "done"
 
-    never = crash_drills.build_fault_drill(Fault("removing an older one", 999), 1, 1)
-    cheated, calm = run_drills([CrashDrill("cheat", "", cheat), CrashDrill("never", "", never)], lambda outcome: None)
+    never = drill_actions.build_fault_drill(Fault("removing an older one", 999), 1, 1)
+    cheated, calm = run_drills(
+        [CrashDrill("cheat", "", train_with_another_seed), CrashDrill("never", "", never)], lambda outcome: None
+    )
     assert not cheated.passed
     assert "a calm run in" in cheated.text
     assert not calm.passed
@@ -124,7 +126,7 @@ def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, 
 
 
 def test_the_subjects_have_what_goes_wrong() -> None:
-    models = [subject.model for subject in SUBJECTS]
+    models = [subject.model for subject in PARITY_MODELS]
     experts = [model.moe for model in models if model.moe is not None]
     weights = [moe.balance.weight for moe in experts if isinstance(moe.balance, AuxiliaryLossConfig)]
     assert len(weights) >= 2
@@ -134,7 +136,12 @@ def test_the_subjects_have_what_goes_wrong() -> None:
     assert any(isinstance(model.attention, MultiHeadAttentionConfig) and model.attention.sinks for model in models)
     assert {moe.score for moe in experts} >= {"softmax", "sigmoid"}
     assert {moe.routing.kind for moe in experts} >= {"token_choice", "capacity"}
-    assert {subject.objective for subject in SUBJECTS} == {"next_token", "masked", "translation", "classification"}
+    assert {subject.objective.kind for subject in PARITY_MODELS} == {
+        "next_token",
+        "masked",
+        "translation",
+        "classification",
+    }
 
 
 MINE = """
@@ -159,7 +166,7 @@ def test_parity_takes_the_model_of_a_config(tmp_path: Path, capsys: Any) -> None
 def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE)
     model = load_model_config(str(tmp_path / "mine.yaml"))
-    found = build_subject(model, "mine").model
+    found = build_parity_model(model, "mine").model
     assert found.dropout.residual == 0.0
     assert found == model.model_copy(update={"dropout": found.dropout})
 

@@ -18,12 +18,12 @@ from llmsys.doctor.document_trace import DocumentLocation, DocumentTracer, read_
 from llmsys.errors import DataError
 from llmsys.token_shards import ArrowFileWriter
 from tests.helpers.dataset import VOCABULARY, build_toy_url, make_dataset
-from tests.llmsys.train.test_run import llmsys
+from tests.llmsys.train.test_run import run_llmsys
 
 STEPS = 6
 
 
-def dataset_with_urls(folder: Path) -> Path:
+def write_dataset_with_urls(folder: Path) -> Path:
     """The toy dataset, with the documents that a preparation would leave beside the tokens."""
     make_dataset(folder)
     numbers = range(120)
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traced")
     settings = {
         "run": {"folder": str(folder / "run")},
-        "data": {"folder": str(dataset_with_urls(folder / "toy"))},
+        "data": {"folder": str(write_dataset_with_urls(folder / "toy"))},
         "tokenizer": {"vocab_size": VOCABULARY},
         "model": {
             "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     path = folder / "toy.yaml"
     path.write_text(yaml.safe_dump(settings))
-    llmsys("train", path)
+    run_llmsys("train", path)
     return path
 
 
@@ -137,34 +137,36 @@ def test_a_question_without_an_answer_says_why(run: Path, words, message, capsys
 
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_step_is_made_again_from_the_seed_or_a_checkpoint(run: Path, step: int) -> None:
-    answer = json.loads(llmsys("replay", run, f"step={step}", "--json").stdout)
+    answer = json.loads(run_llmsys("replay", run, f"step={step}", "--json").stdout)
     assert answer["agrees"], answer
     assert {check["what"] for check in answer["checks"]} == {"tokens", "loss", "gradient_norm"}
 
 
 def test_a_record_that_does_not_fit_is_found(run: Path, tmp_path: Path) -> None:
     """A planted lie in the record, and the same data with another seed."""
-    other = llmsys("replay", run, "step=2", "run.seed=1", "--json", check=False)
+    other = run_llmsys("replay", run, "step=2", "run.seed=1", "--json", check=False)
     assert other.returncode == 1
     wrong = {check["what"] for check in json.loads(other.stdout)["checks"] if not check["agrees"]}
     assert "tokens" in wrong
-    done = llmsys("replay", run, "step=999", check=False)
+    done = run_llmsys("replay", run, "step=999", check=False)
     assert done.returncode == 2
     assert "step=999 was not trained" in done.stderr
 
 
-def batch(rows: list[list[int]]) -> Batch:
+def build_batch(rows: list[list[int]]) -> Batch:
     tokens = torch.tensor(rows)
     return Batch(tokens, tokens + 1)
 
 
 def test_the_digest_knows_rows_but_not_who_held_them() -> None:
     rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 4]]
-    whole = compute_batch_digest([batch(rows)])
-    parts = compute_batch_digest([batch(rows[2:])]) + compute_batch_digest([batch(rows[:1]), batch(rows[1:2])])
+    whole = compute_batch_digest([build_batch(rows)])
+    parts = compute_batch_digest([build_batch(rows[2:])]) + compute_batch_digest(
+        [build_batch(rows[:1]), build_batch(rows[1:2])]
+    )
     assert (whole - parts) % 2**64 == 0
-    assert whole != compute_batch_digest([batch([[2, 1, 3], *rows[1:]])]), "places count"
-    assert whole != compute_batch_digest([batch([*rows, rows[0]])]), "so does how often"
+    assert whole != compute_batch_digest([build_batch([[2, 1, 3], *rows[1:]])]), "places count"
+    assert whole != compute_batch_digest([build_batch([*rows, rows[0]])]), "so does how often"
 
 
 def test_numbers_of_a_mixture_are_the_inverse_of_locate() -> None:

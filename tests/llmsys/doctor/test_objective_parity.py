@@ -41,7 +41,7 @@ def _change_experts(subject: ParityModel, name: str, changes: dict[str, Any]) ->
     )
 
 
-SUBJECTS = {name: _change_experts(subject, name, changes) for name, (subject, changes) in KINDS.items()}
+PARITY_MODELS = {name: _change_experts(subject, name, changes) for name, (subject, changes) in KINDS.items()}
 OTHER_ENGINES = {
     "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
     "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
@@ -56,7 +56,7 @@ OTHER_ENGINES = {
 def expected() -> bytes:
     """One process, a row at a time; by value, since ranks get at most 256 tensors by reference."""
     return pickle.dumps(
-        {subject.name: compute_reference_trajectory(subject) for subject in (*SUBJECTS.values(), TRANSLATION)}
+        {subject.name: compute_reference_trajectory(subject) for subject in (*PARITY_MODELS.values(), TRANSLATION)}
     )
 
 
@@ -69,7 +69,7 @@ def measure_cells(rank: int, cells: dict[str, ParityCase], expected: bytes) -> d
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_change_nothing_of_experts(ranks: int, expected: bytes) -> None:
-    cells = {name: ParityCase(ranks, "fsdp", (), "fp32", "none", subject, 2) for name, subject in SUBJECTS.items()}
+    cells = {name: ParityCase(ranks, "fsdp", (), "fp32", "none", subject, 2) for name, subject in PARITY_MODELS.items()}
     found = run_ranks(measure_cells, ranks, cells | (OTHER_ENGINES if ranks == 2 else {}), expected)[0]
     assert len(found) == 15 + (len(OTHER_ENGINES) if ranks == 2 else 0)
     for name, distance in found.items():
@@ -82,37 +82,39 @@ def test_rows_are_dealt_once_and_some_rank_has_none(ranks: int) -> None:
     for subject in (TRANSLATION, LABELS):
         alone = list_rows(subject, 1)
         for is_bitwise in (False, True):
-            dealt = [
+            shard_arguments = [
                 batch
                 for rank in range(ranks)
                 for batch in build_micro_batches(subject, 1, rank=rank, ranks=ranks, micro=2, is_bitwise=is_bitwise)
             ]
             for count in ("valid_targets", "num_tokens", "num_source_tokens"):
-                assert sum(getattr(one, count) for one in dealt) == sum(getattr(one, count) for one in alone), count
-            assert any(not batch.num_tokens for batch in dealt) != is_bitwise
-            assert any(batch.tokens_BT.numel() > batch.num_tokens > 0 for batch in dealt)
+                assert sum(getattr(one, count) for one in shard_arguments) == sum(
+                    getattr(one, count) for one in alone
+                ), count
+            assert any(not batch.num_tokens for batch in shard_arguments) != is_bitwise
+            assert any(batch.tokens_BT.numel() > batch.num_tokens > 0 for batch in shard_arguments)
 
 
 def ignore_padding_of_targets() -> Any:
     """Padded target positions count as tokens."""
     make = sequence_pairs.TranslationCollator.__call__
 
-    def without(self: Any, given: Any, numbers: Any) -> Batch:
+    def disable_term(self: Any, given: Any, numbers: Any) -> Batch:
         batch = make(self, given, numbers)
         return Batch(batch.tokens_BT, batch.targets_BT, None, batch.source_BS, batch.source_documents_BS)
 
-    return patch.object(sequence_pairs.TranslationCollator, "__call__", without)
+    return patch.object(sequence_pairs.TranslationCollator, "__call__", disable_term)
 
 
 def add_phantom_tokens() -> Any:
     """A rank without rows has a token."""
     padded = sequence_pairs.pad_sequences
 
-    def with_token(sequences: Any, filler: int = 0) -> Any:
+    def replace_token(sequences: Any, filler: int = 0) -> Any:
         tokens_BT, documents_BT = padded(sequences, filler)
         return tokens_BT, documents_BT if sequences else torch.zeros_like(documents_BT)
 
-    return patch.object(sequence_pairs, "pad_sequences", with_token)
+    return patch.object(sequence_pairs, "pad_sequences", replace_token)
 
 
 BUGS = {"padding": (ignore_padding_of_targets, TRANSLATION), "phantoms": (add_phantom_tokens, LABELS)}
@@ -164,7 +166,7 @@ def test_parity_sees_padding_phantom_tokens_and_wrong_weights() -> None:
 def test_the_oracle_has_every_auxiliary_loss() -> None:
     """Without its weight, the routers' gradients are others; the batch loss begins even, and pulls from step 2 on."""
     for name in ("sequence loss", "batch loss", "z loss"):
-        subject = SUBJECTS[f"translation, {name}"]
+        subject = PARITY_MODELS[f"translation, {name}"]
         without = _change_experts(subject, "without", PLAIN)
         moment = "1/blocks.0.feed_forward.router.weight"
         assert not torch.allclose(

@@ -25,7 +25,7 @@ ZERO = ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", EXPERTS, 2)
 
 
 @contextmanager
-def scaled_by_expert_degree() -> Iterator[None]:
+def scale_by_expert_degree() -> Iterator[None]:
     """Gradients of dealt experts summed over the ranks that deal them, as if those had copies."""
 
     def clip_scaled(parameters: Iterable[Tensor], *rest: Any) -> Tensor:
@@ -39,73 +39,73 @@ def scaled_by_expert_degree() -> Iterator[None]:
         yield
 
 
-def dropped_reduction_of_the_norm() -> Any:
+def drop_norm_reduction() -> Any:
     return patch.object(gradient_clipping, "all_reduce_sum", lambda value: value)
 
 
-def dropped_reduction_of_partial_gradients() -> Any:
+def drop_partial_gradient_reduction() -> Any:
     return patch.object(tensor_parallel.PartialGradientReducer, "all_reduce", lambda self: None)
 
 
-def stale_bias() -> Any:
-    import llmsys.train.expert_load as settled
+def keep_stale_bias() -> Any:
+    from llmsys.train import expert_load
 
-    return patch.object(settled, "update_balance_bias", lambda bias, *rest: bias)
+    return patch.object(expert_load, "update_balance_bias", lambda bias, *rest: bias)
 
 
-def swapped_shards() -> Any:
+def swap_shards() -> Any:
     """Each rank keeps the slice of its neighbour."""
 
-    def of_the_other(whole: Tensor, like: Tensor) -> Tensor:
+    def get_other_slice(whole: Tensor, like: Tensor) -> Tensor:
         found = local_slice(whole, like)
         return found.flip(0) if found.ndim > 1 else found
 
     local_slice = parallelize.get_local_slice
-    return patch.object(parallelize, "get_local_slice", of_the_other)
+    return patch.object(parallelize, "get_local_slice", get_other_slice)
 
 
 @contextmanager
-def doubled_adam_step() -> Iterator[None]:
+def double_adam_step() -> Iterator[None]:
     """The counter of steps advances twice, as where two groups share one tensor for it."""
     step = build_optimizer.OptimizersContainer.step
 
-    def twice(self: build_optimizer.OptimizersContainer) -> None:
+    def step_twice(self: build_optimizer.OptimizersContainer) -> None:
         step(self)
         for state in self.state.values():
             state["step"] += 1
 
-    with patch.object(build_optimizer.OptimizersContainer, "step", twice):
+    with patch.object(build_optimizer.OptimizersContainer, "step", step_twice):
         yield
 
 
-def divided_twice_by_the_ranks() -> Any:
+def divide_twice_by_ranks() -> Any:
     """DeepSpeed's averaging is not undone."""
     return patch.object(deepspeed_engine, "get_world_size", lambda: 1)
 
 
-def targets_of_this_rank_only() -> Any:
+def count_own_targets() -> Any:
     """The loss divided by the targets of the rank instead of those of the step."""
 
-    def own_counts(batches: Any, device: torch.device) -> Tensor:
+    def reduce_own_counts(batches: Any, device: torch.device) -> Tensor:
         return counts_of(batches, device) / 2
 
     counts_of = torch_engine.reduce_token_counts
-    return patch.object(torch_engine, "reduce_token_counts", own_counts)
+    return patch.object(torch_engine, "reduce_token_counts", reduce_own_counts)
 
 
 BUGS: dict[str, tuple[Callable[[], Any], ParityCase]] = {
-    "a gradient scaled by the expert degree": (scaled_by_expert_degree, DEALT),
-    "a dropped reduction of the norm": (dropped_reduction_of_the_norm, SHARDED),
-    "a dropped reduction over the tensor axis": (dropped_reduction_of_partial_gradients, SPLIT),
-    "a stale bias": (stale_bias, DEALT),
-    "swapped shards": (swapped_shards, SHARDED),
-    "a doubled Adam step": (doubled_adam_step, SHARDED),
-    "averaging that is not undone": (divided_twice_by_the_ranks, ZERO),
-    "a count of targets that is not the step's": (targets_of_this_rank_only, SHARDED),
+    "a gradient scaled by the expert degree": (scale_by_expert_degree, DEALT),
+    "a dropped reduction of the norm": (drop_norm_reduction, SHARDED),
+    "a dropped reduction over the tensor axis": (drop_partial_gradient_reduction, SPLIT),
+    "a stale bias": (keep_stale_bias, DEALT),
+    "swapped shards": (swap_shards, SHARDED),
+    "a doubled Adam step": (double_adam_step, SHARDED),
+    "averaging that is not undone": (divide_twice_by_ranks, ZERO),
+    "a count of targets that is not the step's": (count_own_targets, SHARDED),
 }
 
 
-def infected(rank: int, expected: dict[str, Trajectory]) -> dict[str, TrajectoryDistance]:
+def train_with_bugs(rank: int, expected: dict[str, Trajectory]) -> dict[str, TrajectoryDistance]:
     found = {"healthy": compare_to_reference(DEALT, expected[EXPERTS.name])}
     for name, (bug, cell) in BUGS.items():
         with bug():
@@ -117,7 +117,7 @@ def infected(rank: int, expected: dict[str, Trajectory]) -> dict[str, Trajectory
 @pytest.mark.distributed
 def test_every_planted_bug_is_caught_and_nothing_else() -> None:
     expected = {subject.name: compute_reference_trajectory(subject) for subject in (DENSE, EXPERTS)}
-    found = run_ranks(infected, 2, expected)[0]
+    found = run_ranks(train_with_bugs, 2, expected)[0]
     missed = [name for name in BUGS if found[name].passed]
     assert not missed, f"not caught: {missed}"
     assert found["healthy"].passed, found["healthy"]

@@ -67,7 +67,7 @@ class Rank:
         shape = config.batch.sequences_per_step // config.layout.data_parallel_size, config.batch.sequence_length
         self.tokens_BT = torch.randint(0, config.model.vocab_size, shape)
         self._loss = linear_cross_entropy.build_training_loss(LossConfig())
-        linear_cross_entropy._rooms.clear()  # the block of logits that larger tests left behind
+        linear_cross_entropy._logits_buffers.clear()  # buffers that larger tests left
 
     def backward(self) -> None:
         loss: Tensor = self.model(self.tokens_BT, finish=lambda head, x, places: self._loss(head, x, self.tokens_BT))

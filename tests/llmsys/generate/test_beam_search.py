@@ -13,7 +13,7 @@ from llmsys.generate.beam_search import compute_length_penalty, search_beams
 VOCABULARY, END = 4, 0
 
 
-def logits_after(text: Sequence[int], row: int) -> Tensor:
+def compute_logits_after(text: Sequence[int], row: int) -> Tensor:
     """The next token's logits of a language in which everything before it counts."""
     generator = torch.Generator().manual_seed(hash((row, *text)) & 0xFFFFFFFF)
     return 2 * torch.randn(VOCABULARY, generator=generator)
@@ -26,7 +26,7 @@ class Rows:
         self.texts: list[tuple[int, list[int]]] = [(row, []) for row in range(count)]
 
     def logits(self) -> Tensor:
-        return torch.stack([logits_after(text, row) for row, text in self.texts])
+        return torch.stack([compute_logits_after(text, row) for row, text in self.texts])
 
     def step(self, rows_R: Tensor, tokens_R: Tensor) -> Tensor:
         old = [self.texts[row] for row in rows_R.tolist()]
@@ -38,17 +38,17 @@ def search(count: int, beams: int, length_penalty: float, limit: int) -> list[li
     rows = Rows(count)
     limits = [limit] * count
     return search_beams(
-        rows.logits(), rows.step, beams=beams, length_penalty=length_penalty, limits=limits, end_token=END
+        rows.logits(), rows.step, num_beams=beams, length_penalty=length_penalty, limits=limits, end_token=END
     )
 
 
 def score(text: Sequence[int], row: int, length_penalty: float, limit: int) -> float:
     whole = [*text, END] if len(text) < limit else list(text)
-    total = sum(float(logits_after(whole[:i], row).log_softmax(0)[token]) for i, token in enumerate(whole))
+    total = sum(float(compute_logits_after(whole[:i], row).log_softmax(0)[token]) for i, token in enumerate(whole))
     return total / compute_length_penalty(len(text) + 1, length_penalty)
 
 
-def likeliest(row: int, length_penalty: float, limit: int) -> list[int]:
+def find_likeliest(row: int, length_penalty: float, limit: int) -> list[int]:
     words = range(1, VOCABULARY)
     texts = [list(text) for length in range(limit + 1) for text in itertools.product(words, repeat=length)]
     return max(texts, key=lambda text: score(text, row, length_penalty, limit))
@@ -57,14 +57,14 @@ def likeliest(row: int, length_penalty: float, limit: int) -> list[int]:
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.5])
 def test_with_room_for_every_beginning_the_best_text_is_found(length_penalty: float) -> None:
     found = search(5, beams=300, length_penalty=length_penalty, limit=4)
-    assert found == [likeliest(row, length_penalty, 4) for row in range(5)]
+    assert found == [find_likeliest(row, length_penalty, 4) for row in range(5)]
 
 
 def test_one_beam_is_greedy() -> None:
     for row, text in enumerate(search(6, beams=1, length_penalty=0.0, limit=8)):
         for place, token in enumerate(text):
-            assert token == int(logits_after(text[:place], row).argmax())
-        assert len(text) == 8 or int(logits_after(text, row).argmax()) == END
+            assert token == int(compute_logits_after(text[:place], row).argmax())
+        assert len(text) == 8 or int(compute_logits_after(text, row).argmax()) == END
 
 
 def test_more_beams_never_score_worse_here_and_rows_do_not_meet() -> None:
@@ -77,7 +77,7 @@ def test_more_beams_never_score_worse_here_and_rows_do_not_meet() -> None:
 
 def test_no_text_is_longer_than_its_own_limit() -> None:
     rows = Rows(3)
-    found = search_beams(rows.logits(), rows.step, beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END)
+    found = search_beams(rows.logits(), rows.step, num_beams=3, length_penalty=9.0, limits=[1, 3, 5], end_token=END)
     assert [len(text) <= limit for text, limit in zip(found, [1, 3, 5], strict=True)] == [True] * 3
     assert len(found[2]) == 5
 

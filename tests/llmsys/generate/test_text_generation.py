@@ -45,12 +45,12 @@ def model() -> Transformer:
 def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
     chosen = {key: settings.pop(key) for key in CHOICE & settings.keys()}
     how = SamplingParams(**{"temperature": 0.8, **chosen})
-    defaults = {"max_new_tokens": 12, "how": how, "stop_at_eos": False, "seed": 5}
+    defaults = {"max_new_tokens": 12, "decoding": how, "stop_at_eos": False, "seed": 5}
     return generate_texts(model, Letters(), prompts, **(defaults | settings))
 
 
 @torch.no_grad()
-def slow_greedy(model: Transformer, prompt: str, new: int) -> str:
+def decode_slowly(model: Transformer, prompt: str, new: int) -> str:
     ids = [Letters().eos_id, *Letters().encode(prompt)]
     for _ in range(new):
         ids.append(int(model.eval()(torch.tensor([ids]))[0, -1].argmax()))
@@ -58,7 +58,7 @@ def slow_greedy(model: Transformer, prompt: str, new: int) -> str:
 
 
 def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> None:
-    assert sample(model, PROMPTS, temperature=0) == [slow_greedy(model, prompt, 12) for prompt in PROMPTS]
+    assert sample(model, PROMPTS, temperature=0) == [decode_slowly(model, prompt, 12) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
 )
 def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
     padded = tiny_model(tiny_moe_config(vocab_size=1000))
-    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, how=how, stop_at_eos=False)
+    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False)
     assert all(set(text) <= set(ALPHABET) for text in texts)  # Letters knows 37 ids, and no text for any other
 
 
@@ -109,7 +109,7 @@ def test_the_context_ends_a_text_with_a_warning_and_only_that_text(
     long = "ab" * 30
     with caplog.at_level(logging.WARNING, logger="llmsys"):
         texts = sample(model, [long, "a"], temperature=0, max_new_tokens=20)
-    assert texts == [slow_greedy(model, long, 3), slow_greedy(model, "a", 20)]
+    assert texts == [decode_slowly(model, long, 3), decode_slowly(model, "a", 20)]
     assert "continues for 3 tokens instead of 20: the context ends at 63" in caplog.text
     assert len(caplog.records) == 1
 
@@ -122,7 +122,7 @@ def test_prompts_that_cannot_be_continued_are_refused_by_name(model: Transformer
 
 
 def test_an_empty_prompt_begins_a_document(model: Transformer) -> None:
-    assert sample(model, [""], temperature=0) == [slow_greedy(model, "", 12)]
+    assert sample(model, [""], temperature=0) == [decode_slowly(model, "", 12)]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_settings_out_of_range_are_refused(model: Transformer, setting: str, val
 
 
 @torch.no_grad()
-def likeliest_pair(model: Transformer, prompt: str) -> str:
+def find_likeliest_pair(model: Transformer, prompt: str) -> str:
     ids = [0, *Letters().encode(prompt)]
     first = model.eval()(torch.tensor([ids]))[0, -1].log_softmax(-1)
     second = model(torch.tensor([[*ids, token] for token in range(37)]))[:, -1].log_softmax(-1)
@@ -149,16 +149,16 @@ def likeliest_pair(model: Transformer, prompt: str) -> str:
 
 
 def test_beams_find_the_likeliest_text_for_every_prompt_on_its_own(model: Transformer) -> None:
-    found = sample(model, PROMPTS, how=BeamSearchParams(37, 0.0), max_new_tokens=2)
-    assert found == [likeliest_pair(model, prompt) for prompt in PROMPTS]
-    narrow = sample(model, PROMPTS, how=BeamSearchParams(3, 0.6))
-    assert [sample(model, [prompt], how=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS] == narrow
-    assert sample(model, PROMPTS, how=BeamSearchParams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
+    found = sample(model, PROMPTS, decoding=BeamSearchParams(37, 0.0), max_new_tokens=2)
+    assert found == [find_likeliest_pair(model, prompt) for prompt in PROMPTS]
+    narrow = sample(model, PROMPTS, decoding=BeamSearchParams(3, 0.6))
+    assert [sample(model, [prompt], decoding=BeamSearchParams(3, 0.6))[0] for prompt in PROMPTS] == narrow
+    assert sample(model, PROMPTS, decoding=BeamSearchParams(1, 0.0)) == sample(model, PROMPTS, temperature=0)
 
 
 def test_a_listener_hears_every_token_in_order(model: Transformer) -> None:
     heard: list[tuple[int, int]] = []
-    texts = sample(model, PROMPTS, listen=lambda row, token: heard.append((row, token)))
+    texts = sample(model, PROMPTS, on_token=lambda row, token: heard.append((row, token)))
     for number, text in enumerate(texts):
         tokens = [token for row, token in heard if row == number]
         assert text in Letters().decode(tokens) or Letters().decode(tokens) in text

@@ -38,7 +38,7 @@ def model() -> Transformer:
 
 
 @torch.no_grad()
-def slow_greedy(model: Transformer, source: list[int], limit: int) -> list[int]:
+def decode_slowly(model: Transformer, source: list[int], limit: int) -> list[int]:
     target = [START]
     while len(target) <= limit:
         logits = model(torch.tensor([target]), source_BS=torch.tensor([source]))[0, -1]
@@ -48,32 +48,32 @@ def slow_greedy(model: Transformer, source: list[int], limit: int) -> list[int]:
     return target[1:]
 
 
-def found(model: Transformer, sources: list[list[int]], beams: int, **settings: int) -> list[list[int]]:
+def translate(model: Transformer, sources: list[list[int]], beams: int, **settings: int) -> list[list[int]]:
     return translate_sequences(
-        model, sources, how=BeamSearchParams(beams, 0.6), start_token=START, end_token=END, **settings
+        model, sources, decoding=BeamSearchParams(beams, 0.6), start_token=START, end_token=END, **settings
     )
 
 
 def test_one_beam_is_greedy_and_the_context_is_the_limit(model: Transformer) -> None:
-    together = found(model, SOURCES, 1)
+    together = translate(model, SOURCES, 1)
     assert model.training
     model.eval()
-    assert together == [slow_greedy(model, source, 23) for source in SOURCES]
+    assert together == [decode_slowly(model, source, 23) for source in SOURCES]
     model.train()
     assert max(map(len, together)) == 23
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 8, 1000])
 def test_a_source_is_translated_the_same_in_any_company(model: Transformer, batch_tokens: int) -> None:
-    alone = [found(model, [source], 3)[0] for source in SOURCES]
-    assert found(model, SOURCES, 3, batch_tokens=batch_tokens) == alone
-    assert found(model, SOURCES[::-1], 3) == alone[::-1]
+    alone = [translate(model, [source], 3)[0] for source in SOURCES]
+    assert translate(model, SOURCES, 3, batch_tokens=batch_tokens) == alone
+    assert translate(model, SOURCES[::-1], 3) == alone[::-1]
 
 
 def test_rows_beyond_the_tokenizer_are_never_chosen(model: Transformer) -> None:
-    assert 9 in found(model, SOURCES, 3)[0]
-    assert all(9 not in text for text in found(model, SOURCES, 3, pieces=9))
+    assert 9 in translate(model, SOURCES, 3)[0]
+    assert all(9 not in text for text in translate(model, SOURCES, 3, vocab_size=9))
 
 
 def test_no_sources_give_no_translations(model: Transformer) -> None:
-    assert found(model, [], 3) == []
+    assert translate(model, [], 3) == []

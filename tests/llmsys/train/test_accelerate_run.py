@@ -14,7 +14,7 @@ from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.paths import ROOT
 from tests.helpers.paused_run import standstill
 from tests.helpers.process import PATIENCE_SECONDS
-from tests.llmsys.train.test_run import final_loss, llmsys
+from tests.llmsys.train.test_run import read_final_loss, run_llmsys
 
 STEPS = 8
 
@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.distributed
 def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path: Path) -> None:
     alone = ("engine.kind=torch", "launch.processes=1")
-    llmsys("train", config, *alone, f"run.folder={tmp_path / 'calm'}")
+    run_llmsys("train", config, *alone, f"run.folder={tmp_path / 'calm'}")
     calm = [e["loss"] for e in read_latest_events(tmp_path / "calm" / "events.jsonl") if e["event"] == "evaluation"]
     middle = standstill(tmp_path / "middle", step=4)
     words = [sys.executable, "-m", "launch.main", "train", str(config)]
@@ -58,11 +58,11 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     assert "was killed by signal 9" in message
     assert "Traceback" not in message
     assert "run the same command again and it continues" in message
-    llmsys("train", config, *alone)
+    run_llmsys("train", config, *alone)
     starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
     assert [(start["engine"], start["world_size"]) for start in starts] == [("accelerate", 2), ("torch", 1)]
     assert starts[1]["resumed_from"] == 2
-    assert final_loss(config) == pytest.approx(calm[-1], rel=1e-5)
+    assert read_final_loss(config) == pytest.approx(calm[-1], rel=1e-5)
 
 
 def test_several_processes_under_a_config_for_one_are_refused(config: Path, tmp_path: Path) -> None:

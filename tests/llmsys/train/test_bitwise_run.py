@@ -52,8 +52,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
-    """What the log says of the trajectory that holds, without times and memory, which are the machine's."""
+def read_trajectory_events(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of the trajectory without times and memory, which differ between runs."""
     events = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] in TOLD]
     own = ("second", "time", "memory", "utilisation")
     return [{key: value for key, value in event.items() if not any(word in key for word in own)} for event in events]
@@ -78,10 +78,14 @@ def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits
     starts = [event for event in read_events(tmp_path / "killed" / "events.jsonl") if event["event"] == "start"]
     assert [(start["world_size"], start["reproducibility"]) for start in starts] == [(2, "bitwise"), (1, "bitwise")]
     assert starts[1]["resumed_from"] == 4
-    assert told(tmp_path / "killed") == told(tmp_path / "calm")
+    assert read_trajectory_events(tmp_path / "killed") == read_trajectory_events(tmp_path / "calm")
     records = [json.loads((tmp_path / one / "checkpoints" / f"step-{STEPS:08d}" / "state.json").read_text())
                for one in ("killed", "calm")]  # fmt: skip
-    assert records[0]["state_hash"] == records[1]["state_hash"] == told(tmp_path / "calm")[-2]["state_hash"]
+    assert (
+        records[0]["state_hash"]
+        == records[1]["state_hash"]
+        == read_trajectory_events(tmp_path / "calm")[-2]["state_hash"]
+    )
 
 
 def test_a_state_that_loads_with_other_bits_is_refused() -> None:

@@ -23,7 +23,7 @@ from llmsys.train.step_guard import StepGuard
 from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 from tests.helpers.interrupted_saves import save, state_of
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.train.test_checkpoint_retention import published
+from tests.llmsys.train.test_checkpoint_retention import publish_steps
 
 EVERYTHING = CheckpointConfig(keep_last=1, keep_every_steps=10)
 
@@ -43,7 +43,7 @@ def save_all(folder: Path, *steps: int) -> list[Path]:
     return [folder / f"step-{step:08d}" for step in steps]
 
 
-def steps_in(folder: Path) -> list[int]:
+def list_steps(folder: Path) -> list[int]:
     return list(list_checkpoints(folder))
 
 
@@ -57,8 +57,8 @@ def test_damaged_newest_checkpoints_do_not_let_whole_ones_go(tmp_path: Path, dam
             damage(path)
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=2))
     whole = [step for step in (10, 20, 30, 40) if step not in damaged][-2:]
-    assert set(whole) <= set(steps_in(tmp_path))
-    assert all(step not in steps_in(tmp_path) for step in (10, 20, 30, 40) if step < whole[0])
+    assert set(whole) <= set(list_steps(tmp_path))
+    assert all(step not in list_steps(tmp_path) for step in (10, 20, 30, 40) if step < whole[0])
 
 
 def test_a_run_that_went_on_from_an_older_one_keeps_what_it_saves(tmp_path: Path) -> None:
@@ -66,19 +66,19 @@ def test_a_run_that_went_on_from_an_older_one_keeps_what_it_saves(tmp_path: Path
     for path in save_all(tmp_path, 10, 20, 30)[1:]:
         damage(path)
     saver = CheckpointSaver(tmp_path, CheckpointConfig(keep_last=2))
-    saver.trust(10)
+    saver.mark_verified(10)
     for step in (11, 12, 13):
         saver.save_state(state_of(step), step, {"seed": 1})
         saver.finish_saves()
     assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000013"
-    assert {12, 13} <= set(steps_in(tmp_path))
-    assert not {10, 11} & set(steps_in(tmp_path))
+    assert {12, 13} <= set(list_steps(tmp_path))
+    assert not {10, 11} & set(list_steps(tmp_path))
 
 
 def test_a_damaged_best_one_takes_no_place_among_the_best(tmp_path: Path) -> None:
     damage(save_all(tmp_path, 10, 20, 30, 40)[0])
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
-    assert steps_in(tmp_path) == [20, 40]
+    assert list_steps(tmp_path) == [20, 40]
 
 
 def test_only_what_ranks_is_verified_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +86,11 @@ def test_only_what_ranks_is_verified_and_only_once(tmp_path: Path, monkeypatch: 
     read: list[str] = []
     real = checkpoint_record.compute_digest
 
-    def noted(file: Path, like: str = "") -> str:
+    def note_digest(file: Path, like: str = "") -> str:
         read.append(file.parent.name)
         return real(file, like)
 
-    monkeypatch.setattr(checkpoint_record, "compute_digest", noted)
+    monkeypatch.setattr(checkpoint_record, "compute_digest", note_digest)
     verified, rule = VerifiedCheckpoints(), CheckpointConfig(keep_last=2)
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=3), verified)
     assert not read  # nothing would go
@@ -98,11 +98,11 @@ def test_only_what_ranks_is_verified_and_only_once(tmp_path: Path, monkeypatch: 
     assert set(read) == {"step-00000030", "step-00000020"}
     save_all(tmp_path, 40)
     read.clear()
-    verified.trust(tmp_path / "step-00000040")
+    verified.mark_verified(tmp_path / "step-00000040")
     remove_old_checkpoints(tmp_path, rule, verified)
     assert not read
     damage(tmp_path / "step-00000040")  # later than it was verified
-    assert not verified.is_whole(tmp_path / "step-00000040")
+    assert not verified.is_complete(tmp_path / "step-00000040")
 
 
 def test_fewer_whole_ones_than_are_kept_let_nothing_go() -> None:
@@ -114,7 +114,7 @@ def test_other_names_are_no_checkpoints_and_steps_are_numbers(tmp_path: Path) ->
     (tmp_path / "step-copy").mkdir()
     (tmp_path / "step-00000010.old").mkdir()
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1))
-    assert steps_in(tmp_path) == [100_000_000]
+    assert list_steps(tmp_path) == [100_000_000]
     assert find_newest_checkpoint(tmp_path) == tmp_path / "step-100000000"
     assert (tmp_path / "step-copy").exists()
 
@@ -137,12 +137,12 @@ class EngineOfOneWeight:
         self.tensors = state.tensors
 
 
-def config(run_folder: Path, *words: str) -> RunConfig:
+def write_config(run_folder: Path, *words: str) -> RunConfig:
     return load_run_config("train/demo", [f"run.folder={run_folder}", *words])
 
 
-def go_on(run_folder: Path, *words: str) -> int | None:
-    one = config(run_folder, *words)
+def resume_run(run_folder: Path, *words: str) -> int | None:
+    one = write_config(run_folder, *words)
     return resume_from_checkpoint(EngineOfOneWeight(), one, {"seed": 1}, StepGuard(one.train))  # type: ignore[arg-type]
 
 
@@ -151,26 +151,26 @@ def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> Non
     for path in save_all(folder, 10, 20):
         damage(path)
     with pytest.raises(CheckpointError) as caught:
-        go_on(tmp_path)
+        resume_run(tmp_path)
     said = str(caught.value)
     assert said.startswith(f"{tmp_path} has a history and nothing to resume: no checkpoint is whole (step-00000020: ")
     assert "step-00000010: " in said
     assert "is damaged" in said
     assert "A run never starts over by itself, and nothing was deleted. Put a whole copy of a checkpoint back" in said
     assert "set train.restart=true to begin at step 0 here" in said
-    assert steps_in(folder) == [10, 20]
+    assert list_steps(folder) == [10, 20]
 
 
 def test_a_restart_is_made_when_told_and_moves_the_damaged_aside(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for path in save_all(folder, 10, 20):
         damage(path)
-    assert go_on(tmp_path, "train.restart=true") is None
+    assert resume_run(tmp_path, "train.restart=true") is None
     assert sorted(path.name for path in (folder / "before-restart-1").iterdir()) == ["step-00000010", "step-00000020"]
-    assert not steps_in(folder)
-    assert go_on(tmp_path) is None  # the new start is killed before its first save
+    assert not list_steps(folder)
+    assert resume_run(tmp_path) is None  # the new start is killed before its first save
     save_all(folder, 10)
-    assert go_on(tmp_path, "train.restart=true") == 10  # a requeue with the same words goes on
+    assert resume_run(tmp_path, "train.restart=true") == 10  # a requeue with the same words goes on
 
 
 @pytest.mark.parametrize("left", [".step-00000010.removed", ".step-00000010.replaced"])
@@ -179,34 +179,34 @@ def test_leftovers_alone_are_history_too(tmp_path: Path, left: str) -> None:
     (path / "state.json").unlink()
     path.rename(path.with_name(left))
     with pytest.raises(CheckpointError, match="has a history and nothing to resume"):
-        go_on(tmp_path)
+        resume_run(tmp_path)
 
 
 def test_a_lost_folder_of_checkpoints_is_noticed_by_the_events(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "events.jsonl") as events:
         events.write("start", resumed_from=None)
         events.write("step", step=5)
-    assert go_on(tmp_path) is None  # it never saved, and so nothing is lost that could be resumed
+    assert resume_run(tmp_path) is None  # it never saved, and so nothing is lost that could be resumed
     with EventWriter(tmp_path / "events.jsonl") as events:
         events.write("checkpoint", step=10)
         events.write("start", resumed_from=10)
     with pytest.raises(
         CheckpointError, match=r"its events\.jsonl names a checkpoint of step 10, and .*checkpoints has"
     ):
-        go_on(tmp_path)
-    assert go_on(tmp_path, "train.restart=true") is None
+        resume_run(tmp_path)
+    assert resume_run(tmp_path, "train.restart=true") is None
     with EventWriter(tmp_path / "events.jsonl") as events:
         events.write("start", resumed_from=None)
-    assert go_on(tmp_path) is None
+    assert resume_run(tmp_path) is None
 
 
 def test_a_new_folder_starts_without_a_word(tmp_path: Path) -> None:
-    assert go_on(tmp_path / "new") is None
+    assert resume_run(tmp_path / "new") is None
 
 
-def refuse_on_both(rank: int, run_folder: Path) -> str:
+def reject_on_both_ranks(rank: int, run_folder: Path) -> str:
     try:
-        go_on(run_folder)
+        resume_run(run_folder)
     except BaseException as error:
         return f"{type(error).__name__} {error}"
     return "started"
@@ -216,7 +216,7 @@ def refuse_on_both(rank: int, run_folder: Path) -> str:
 def test_one_rank_says_it_and_all_end(tmp_path: Path) -> None:
     for path in save_all(tmp_path / "checkpoints", 10):
         damage(path)
-    first, second = run_ranks(refuse_on_both, 2, tmp_path)
+    first, second = run_ranks(reject_on_both_ranks, 2, tmp_path)
     assert first.startswith("CheckpointError ")
     assert second == "SystemExit 2"
 
@@ -233,7 +233,7 @@ def test_what_a_killed_save_put_aside_is_given_back_before_resume_looks(tmp_path
         (tmp_path / "other" / path.name).rename(path)
     if new == "damaged":
         damage(path)
-    assert go_on(tmp_path) == 20
+    assert resume_run(tmp_path) == 20
     CheckpointSaver(folder, CheckpointConfig())
     assert not list(folder.glob(".*"))
     assert find_checkpoint_error(path) is None
@@ -245,22 +245,22 @@ def test_what_a_killed_save_put_aside_is_given_back_before_resume_looks(tmp_path
 TRANSIENT = {"EIO": errno.EIO, "ESTALE": errno.ESTALE, "ETIMEDOUT": errno.ETIMEDOUT, "EACCES": errno.EACCES}
 
 
-def fail_to_read(patch: pytest.MonkeyPatch, part: str, number: int) -> None:
+def raise_read_error(patch: pytest.MonkeyPatch, part: str, number: int) -> None:
     """Let every way to read a path that has `part` in it fail as the system would."""
     import builtins
     import io
     import os
 
-    def failing(real: Any) -> Any:
-        def called(path: Any, *arguments: Any, **named: Any) -> Any:
+    def raise_on_read(real: Any) -> Any:
+        def call_real(path: Any, *arguments: Any, **named: Any) -> Any:
             if part in str(path):
                 raise OSError(number, os.strerror(number), str(path))
             return real(path, *arguments, **named)
 
-        return called
+        return call_real
 
     for owner, name in ((io, "open"), (builtins, "open"), (os, "listdir"), (os, "scandir")):
-        patch.setattr(owner, name, failing(getattr(owner, name)))
+        patch.setattr(owner, name, raise_on_read(getattr(owner, name)))
 
 
 @pytest.mark.parametrize("name", TRANSIENT)
@@ -271,28 +271,28 @@ def test_what_cannot_be_read_now_is_not_taken_for_damage(
     folder = tmp_path / "checkpoints"
     save_all(folder, 10, 20)
     with monkeypatch.context() as patch:
-        fail_to_read(patch, f"step-00000020/{file}", TRANSIENT[name])
-        for read in (lambda: go_on(tmp_path), lambda: find_newest_checkpoint(folder)):
+        raise_read_error(patch, f"step-00000020/{file}", TRANSIENT[name])
+        for read in (lambda: resume_run(tmp_path), lambda: find_newest_checkpoint(folder)):
             with pytest.raises(UnreadableCheckpointError) as caught:
                 read()
             said = str(caught.value)
             assert said.startswith(f"{folder / 'step-00000020' / file} could not be read: ")
             assert "This is not taken for damage: nothing was skipped or deleted. Mend the disk, the mount" in said
-    assert steps_in(folder) == [10, 20]
-    assert go_on(tmp_path) == 20
+    assert list_steps(folder) == [10, 20]
+    assert resume_run(tmp_path) == 20
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_all(tmp_path / "checkpoints", 10)
     with monkeypatch.context() as patch:
-        fail_to_read(patch, str(tmp_path / "checkpoints"), errno.EACCES)
+        raise_read_error(patch, str(tmp_path / "checkpoints"), errno.EACCES)
         with pytest.raises(UnreadableCheckpointError, match="checkpoints could not be read: Permission denied"):
-            go_on(tmp_path, "train.restart=true")
+            resume_run(tmp_path, "train.restart=true")
 
 
 def test_an_error_while_tensors_are_read_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [path] = save_all(tmp_path, 10)
-    fail_to_read(monkeypatch, "__0_0.distcp", errno.EIO)
+    raise_read_error(monkeypatch, "__0_0.distcp", errno.EIO)
     with pytest.raises(UnreadableCheckpointError, match=r"__0_0\.distcp could not be read: Input/output error"):
         load_tensors({"parameter/w": torch.empty(64, 64)}, path)
 
@@ -302,11 +302,11 @@ def test_retention_removes_nothing_while_a_checkpoint_cannot_be_read(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_all(tmp_path, 10, 20, 30)
-    fail_to_read(monkeypatch, f"step-00000010/{file}", errno.ESTALE)
+    raise_read_error(monkeypatch, f"step-00000010/{file}", errno.ESTALE)
     with caplog.at_level(logging.WARNING):
         remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
     assert "no checkpoint is removed now, and after the next save it is tried again" in caplog.text
-    assert steps_in(tmp_path) == [10, 20, 30]
+    assert list_steps(tmp_path) == [10, 20, 30]
 
 
 def test_what_a_run_removes_under_its_reader_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,13 +314,13 @@ def test_what_a_run_removes_under_its_reader_is_no_failure(tmp_path: Path, monke
     save_all(tmp_path, 10, 20)
     real = checkpoint_record.compute_digest
 
-    def removed(file: Path, like: str = "") -> str:
+    def remove_and_raise(file: Path, like: str = "") -> str:
         if file.parent.name == "step-00000020":
             checkpoint_write.remove_checkpoint(file.parent)
             raise OSError(errno.ESTALE, "Stale file handle", str(file))
         return real(file, like)
 
-    monkeypatch.setattr(checkpoint_record, "compute_digest", removed)
+    monkeypatch.setattr(checkpoint_record, "compute_digest", remove_and_raise)
     assert (
         read_newest_checkpoint(lambda: find_newest_checkpoint(tmp_path), lambda found: found)
         == tmp_path / "step-00000010"
@@ -328,11 +328,11 @@ def test_what_a_run_removes_under_its_reader_is_no_failure(tmp_path: Path, monke
 
 
 def test_a_failing_removal_is_told_and_the_save_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbid(checkpoint: Path) -> None:
+    def raise_forbidden(checkpoint: Path) -> None:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(checkpoint_retention, "remove_checkpoint", forbid)
+    monkeypatch.setattr(checkpoint_retention, "remove_checkpoint", raise_forbidden)
     for step in (10, 20):
-        published(tmp_path, step)
+        publish_steps(tmp_path, step)
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1))
-    assert steps_in(tmp_path) == [10, 20]
+    assert list_steps(tmp_path) == [10, 20]

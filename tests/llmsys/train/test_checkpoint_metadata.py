@@ -21,7 +21,7 @@ from llmsys.train.checkpoint_metadata import METADATA
 from llmsys.train.checkpoint_record import PICKLED, RECORD, find_checkpoint_error, read_record, write_record
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
-from llmsys.train.pickled_metadata import rewrite_metadata
+from llmsys.train.pickled_metadata import convert_pickled_metadata
 from tests.helpers.checkpoint_format_1 import Touch, pickle_touch, sign, write_format_one
 from tests.helpers.interrupted_saves import save
 
@@ -89,15 +89,19 @@ def test_a_pickle_beside_the_metadata_is_never_read(checkpoint: Path, tmp_path: 
 def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
     checkpoint: Path, tmp_path: Path, content: str
 ) -> None:
-    data = {"pickle": _saved({"w": Touch(tmp_path / "ran")}), "bytes": b"x" * 400, "list": _saved([1, 2])}[content]
+    data = {
+        "pickle": _save_tensors({"w": Touch(tmp_path / "ran")}),
+        "bytes": b"x" * 400,
+        "list": _save_tensors([1, 2]),
+    }[content]
     (checkpoint / "__0_0.distcp").write_bytes(data)
 
-    def point(values: dict[str, Any]) -> None:
+    def move_chunk(values: dict[str, Any]) -> None:
         for entry in values["tensors"].values():
             for chunk in entry["chunks"]:
                 chunk.update(begin=0, bytes=len(data))
 
-    change_metadata(checkpoint, point)
+    change_metadata(checkpoint, move_chunk)
     assert find_checkpoint_error(checkpoint) is None  # signed again: the digests are right
     with pytest.raises(CheckpointError, match=r"cannot be read: .*Take another checkpoint") as refusal:
         read(checkpoint)
@@ -105,7 +109,7 @@ def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
     assert not (tmp_path / "ran").exists()
 
 
-def _saved(value: Any) -> bytes:
+def _save_tensors(value: Any) -> bytes:
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
@@ -202,15 +206,15 @@ def test_a_trusted_old_checkpoint_is_rewritten_in_place(
 def test_a_rewrite_that_was_interrupted_is_done_again(old: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = getattr(pickled_metadata, step)
 
-    def interrupted(*arguments: Any) -> None:
+    def raise_interrupt(*arguments: Any) -> None:
         real(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pickled_metadata, step, interrupted)
+    monkeypatch.setattr(pickled_metadata, step, raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        rewrite_metadata(old)
+        convert_pickled_metadata(old)
     monkeypatch.undo()
-    rewrite_metadata(old)
+    convert_pickled_metadata(old)
     assert find_checkpoint_error(old) is None
     assert not (old / PICKLED).exists()
     assert_equal(read(old))
@@ -221,7 +225,7 @@ def test_even_a_trusted_pickle_makes_metadata_and_nothing_else(old: Path, tmp_pa
         (old / PICKLED).write_bytes(content)
         sign(old, {"format": 1, "steps": 10, "run": {}})
         with pytest.raises(CheckpointError, match="is not the metadata of a checkpoint"):
-            rewrite_metadata(old)
+            convert_pickled_metadata(old)
     assert not (tmp_path / "ran").exists()
     assert (old / PICKLED).exists()
 
@@ -229,7 +233,7 @@ def test_even_a_trusted_pickle_makes_metadata_and_nothing_else(old: Path, tmp_pa
 def test_a_damaged_old_checkpoint_is_not_rewritten(old: Path) -> None:
     (old / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp is damaged"):
-        rewrite_metadata(old)
+        convert_pickled_metadata(old)
 
 
 @pytest.mark.parametrize("more", [["there"], ["--dry-run"], ["--max-shard-size", "1GB"]])

@@ -74,18 +74,18 @@ def test_a_disk_without_room_ends_in_a_message_and_harms_nothing(fork: Any, tmp_
 def test_one_failed_save_is_told_and_two_in_a_row_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = CheckpointSaver(tmp_path, CheckpointConfig(mode="async"))
 
-    def full(*_: Any) -> None:
+    def raise_full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_write, "write_record", full)
+        patch.setattr(checkpoint_write, "write_record", raise_full_disk)
         saver.save_state(state_of(1), 1, {})
         saver.wait_for_save()
     assert [one.failure is None for one in saver.pop_finished_saves()] == [False]
     saver.save_state(state_of(2), 2, {})
     saver.finish_saves()
     assert [(one.steps, one.failure) for one in saver.pop_finished_saves()] == [(2, None)]
-    monkeypatch.setattr(checkpoint_write, "write_record", full)
+    monkeypatch.setattr(checkpoint_write, "write_record", raise_full_disk)
     saver.save_state(state_of(3), 3, {})
     saver.save_state(state_of(4), 4, {})
     with pytest.raises(CheckpointError, match="step-00000004 could not be saved: No space left on device"):
@@ -156,7 +156,7 @@ def test_a_reader_takes_the_next_when_its_checkpoint_is_removed_under_it(tmp_pat
         read_newest_checkpoint(lambda: read[-1], load)
 
 
-def _late(*arguments: Any) -> None:
+def _write_late(*arguments: Any) -> None:
     MAY_WRITE.wait(PATIENCE_SECONDS)
     WRITE_TENSORS(*arguments)
 
@@ -178,13 +178,13 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
             saver.wait_for_save()
             if mode == "async":
                 MAY_WRITE.clear()
-            checkpoint_write._write_tensors = _late if mode == "async" else WRITE_TENSORS
+            checkpoint_write._write_tensors = _write_late if mode == "async" else WRITE_TENSORS
             saver.save_state(engine.get_state(), step + 1, {})
     alone = savers["async"]._thread is not None and savers["async"]._thread.is_alive()
     engine.train_step(share_of(2, rank, 2, 1), LEARNING_RATE)  # while the second is still being written
     MAY_WRITE.set()
     savers["async"].finish_saves()
-    failed = _fails_on_rank_one(rank, savers["async"], engine)
+    failed = _fail_on_rank_one(rank, savers["async"], engine)
     newest = find_newest_checkpoint(folder / "sync")
     damaged = folder / "sync" / "step-00000002" / "__1_0.distcp"  # the one that rank 1 verifies
     if rank == 0:
@@ -200,11 +200,11 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _fails_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
+def _fail_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
     real = checkpoint_write.compute_digests
     if rank == 1:
         checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(OSError(5, "Input/output error", "disk"))
-    saver.save_state(engine.state(), 3, {})
+    saver.save_state(engine.get_state(), 3, {})
     saver.wait_for_save()
     checkpoint_write.compute_digests = real
     [save] = [one for one in saver.pop_finished_saves() if one.failure is not None]

@@ -24,7 +24,9 @@ def test_losses_and_gradients_equal_the_plain_form(length: int) -> None:
     torch.testing.assert_close(logits_BTV.grad, plain_BTV.grad)
 
 
-def plainly_smoothed(logits_BTV: torch.Tensor, targets_BT: torch.Tensor, smoothing: float, z: float) -> torch.Tensor:
+def compute_smoothed_loss(
+    logits_BTV: torch.Tensor, targets_BT: torch.Tensor, smoothing: float, z: float
+) -> torch.Tensor:
     """The definition, word for word: a distribution to hit, and the squared log-sum-exp."""
     classes = logits_BTV.shape[-1]
     wanted_BTV = torch.full_like(logits_BTV, smoothing / (classes - 1))
@@ -41,7 +43,7 @@ def test_smoothing_and_z_loss_equal_their_definitions(smoothing: float, z: float
     targets_BT = torch.randint(0, 37, (3, 50), generator=generator)
     targets_BT[0, 5:] = -100
     losses_B = compute_sequence_losses(logits_BTV, targets_BT, smoothing, z)
-    plain_B = plainly_smoothed(plain_BTV, targets_BT, smoothing, z)
+    plain_B = compute_smoothed_loss(plain_BTV, targets_BT, smoothing, z)
     torch.testing.assert_close(losses_B, plain_B)
     (losses_B * torch.tensor([1.0, -2.0, 3.0])).sum().backward()
     (plain_B * torch.tensor([1.0, -2.0, 3.0])).sum().backward()

@@ -33,11 +33,11 @@ class HeldRows:
 def test_a_forward_pass_has_the_sequences_of_the_config(sequences: int) -> None:
     sizes: list[int] = []
 
-    def logits(batch: Batch) -> Tensor:
+    def compute_logits(batch: Batch) -> Tensor:
         sizes.append(len(batch.tokens_BT))
         return torch.zeros(*batch.tokens_BT.shape, VOCABULARY)
 
-    found = TargetEvaluator(HeldRows(), 1, sequences).evaluate(logits, torch.device("cpu"))
+    found = TargetEvaluator(HeldRows(), 1, sequences).evaluate(compute_logits, torch.device("cpu"))
     assert set(sizes) == {sequences}
     assert found.evaluated_targets == ROWS * LENGTH
 
@@ -59,7 +59,7 @@ def test_left_out_it_is_a_training_micro_batch_and_at_most_eight(words: list[str
 # --- Memory ---
 
 
-def run_of(**evaluation: int) -> RunConfig:
+def load_run(**evaluation: int) -> RunConfig:
     model = {"vocab_size": 8192, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
              "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
     batch = {"sequence_length": 128, "sequences": 2, "attention_scope": "window"}
@@ -68,7 +68,7 @@ def run_of(**evaluation: int) -> RunConfig:
     )
 
 
-def instant_of(config: RunConfig, **system: Any) -> int:
+def find_instant(config: RunConfig, **system: Any) -> int:
     ledger = estimate_peak_memory(
         config, config.resolve_layout(1), system=MemoryProfile(device="cpu", measured="allocated", **system)
     )
@@ -77,20 +77,20 @@ def instant_of(config: RunConfig, **system: Any) -> int:
 
 @pytest.mark.parametrize("sequences", [4, 16])
 def test_the_instant_is_what_lives_in_a_forward_pass_or_somewhat_above(sequences: int) -> None:
-    config = run_of(micro_sequences=sequences)
+    config = load_run(micro_sequences=sequences)
     model = Transformer(config.model)
     tokens_BT = torch.zeros(sequences, 128, dtype=torch.int64)
     with torch.no_grad(), Followed(*model.parameters()) as followed:
         compute_batch_row_sums(model.eval()(tokens_BT), tokens_BT)
     weights = sum(one.nbytes for one in model.parameters())
-    moments_and_gathered = instant_of(config) - instant_of(run_of(micro_sequences=1))
-    assert followed.peak_bytes < instant_of(config)
+    moments_and_gathered = find_instant(config) - find_instant(load_run(micro_sequences=1))
+    assert followed.peak_bytes < find_instant(config)
     one = (followed.peak_bytes - weights) / sequences
     assert moments_and_gathered == pytest.approx(one * (sequences - 1), rel=0.35)
 
 
 def test_a_peak_in_an_evaluation_is_told_with_what_helps() -> None:
-    config = run_of(micro_sequences=64)
+    config = load_run(micro_sequences=64)
     ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(device="cpu"))
     assert ledger.peak_instant == "in an evaluation"
     text = ledger.compute_fit_result(ledger.peak_bytes - 1).text
@@ -102,7 +102,7 @@ def test_a_peak_in_an_evaluation_is_told_with_what_helps() -> None:
 
 
 def test_another_system_has_no_evaluation() -> None:
-    config = run_of()
+    config = load_run()
     ledger = estimate_peak_memory(config, config.resolve_layout(1), system=MemoryProfile(evaluation="none"))
     assert "in an evaluation" not in [one.name for one in ledger.instants]
 

@@ -52,7 +52,7 @@ def test_a_negative_average_is_no_noise_scale() -> None:
     assert GradientNoiseScale().to_dict() == {}
 
 
-def engine(ranks: int = 1) -> TorchEngine:
+def build_engine(ranks: int = 1) -> TorchEngine:
     meshes = build_device_meshes(ParallelLayout().resolve(ranks, tiny_config()), CPU)
     with torch.device("meta"):
         model = Transformer(tiny_config())
@@ -66,25 +66,25 @@ def engine(ranks: int = 1) -> TorchEngine:
     )  # fmt: skip
 
 
-def measured(rank: int, ranks: int) -> tuple[float, float, float, float]:
+def measure_small_norm(rank: int, ranks: int) -> tuple[float, float, float, float]:
     """(small norm and tokens of the meter, norm of that micro-batch alone, targets)."""
     meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=3)
     share = 4 // ranks
     batches = [sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3) for micro in range(3)]
-    meter.engine = watched = engine(ranks)
+    meter.engine = watched = build_engine(ranks)
     ordered = meter.begin_step(0, batches)
     assert sorted(map(id, ordered)) == sorted(map(id, batches))
     result = watched.train_step(ordered, 0.0)
     assert meter._small is not None
     meter.end_step(result)
-    alone = engine(ranks).train_step(ordered[:1], 0.0)
+    alone = build_engine(ranks).train_step(ordered[:1], 0.0)
     norm, targets = meter._small
     return norm * result.targets / targets, targets, alone.gradient_norm, result.targets
 
 
 @pytest.mark.distributed
 def test_the_small_norm_is_that_of_the_first_micro_batch_of_all_ranks_alone() -> None:
-    found = run_ranks(measured, 2, 2)
+    found = run_ranks(measure_small_norm, 2, 2)
     for small, targets, alone, total in found:
         assert small == pytest.approx(alone, rel=1e-4)
         assert targets < total / 2

@@ -21,7 +21,7 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def built(head: dict[str, Any]) -> LmHead | MlmHead:
+def build_tiny_head(head: dict[str, Any]) -> LmHead | MlmHead:
     config = ModelConfig(
         family="encoder" if head["kind"] == "mlm" else "decoder",
         vocab_size=37,
@@ -45,7 +45,7 @@ def test_loss_and_gradients_equal_those_of_whole_logits(
     kind: str, smoothing: float, z: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "LOGITS_BYTES_ON_CPU", 16 * 37 * 4)  # several blocks
-    head = built(HEADS[kind])
+    head = build_tiny_head(HEADS[kind])
     generator = torch.Generator().manual_seed(1)
     x_BTD = torch.randn(3, 20, 16, generator=generator, requires_grad=True)
     targets_BT = torch.randint(0, 37, (3, 20), generator=generator)
@@ -59,7 +59,7 @@ def test_loss_and_gradients_equal_those_of_whole_logits(
 
 
 def test_nothing_to_learn_costs_nothing_and_leaves_zero_gradients() -> None:
-    head, x_BTD = built(HEADS["plain"]), torch.randn(2, 3, 16, requires_grad=True)
+    head, x_BTD = build_tiny_head(HEADS["plain"]), torch.randn(2, 3, 16, requires_grad=True)
     loss = compute_linear_cross_entropy(head, x_BTD, torch.full((2, 3), -100))
     loss.backward()
     assert loss == 0
@@ -69,7 +69,7 @@ def test_nothing_to_learn_costs_nothing_and_leaves_zero_gradients() -> None:
 
 def test_bfloat16_gradients_of_the_weight_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "LOGITS_BYTES_ON_CPU", 16 * 37 * 2)
-    head, x_BTD = built(HEADS["plain"]), torch.randn(1, 4096, 16, generator=torch.Generator().manual_seed(2))
+    head, x_BTD = build_tiny_head(HEADS["plain"]), torch.randn(1, 4096, 16, generator=torch.Generator().manual_seed(2))
     targets_BT = torch.randint(0, 37, (1, 4096), generator=torch.Generator().manual_seed(3))
     exact = torch.autograd.grad(compute_linear_cross_entropy(head, x_BTD, targets_BT), head.weight)[0]
     rounded = torch.autograd.grad(
@@ -80,7 +80,7 @@ def test_bfloat16_gradients_of_the_weight_are_summed_in_float32(monkeypatch: pyt
 
 def test_a_second_backward_is_refused() -> None:
     loss = compute_linear_cross_entropy(
-        built(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]])
+        build_tiny_head(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]])
     )
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="used up by its first backward"):
@@ -88,7 +88,11 @@ def test_a_second_backward_is_refused() -> None:
 
 
 def test_the_training_loss_is_shaped_with_and_without_a_head() -> None:
-    head, x_BTD, targets_BT = built(HEADS["plain"]), torch.randn(2, 3, 16), torch.tensor([[0, 1, 2], [3, 4, 0]])
+    head, x_BTD, targets_BT = (
+        build_tiny_head(HEADS["plain"]),
+        torch.randn(2, 3, 16),
+        torch.tensor([[0, 1, 2], [3, 4, 0]]),
+    )
     loss = build_training_loss(LossConfig(label_smoothing=0.1, z_loss=1e-3))
     expected = compute_sequence_losses(head(x_BTD), targets_BT, 0.1, 1e-3).sum()
     torch.testing.assert_close(loss(head, x_BTD, targets_BT), expected)

@@ -11,7 +11,7 @@ from llmsys.train import metric_logger
 from llmsys.train.metric_logger import MetricLogger, Trackers
 
 
-def config_with(folder: Path, **settings: bool) -> RunConfig:
+def load_config_with(folder: Path, **settings: bool) -> RunConfig:
     return RunConfig.model_validate({"run": {"name": "toy", "folder": str(folder)}, "tracking": settings})
 
 
@@ -19,7 +19,7 @@ def test_tensorboard_gets_the_numbers_of_the_events(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is an optional package")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trackers = Trackers(config_with(tmp_path, tensorboard=True))
+    trackers = Trackers(load_config_with(tmp_path, tensorboard=True))
     with EventWriter(tmp_path / "events.jsonl") as events:
         record = MetricLogger(events, trackers)
         for step in (1, 2):
@@ -31,14 +31,14 @@ def test_tensorboard_gets_the_numbers_of_the_events(tmp_path: Path) -> None:
 
 
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
-    Trackers(config_with(tmp_path)).log_step(1, {"step/loss": 1.0})
+    Trackers(load_config_with(tmp_path)).log_step(1, {"step/loss": 1.0})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_is_named_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.utils.imports._is_package_available", lambda name: False)
     with pytest.raises(ConfigError, match=r"tracking\.wandb=true needs the package wandb.*pip install wandb"):
-        Trackers(config_with(tmp_path, wandb=True))
+        Trackers(load_config_with(tmp_path, wandb=True))
 
 
 def test_a_service_that_does_not_start_is_named_with_its_reason(
@@ -52,7 +52,7 @@ def test_a_service_that_does_not_start_is_named_with_its_reason(
 
     monkeypatch.setattr(metric_logger, "_load_tracker_class", lambda *_: lambda *_, **__: Service())
     with pytest.raises(ConfigError, match=r"tracking\.wandb=true, but .* No API key .* set tracking\.wandb=false"):
-        Trackers(config_with(tmp_path, wandb=True))
+        Trackers(load_config_with(tmp_path, wandb=True))
 
 
 def test_settings_become_flat_texts_and_numbers() -> None:

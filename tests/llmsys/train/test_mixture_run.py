@@ -50,15 +50,17 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def command(config: Path, *words: str) -> list[str]:
+def run_command(config: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "launch.main", "train", str(config), *words]
 
 
 def train(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(config, *words), capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    return subprocess.run(
+        run_command(config, *words), capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
+    )
 
 
-def steps_of(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def read_steps(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return {event["step"]: event for event in events if event["event"] == "step"}
 
 
@@ -66,16 +68,16 @@ def steps_of(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 def test_a_growing_mixture_killed_in_mid_ramp_goes_on_as_if_nothing_had_been(config: Path, tmp_path: Path) -> None:
     calm = train(config, f"run.folder={tmp_path / 'calm'}")
     assert calm.returncode == 0, calm.stderr[-2000:]
-    process = subprocess.Popen(command(config), cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(run_command(config), cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     path, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
-    while time.monotonic() < deadline and not (path.exists() and max(steps_of(read_events(path)), default=0) >= 4):
+    while time.monotonic() < deadline and not (path.exists() and max(read_steps(read_events(path)), default=0) >= 4):
         time.sleep(0.05)
     process.kill()
     process.wait()
     resumed = train(config, "launch.processes=2", "batch.micro_sequences=2", "batch.assignment=sequential")
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     events = read_latest_events(path)
-    found, wanted = steps_of(events), steps_of(read_latest_events(tmp_path / "calm" / "events.jsonl"))
+    found, wanted = read_steps(events), read_steps(read_latest_events(tmp_path / "calm" / "events.jsonl"))
     assert found.keys() == wanted.keys()
     sizes = [wanted[step]["batch_tokens"] for step in wanted]
     assert sizes[0] == 128 and sizes[-1] == 512 and sizes == sorted(sizes) and len(set(sizes)) == 4  # noqa: PT018
@@ -90,10 +92,10 @@ def test_a_growing_mixture_killed_in_mid_ramp_goes_on_as_if_nothing_had_been(con
     }  # fmt: skip
     evaluation = [event for event in events if event["event"] == "evaluation"][-1]
     assert evaluation["evaluated_tokens"] == sum(one["evaluated_tokens"] for one in evaluation["sources"].values())
-    _another_dataset_is_a_readable_difference(config, tmp_path)
+    _check_other_dataset(config, tmp_path)
 
 
-def _another_dataset_is_a_readable_difference(config: Path, tmp_path: Path) -> None:
+def _check_other_dataset(config: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "small")
     make_dataset(tmp_path / "small", documents=23)
     done = train(config)

@@ -19,7 +19,7 @@ from tests.llmsys.data.test_multiple_choice import Letters
 CPU = torch.device("cpu")
 
 
-def bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
+def write_bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
     """A model that gives letter b behind letter a the probability of "ab"; the rest is spread over the others."""
     table = torch.full((256, 256), 1e-6)
     for (before, after), probability in probabilities.items():
@@ -29,30 +29,30 @@ def bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
     return lambda batch: logits[batch.tokens_BT]
 
 
-def evaluator(*questions: MultipleChoiceQuestion, together: int = 1) -> MultipleChoiceEvaluator:
+def build_evaluator(*questions: MultipleChoiceQuestion, together: int = 1) -> MultipleChoiceEvaluator:
     return MultipleChoiceEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), together)
 
 
 def test_each_rule_finds_the_answer_that_it_should() -> None:
     """a: 0.2 for one letter; b then é: 0.3 · 0.3, in all less likely, per token (2) and per byte (3) likelier."""
-    model = bigrams({"qa": 0.2, "qb": 0.3, "bé": 0.3})
+    model = write_bigrams({"qa": 0.2, "qb": 0.3, "bé": 0.3})
     long, short = (MultipleChoiceQuestion("x:1", "q", "", ("a", "bé"), answer) for answer in (1, 0))
-    assert evaluator(long).evaluate(model, CPU) == QuestionScores(0.0, 1.0, 1.0, 1)
-    assert evaluator(short).evaluate(model, CPU) == QuestionScores(1.0, 0.0, 0.0, 1)
-    model = bigrams({"qä": 0.25, "qb": 0.3, "bc": 0.3})  # both have two bytes, and "bc" has two tokens
+    assert build_evaluator(long).evaluate(model, CPU) == QuestionScores(0.0, 1.0, 1.0, 1)
+    assert build_evaluator(short).evaluate(model, CPU) == QuestionScores(1.0, 0.0, 0.0, 1)
+    model = write_bigrams({"qä": 0.25, "qb": 0.3, "bc": 0.3})  # both have two bytes, and "bc" has two tokens
     bytes_matter = MultipleChoiceQuestion("x:1", "q", "", ("bc", "ä"), 0)
-    assert evaluator(bytes_matter).evaluate(model, CPU) == QuestionScores(0.0, 0.0, 1.0, 1)
+    assert build_evaluator(bytes_matter).evaluate(model, CPU) == QuestionScores(0.0, 0.0, 1.0, 1)
 
 
 def test_a_tie_is_no_right_answer_and_neither_is_a_number_that_is_none() -> None:
     asked = MultipleChoiceQuestion("x:1", "q", " ", ("a", "b"), 0)
-    assert evaluator(asked).evaluate(bigrams({}), CPU).accuracy == 0
-    assert evaluator(asked).evaluate(lambda batch: torch.full((*batch.tokens_BT.shape, 256), float("nan")), CPU) == (
-        QuestionScores(0.0, 0.0, 0.0, 1)
-    )
+    assert build_evaluator(asked).evaluate(write_bigrams({}), CPU).accuracy == 0
+    assert build_evaluator(asked).evaluate(
+        lambda batch: torch.full((*batch.tokens_BT.shape, 256), float("nan")), CPU
+    ) == (QuestionScores(0.0, 0.0, 0.0, 1))
 
 
-def many() -> tuple[MultipleChoiceQuestion, ...]:
+def build_questions() -> tuple[MultipleChoiceQuestion, ...]:
     """Questions with two to four choices of unlike lengths; more rows than one round of four ranks holds."""
     words = ["ab", "b", "cab", "bbcc", "a", "acab", "cc"]
     return tuple(
@@ -63,14 +63,14 @@ def many() -> tuple[MultipleChoiceQuestion, ...]:
     )
 
 
-def table() -> Callable[[Batch], Tensor]:
+def build_bigram_model() -> Callable[[Batch], Tensor]:
     logits = torch.randn(256, 256, generator=torch.Generator().manual_seed(3))
     return lambda batch: logits[batch.tokens_BT]
 
 
-def by_hand(question: MultipleChoiceQuestion) -> list[float]:
+def score_by_hand(question: MultipleChoiceQuestion) -> list[float]:
     """Nats of each choice, letter by letter."""
-    costs = -table()(Batch(torch.arange(256)[None], torch.zeros(1, 256))).log_softmax(-1)[0]
+    costs = -build_bigram_model()(Batch(torch.arange(256)[None], torch.zeros(1, 256))).log_softmax(-1)[0]
     found = []
     for choice in question.choices:
         text = "\0" + question.context + question.separator + choice
@@ -79,33 +79,33 @@ def by_hand(question: MultipleChoiceQuestion) -> list[float]:
     return found
 
 
-def numbers(together: int) -> list[list[float]]:
-    return compute_row_metrics(evaluator(*many()).rows, table(), CPU, together).tolist()
+def compute_numbers(together: int) -> list[list[float]]:
+    return compute_row_metrics(build_evaluator(*build_questions()).rows, build_bigram_model(), CPU, together).tolist()
 
 
 def on_ranks(rank: int) -> list[tuple[QuestionScores, list[list[float]]]]:
-    asked = [(evaluator(*many(), together=together), together) for together in (1, 2, 4)]
-    return [(one.evaluate(table(), CPU), numbers(together)) for one, together in asked]
+    asked = [(build_evaluator(*build_questions(), together=together), together) for together in (1, 2, 4)]
+    return [(one.evaluate(build_bigram_model(), CPU), compute_numbers(together)) for one, together in asked]
 
 
 @pytest.mark.distributed
 def test_any_number_of_ranks_gives_the_answers_that_a_hand_would() -> None:
-    alone = evaluator(*many()).evaluate(table(), CPU)
-    costs = [by_hand(one) for one in many()]
-    right = sum(found[one.answer] == min(found) for one, found in zip(many(), costs, strict=True))
+    alone = build_evaluator(*build_questions()).evaluate(build_bigram_model(), CPU)
+    costs = [score_by_hand(one) for one in build_questions()]
+    right = sum(found[one.answer] == min(found) for one, found in zip(build_questions(), costs, strict=True))
     assert alone.accuracy == right / 23
     assert 0 < right < 23
-    assert all(found == [(alone, numbers(1))] * 3 for found in run_ranks(on_ranks, 4))
+    assert all(found == [(alone, compute_numbers(1))] * 3 for found in run_ranks(on_ranks, 4))
 
 
 class Heldout:
-    def evaluate(self, logits: Callable[[Batch], Tensor], device: torch.device) -> TargetEvaluation:
+    def evaluate(self, compute_logits: Callable[[Batch], Tensor], device: torch.device) -> TargetEvaluation:
         return TargetEvaluation(1.0, 2.7, 0.5, 10)
 
 
 def test_sets_stand_beside_the_loss_by_name() -> None:
-    both = EvaluatorWithTasks(Heldout(), {"toy": evaluator(*many())})
-    fields = both.evaluate(table(), CPU).to_dict()
+    both = EvaluatorWithTasks(Heldout(), {"toy": build_evaluator(*build_questions())})
+    fields = both.evaluate(build_bigram_model(), CPU).to_dict()
     assert fields["loss"] == 1.0
     assert fields["sets"]["toy"]["questions"] == 23
     assert "\ntoy: " in format_evaluation(fields)

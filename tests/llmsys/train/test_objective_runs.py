@@ -27,19 +27,19 @@ SHAPE: dict[str, Any] = {
 ADAM = {"kind": "adamw", "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": 0.0}
 
 
-def llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run_llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "launch.main", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert not check or done.returncode == 0, done.stderr[-3000:]
     return done
 
 
-def written(path: Path, settings: dict[str, Any]) -> Path:
+def write_config(path: Path, settings: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(settings))
     return path
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     tensors = {
         name: torch.empty(like.shape, dtype=like.dtype) for name, like in read_tensor_metadata(checkpoint).items()
     }
@@ -69,35 +69,35 @@ def translation(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "checkpoint": {"every_steps": 20, "keep_last": 4, "average_last": 4},
         "generation": {"num_beams": 2},
     }  # fmt: skip
-    config = written(folder / "toy.yaml", settings)
-    llmsys("prepare", config)
-    llmsys("train", config)
+    config = write_config(folder / "toy.yaml", settings)
+    run_llmsys("prepare", config)
+    run_llmsys("train", config)
     return config
 
 
 def test_a_translation_run_learns_its_language(translation: Path) -> None:
-    result = json.loads(llmsys("evaluate", translation, "--json").stdout)
+    result = json.loads(run_llmsys("evaluate", translation, "--json").stdout)
     assert result["bleu"] > 25
     assert result["sentences"] == 30
     assert result["signature"].startswith("nrefs:1|case:mixed|")
     assert "averaged/step-00000260" in result["checkpoint"]
-    plain = json.loads(llmsys("evaluate", translation, "checkpoint.average_last=0", "--json").stdout)
+    plain = json.loads(run_llmsys("evaluate", translation, "checkpoint.average_last=0", "--json").stdout)
     assert "checkpoints/step-00000260" in plain["checkpoint"]
     steps = [e for e in read_events(translation.parent / "run" / "events.jsonl") if e["event"] == "step"]
     assert all(abs(step["target_tokens"] - 600) < 90 for step in steps)
     assert all(0 <= step["padding_share"] < 0.4 for step in steps)
-    assert "is finished" in llmsys("train", translation).stdout
+    assert "is finished" in run_llmsys("train", translation).stdout
 
 
 def test_lines_are_translated_in_their_order(translation: Path, tmp_path: Path) -> None:
     given = tmp_path / "in.txt"
     sources = [source for source, _ in sentence_pairs(5, seed=9, longest=4)]
     given.write_text("\n".join([*sources[:3], "", *sources[3:]]) + "\n")
-    llmsys("translate", translation, "--input", given, "--output", tmp_path / "out.txt")
+    run_llmsys("translate", translation, "--input", given, "--output", tmp_path / "out.txt")
     found = (tmp_path / "out.txt").read_text().split("\n")
     assert len(found) == 7  # six lines and what follows the last newline
     assert [bool(line) for line in found] == [True, True, True, False, True, True, False]
-    done = llmsys("translate", translation, "--input", tmp_path / "nowhere.txt", check=False)
+    done = run_llmsys("translate", translation, "--input", tmp_path / "nowhere.txt", check=False)
     assert done.returncode == 2
     assert "nowhere.txt does not exist" in done.stderr
 
@@ -105,14 +105,17 @@ def test_lines_are_translated_in_their_order(translation: Path, tmp_path: Path) 
 def test_a_resumed_run_drops_what_the_uninterrupted_one_dropped(translation: Path, tmp_path: Path) -> None:
     whole = translation.parent / "run" / "checkpoints"
     shutil.copytree(whole / "step-00000220", tmp_path / "run" / "checkpoints" / "step-00000220")
-    llmsys("train", translation, f"run.folder={tmp_path / 'run'}", "checkpoint.average_last=0")
-    resumed, calm = weights(tmp_path / "run" / "checkpoints" / "step-00000260"), weights(whole / "step-00000260")
+    run_llmsys("train", translation, f"run.folder={tmp_path / 'run'}", "checkpoint.average_last=0")
+    resumed, calm = (
+        read_weights(tmp_path / "run" / "checkpoints" / "step-00000260"),
+        read_weights(whole / "step-00000260"),
+    )
     assert resumed.keys() == calm.keys()
     assert all(torch.equal(value, calm[name]) for name, value in resumed.items())
 
 
 def test_a_translation_model_is_not_asked_to_continue(translation: Path) -> None:
-    done = llmsys("translate", translation, "model.family=decoder", "model.encoder=null", check=False)
+    done = run_llmsys("translate", translation, "model.family=decoder", "model.encoder=null", check=False)
     assert done.returncode == 2
     assert "data.kind: pairs data cannot teach next_token" in done.stderr
 
@@ -136,12 +139,12 @@ def encoder(folder: Path) -> dict[str, Any]:
 
 def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> None:
     settings = encoder(tmp_path)
-    config = written(tmp_path / "masks.yaml", settings)
-    llmsys("train", config)
+    config = write_config(tmp_path / "masks.yaml", settings)
+    run_llmsys("train", config)
     steps = [e for e in read_events(tmp_path / "masks" / "events.jsonl") if e["event"] == "step"]
     assert steps[0]["loss"] == pytest.approx(5.95, abs=0.3)  # ln 384
     assert steps[-1]["loss"] < 4.5
-    result = json.loads(llmsys("evaluate", config, "--json").stdout)
+    result = json.loads(run_llmsys("evaluate", config, "--json").stdout)
     assert 0 < result["accuracy"] < 1
     assert result["evaluated_targets"] > 30
 
@@ -158,14 +161,14 @@ def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> N
         "train": settings["train"] | {"tokens": 60 * 256, "init_from": str(tmp_path / "masks")},
     }  # fmt: skip
     settings["model"] |= {"head": {"kind": "classification", "num_labels": 2}, "tie_word_embeddings": False}
-    tuned = written(tmp_path / "labels.yaml", settings)
-    llmsys("prepare", tuned)
-    said = llmsys("train", tuned).stderr
+    tuned = write_config(tmp_path / "labels.yaml", settings)
+    run_llmsys("prepare", tuned)
+    said = run_llmsys("train", tuned).stderr
     assert "newly initialised: classifier.bias, classifier.weight" in said
     assert "not used: head." in said
-    assert json.loads(llmsys("evaluate", tuned, "--json").stdout)["accuracy"] > 0.9
-    wrong = llmsys("train", tuned, "model.head.num_labels=3", f"run.folder={tmp_path / 'x'}", check=False)
+    assert json.loads(run_llmsys("evaluate", tuned, "--json").stdout)["accuracy"] > 0.9
+    wrong = run_llmsys("train", tuned, "model.head.num_labels=3", f"run.folder={tmp_path / 'x'}", check=False)
     assert "model.head.num_labels=3, and" in wrong.stderr
     assert "has 2 labels (False, True). Set model.head.num_labels=2" in wrong.stderr
-    nowhere = llmsys("train", tuned, "train.init_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False)
+    nowhere = run_llmsys("train", tuned, "train.init_from=nowhere", f"run.folder={tmp_path / 'y'}", check=False)
     assert "train.init_from=nowhere is neither a checkpoint nor a run folder" in nowhere.stderr

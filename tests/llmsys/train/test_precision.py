@@ -26,7 +26,7 @@ def bf16_processor(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable, raising=False)
 
 
-def config_in(folder: Path, asked: str = "auto", **train: str) -> RunConfig:
+def load_config_in(folder: Path, asked: str = "auto", **train: str) -> RunConfig:
     return RunConfig.model_validate({"run": {"folder": str(folder)}, "train": {"precision": asked, **train}})
 
 
@@ -96,7 +96,7 @@ def test_auto_is_resolved_logged_and_recorded(
 ) -> None:
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: support)
     with caplog.at_level(logging.INFO):
-        resolved = resolve_precision(config_in(tmp_path))
+        resolved = resolve_precision(load_config_in(tmp_path))
     assert [one.getMessage() for one in caplog.records] == [f"train.precision=auto takes {expected}: {support.reason}"]
     assert resolved.train.precision == resolved.trajectory_settings["train"]["precision"] == expected
 
@@ -104,7 +104,7 @@ def test_auto_is_resolved_logged_and_recorded(
 def test_one_rank_without_bf16_gives_all_ranks_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)
     monkeypatch.setattr(precision, "all_gather_object", lambda own: [own, (False, 1, "it has no units")])
-    assert resolve_precision(config_in(tmp_path)).train.precision == "fp32"
+    assert resolve_precision(load_config_in(tmp_path)).train.precision == "fp32"
 
 
 @pytest.mark.parametrize(("recorded", "support"), [("bf16", SLOW), ("fp32", NATIVE)])
@@ -118,7 +118,7 @@ def test_a_run_on_another_machine_keeps_its_type_and_says_so(
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: support)
     record_checkpoint(tmp_path, recorded)
     with caplog.at_level(logging.INFO):
-        resolved = resolve_precision(config_in(tmp_path))
+        resolved = resolve_precision(load_config_in(tmp_path))
     assert resolved.train.precision == recorded
     own = "bf16" if support.is_native else "fp32"
     assert caplog.records[0].getMessage() == (
@@ -140,14 +140,14 @@ def test_bf16_by_name_without_native_products_warns_with_the_measured_factor(
 ) -> None:
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: SLOW)
     monkeypatch.setattr(precision, "measure_slowdown", lambda _: 61.04)
-    assert resolve_precision(config_in(tmp_path, "bf16")).train.precision == "bf16"
+    assert resolve_precision(load_config_in(tmp_path, "bf16")).train.precision == "bf16"
     assert [one.getMessage() for one in caplog.records] == [
         "train.precision=bf16 is slow on this device (it has no units): a product of 192 x 192 takes 61 times as long "
         "as in fp32. Use train.precision=auto or fp32."
     ]
     caplog.clear()
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)
-    resolve_precision(config_in(tmp_path, "bf16"))
+    resolve_precision(load_config_in(tmp_path, "bf16"))
     assert not caplog.records
 
 
@@ -156,7 +156,7 @@ def test_the_factor_is_measured() -> None:
 
 
 def test_what_needs_bf16_says_so_when_auto_is_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in(tmp_path, matmul_dtype="fp8")
+    config = load_config_in(tmp_path, matmul_dtype="fp8")
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: SLOW)
     message = r"train.precision=auto is fp32 here \(it has no units\), and that breaks: train.matmul_dtype: fp8 cannot"
     with pytest.raises(ConfigError, match=message):
@@ -167,4 +167,4 @@ def test_what_needs_bf16_says_so_when_auto_is_fp32(tmp_path: Path, monkeypatch: 
 
 def test_an_unresolved_type_never_reaches_what_a_run_compares(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.precision=auto is known only on a device"):
-        _ = config_in(tmp_path).trajectory_settings
+        _ = load_config_in(tmp_path).trajectory_settings

@@ -41,13 +41,13 @@ def start(rank: int, what: str) -> Any:
     return "agreed"
 
 
-def starts(rank: int) -> list[Any]:
+def start_run(rank: int) -> list[Any]:
     return [start(rank, what) for what in ("nothing", "config", "source")]
 
 
 @pytest.mark.distributed
 def test_one_rank_speaks_and_none_goes_on() -> None:
-    first, second = run_ranks(starts, 2)
+    first, second = run_ranks(start_run, 2)
     assert [first[0], second[0]] == ["agreed", "agreed"]
     assert "has run.seed 1 (rank 0 on" in first[1]
     assert "has the source of llmsys 0000000000000000 (rank 0 on" in first[2]

@@ -60,14 +60,14 @@ def config(tmp_path: Path, dataset: Path) -> Path:
     return path
 
 
-def llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run_llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "launch.main", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert not check or done.returncode == 0, done.stderr[-3000:]
     return done
 
 
-def final_loss(config: Path) -> float:
+def read_final_loss(config: Path) -> float:
     events = read_latest_events(config.parent / "run" / "events.jsonl")
     return [event["loss"] for event in events if event["event"] == "evaluation"][-1]
 
@@ -76,7 +76,7 @@ def final_loss(config: Path) -> float:
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp_path: Path, engine: str) -> None:
     choices = (f"engine.kind={engine}", f"checkpoint.mode={'async' if engine == 'torch' else 'sync'}")
-    llmsys("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
+    run_llmsys("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
     calm = [event for event in read_latest_events(tmp_path / "calm" / "events.jsonl") if event["event"] == "evaluation"]
     for step, victim in ((4, "rank" if engine == "torch" else "launcher"), (6, "stopped")):
         middle = standstill(tmp_path / victim, step)
@@ -105,8 +105,8 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
             assert re.search(rf"llmsys: stopped: {sent.name} came: saved after step \d+ of 12 into", message)
         psutil.wait_procs(ranks, timeout=PATIENCE_SECONDS)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-    llmsys("train", config, *choices)
-    assert final_loss(config) == calm[-1]["loss"]
+    run_llmsys("train", config, *choices)
+    assert read_final_loss(config) == calm[-1]["loss"]
     events = read_events(tmp_path / "run" / "events.jsonl")
     starts = [event["resumed_from"] for event in events if event["event"] == "start"]
     assert starts[:2] == [None, 2]
@@ -128,30 +128,30 @@ def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Pat
 
 
 def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
-    llmsys("train", config)
+    run_llmsys("train", config)
     before = (config.parent / "run" / "events.jsonl").read_bytes()
-    assert "is finished" in llmsys("train", config).stdout
+    assert "is finished" in run_llmsys("train", config).stdout
     assert (config.parent / "run" / "events.jsonl").read_bytes() == before
-    evaluated = json.loads(llmsys("evaluate", config, "--json").stdout)
-    assert evaluated["loss"] == pytest.approx(final_loss(config), abs=2e-3)
+    evaluated = json.loads(run_llmsys("evaluate", config, "--json").stdout)
+    assert evaluated["loss"] == pytest.approx(read_final_loss(config), abs=2e-3)
     assert evaluated["gzip_bits_per_byte"] > 0
     events = read_latest_events(config.parent / "run" / "events.jsonl")
     last = [event for event in events if event["event"] == "evaluation"][-1]
     assert evaluated["sets"] == last["sets"]
     assert evaluated["sets"]["pairs"]["accuracy"] == 1.0
     assert all(0 < event["utilisation"] < 1 for event in events if event["event"] == "step")
-    reconciled = json.loads(llmsys("reconcile", config.parent / "run", "--json").stdout)["runs"][0]
+    reconciled = json.loads(run_llmsys("reconcile", config.parent / "run", "--json").stdout)["runs"][0]
     assert (reconciled["device"], reconciled["ranks"]) == ("abacus", 2)
     assert reconciled["parameters"]["predicted"] == reconciled["parameters"]["built"]
     assert reconciled["step_seconds"]["residual"] > -1
-    samples = json.loads(llmsys("generate", config, "--json", "--prompt", "the dog").stdout)
+    samples = json.loads(run_llmsys("generate", config, "--json", "--prompt", "the dog").stdout)
     assert samples[0]["prompt"] == "the dog"
     damaged = sorted((config.parent / "run" / "checkpoints").glob("*/__0_0.distcp"))[-1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")
-    repaired = llmsys("train", config)
+    repaired = run_llmsys("train", config)
     assert f"skipping checkpoint {damaged.parent}: __0_0.distcp is damaged" in repaired.stderr
     assert (
-        final_loss(config)
+        read_final_loss(config)
         == [e["loss"] for e in map(json.loads, before.splitlines()) if e["event"] == "evaluation"][-1]
     )
     environment = json.loads((config.parent / "run" / "environment.json").read_text())
@@ -161,17 +161,17 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
 
 def test_another_config_in_the_same_folder_is_refused_with_the_difference(config: Path) -> None:
     alone = ("launch.processes=1", "layout.expert=1")
-    llmsys("train", config, "train.tokens=512", *alone)
+    run_llmsys("train", config, "train.tokens=512", *alone)
     for change in ("train.tokens=1024", "optimizer.learning_rate=0.02"):
-        done = llmsys("train", config, "train.tokens=512", *alone, change, check=False)
+        done = run_llmsys("train", config, "train.tokens=512", *alone, change, check=False)
         assert done.returncode == 2
         assert re.search(rf"{change.split('=')[0]} was [\d.]+, now {change.split('=')[1]}", done.stderr)
         assert "Traceback" not in done.stderr
-    assert "is finished" in llmsys("train", config, "train.tokens=512", *alone, "train.log_every_steps=5").stdout
+    assert "is finished" in run_llmsys("train", config, "train.tokens=512", *alone, "train.log_every_steps=5").stdout
 
 
 def test_a_missing_tokenizer_says_how_to_make_one(config: Path, tmp_path: Path) -> None:
-    done = llmsys("train", config, "tokenizer={kind: file, path: nowhere.model}", check=False)
+    done = run_llmsys("train", config, "tokenizer={kind: file, path: nowhere.model}", check=False)
     assert done.returncode == 2
     assert "nowhere.model" in done.stderr
     assert done.stderr.count("llmsys: error") == 1
@@ -185,7 +185,7 @@ def test_a_port_in_use_is_named(config: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        done = llmsys("train", config, f"launch.port={port}", check=False)
+        done = run_llmsys("train", config, f"launch.port={port}", check=False)
     assert done.returncode == 2
     assert f"launch.port={port} is in use" in done.stderr
     assert "launch.port=0" in done.stderr

@@ -25,6 +25,7 @@ from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
+from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
 from llmsys.train.watchdog import Watchdog
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
@@ -57,7 +58,7 @@ def test_a_spike_is_judged_by_the_median_of_the_steps_that_were_taken() -> None:
     assert take(one, 5, 2.0, 4.7)  # the refused step did not count: the median is still 1.2
     assert not take(one, 6, 3.1, 1.0)
     assert "train.spike_detection.max_loss_ratio allows 1.5 times that" in one.problem
-    assert one.left_out == {4, 6}
+    assert one.skipped_steps == {4, 6}
 
 
 def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
@@ -74,7 +75,7 @@ def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
 
 
 class NoExperts(torch.nn.Module):
-    def moe_layers(self) -> list[Any]:
+    def list_moe_layers(self) -> list[Any]:
         return []
 
 
@@ -115,20 +116,20 @@ class Numbers:
 
     wait_seconds = 0.0
 
-    def steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
+    def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
         for step in range(start, stop):
             yield step, [Batch(torch.tensor([[step + 1]]), torch.tensor([[0]]), None)]
 
-    def describe(self, step: int) -> dict[str, Any]:
+    def get_step_metrics(self, step: int) -> dict[str, Any]:
         return {}
 
 
 class NoEvaluation:
-    def evaluate(self, logits: Any, device: Any) -> TargetEvaluation:
+    def evaluate(self, compute_logits: Any, device: Any) -> TargetEvaluation:
         return TargetEvaluation(2.0, 7.4, 0.5, 1)
 
 
-def config(folder: Path, **settings: str) -> RunConfig:
+def load_config(folder: Path, **settings: str) -> RunConfig:
     words = {"run.folder": str(folder), "train.tokens": str(STEPS * 64), "batch.sequence_length": "64",
              "batch.sequences": "1", "checkpoint.every_steps": "4", "train.log_every_steps": "1",
              "schedule": "{kind: constant}", "train.precision": "fp32",
@@ -136,7 +137,7 @@ def config(folder: Path, **settings: str) -> RunConfig:
     return load_run_config("train/demo", [f"{key}={value}" for key, value in (words | settings).items()])
 
 
-def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None = None) -> Trainer:
+def build_trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None = None) -> Trainer:
     """A trainer around the counting engine, resumed if its folder holds a checkpoint."""
     engine, judged, folder = CountingEngine(bad), StepGuard(one.train), one.run.folder / "checkpoints"
     steps, newest = 0, find_newest_checkpoint(folder)
@@ -145,23 +146,27 @@ def trainer(one: RunConfig, bad: Callable[[int], bool], wish: StopRequest | None
         load_checkpoint(engine, newest)  # type: ignore[arg-type]
         judged.load_state_dict(record["judge"])
         steps = record["steps"]
-    record = MetricLogger(EventWriter(one.run.folder / "events.jsonl"), None)  # type: ignore[assignment]
-    parts: Any = (engine, Numbers(), NoEvaluation(), record, {}, list, CheckpointSaver(folder, one.checkpoint), judged)
-    more = (
-        wish or StopRequest(environment={}),
-        Watchdog(one.run.folder, 0),
-        lambda step: {},
-        build_step_meter(one, torch.device("cpu"), None),
+    logger = MetricLogger(EventWriter(one.run.folder / "events.jsonl"), None)
+    loader: Any = Numbers()
+    run: Any = engine
+    return Trainer(
+        config=one,
+        engine=run,
+        data=TrainingData(loader, lambda step: {}),
+        evaluation=Evaluation(NoEvaluation(), list),
+        checkpointing=Checkpointing(CheckpointSaver(folder, one.checkpoint), {}),
+        control=RunControl(judged, wish or StopRequest(environment={}), Watchdog(one.run.folder, 0)),
+        observability=Observability(logger, build_step_meter(one, torch.device("cpu"), None)),
+        steps_done=steps,
     )
-    return Trainer(one, *parts, *more, steps_done=steps)
 
 
-def weights(one: Trainer) -> dict[str, float]:
+def get_weights(one: Trainer) -> dict[str, float]:
     engine: Any = one.engine
     return {name: value.item() for name, value in engine.weights.items()}
 
 
-def without(*left_out: int) -> dict[str, float]:
+def compute_weights_without(*left_out: int) -> dict[str, float]:
     total, order = 0, 0.0
     for step in range(1, STEPS + 1):
         if step not in left_out:
@@ -172,11 +177,12 @@ def without(*left_out: int) -> dict[str, float]:
 @pytest.mark.parametrize("policy", ["skip", "rewind"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy: str, mode: str) -> None:
-    one = trainer(
-        config(tmp_path, **{"train.on_bad_step": policy, "checkpoint.mode": mode}), bad=lambda step: step in (6, 7, 11)
+    one = build_trainer(
+        load_config(tmp_path, **{"train.on_bad_step": policy, "checkpoint.mode": mode}),
+        bad=lambda step: step in (6, 7, 11),
     )
     one.train()
-    assert weights(one) == pytest.approx(without(6, 7, 11))
+    assert get_weights(one) == pytest.approx(compute_weights_without(6, 7, 11))
     assert one.engine.get_state().steps == STEPS - 3
     events = read_latest_events(tmp_path / "events.jsonl")
     assert [event["step"] for event in events if event["event"] == "bad_step"] == [6, 7, 11]
@@ -189,36 +195,36 @@ def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy:
 def test_a_rewind_heals_weights_that_were_damaged_in_memory(tmp_path: Path) -> None:
     damaged = []
 
-    def bad(step: int) -> bool:
+    def is_bad(step: int) -> bool:
         total: torch.Tensor = one.engine.weights["parameter/sum"]  # type: ignore[attr-defined]
         if step == 6 and not damaged:
             damaged.append(total.fill_(math.nan))
         return bool(total.isnan())
 
-    one = trainer(config(tmp_path, **{"train.on_bad_step": "rewind"}), bad)
+    one = build_trainer(load_config(tmp_path, **{"train.on_bad_step": "rewind"}), is_bad)
     one.train()
-    assert weights(one) == pytest.approx(without(6))
+    assert get_weights(one) == pytest.approx(compute_weights_without(6))
     damaged.clear()
-    one = trainer(config(tmp_path / "skip", **{"train.max_consecutive_bad_steps": "2"}), bad)
+    one = build_trainer(load_config(tmp_path / "skip", **{"train.max_consecutive_bad_steps": "2"}), is_bad)
     with pytest.raises(LlmsysError, match="bad step number 3 in a row"):  # nothing that is skipped would help
         one.train()
 
 
 def test_a_bad_first_step_finds_something_to_go_back_to(tmp_path: Path) -> None:
-    one = trainer(config(tmp_path, **{"train.on_bad_step": "rewind"}), lambda step: step == 1)
+    one = build_trainer(load_config(tmp_path, **{"train.on_bad_step": "rewind"}), lambda step: step == 1)
     one.train()
-    assert weights(one) == pytest.approx(without(1))
+    assert get_weights(one) == pytest.approx(compute_weights_without(1))
 
 
 def test_experts_are_not_balanced_by_a_step_that_was_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[bool] = []
     monkeypatch.setattr("llmsys.train.trainer.update_expert_balance", lambda module, one: applied.append(one))
-    trainer(config(tmp_path), lambda step: step == 3).train()
+    build_trainer(load_config(tmp_path), lambda step: step == 3).train()
     assert applied == [step != 3 for step in range(1, STEPS + 1)]
 
 
 def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    one, wish = config(tmp_path, **{"checkpoint.mode": "async"}), StopRequest(environment={})
+    one, wish = load_config(tmp_path, **{"checkpoint.mode": "async"}), StopRequest(environment={})
 
     def stop_in_step_six(step: int) -> bool:
         if step == 6:
@@ -228,19 +234,20 @@ def test_a_stopped_run_saves_after_the_step_and_goes_on_as_if_it_had_not(tmp_pat
     with pytest.raises(
         StopRequested, match=r"SIGTERM came: saved after step 7 of 12 into .* Run the same command again"
     ):
-        trainer(one, stop_in_step_six, wish).train()
-    again = trainer(one, lambda step: False)
+        build_trainer(one, stop_in_step_six, wish).train()
+    again = build_trainer(one, lambda step: False)
     assert again.steps_done == 7
-    assert again.step_guard.left_out == {3}
+    assert again.control.step_guard.skipped_steps == {3}
     again.train()
-    assert weights(again) == pytest.approx(without(3))
+    assert get_weights(again) == pytest.approx(compute_weights_without(3))
     [stopped] = [event for event in read_latest_events(tmp_path / "events.jsonl") if event["event"] == "stopped"]
     assert (stopped["step"], stopped["reason"]) == (7, "SIGTERM came")
 
 
 def test_the_count_of_bad_steps_in_a_row_survives_a_rewind(tmp_path: Path) -> None:
-    one = trainer(
-        config(tmp_path, **{"train.on_bad_step": "rewind", "train.max_consecutive_bad_steps": "3"}), lambda s: s > 5
+    one = build_trainer(
+        load_config(tmp_path, **{"train.on_bad_step": "rewind", "train.max_consecutive_bad_steps": "3"}),
+        lambda s: s > 5,
     )
     with pytest.raises(LlmsysError, match=r"step 9: .*bad step number 4 in a row"):
         one.train()
@@ -253,7 +260,7 @@ def test_an_overflow_behind_a_bad_step_is_still_an_overflow(tmp_path: Path) -> N
                 return super().train_step(batches, *rest)
             return StepResult(2.0, math.inf, 1, False, (0.0,))  # as under fp16: nobody was asked
 
-    one = trainer(config(tmp_path), lambda step: False)
+    one = build_trainer(load_config(tmp_path), lambda step: False)
     one.engine = Overflowing(lambda step: step == 3)
     one.train()
     events = read_latest_events(tmp_path / "events.jsonl")
@@ -266,7 +273,7 @@ class FallingThenRising:
 
     asked = 0
 
-    def evaluate(self, logits: Any, device: Any) -> TargetEvaluation:
+    def evaluate(self, compute_logits: Any, device: Any) -> TargetEvaluation:
         self.asked += 1
         return TargetEvaluation(2.0 + abs(self.asked - 3), 7.4, 0.5, 1)
 
@@ -274,8 +281,8 @@ class FallingThenRising:
 def test_the_best_evaluation_of_the_loop_stays_with_the_last(tmp_path: Path) -> None:
     settings = {"checkpoint.every_steps": "2", "evaluation.every_steps": "2", "checkpoint.keep_best": "1",
                 "checkpoint.keep_last": "1"}  # fmt: skip
-    one = trainer(config(tmp_path, **settings), lambda step: False)
-    one.evaluator = FallingThenRising()
+    one = build_trainer(load_config(tmp_path, **settings), lambda step: False)
+    one.evaluation.evaluator = FallingThenRising()
     one.train()
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["step-00000006", f"step-{STEPS:08d}"]
@@ -285,7 +292,7 @@ def test_the_record_of_a_bad_step_names_its_documents(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data")
     settings = {"data.folder": str(tmp_path / "data"), "tokenizer.vocab_size": str(VOCABULARY), "batch.sequences": "4",
                 "model.vocab_size": str(VOCABULARY), "train.tokens": str(256 * 40)}  # fmt: skip
-    one = config(tmp_path, **settings)
+    one = load_config(tmp_path, **settings)
     shards, tokenizer = open_first_source(one, "train")
     by_rank = [build_step_batches(one, 2, rank) for rank in range(2)]
     found = describe_step_contents(by_rank[0], [shards], 5)

@@ -21,7 +21,7 @@ from tests.helpers.ranks import run_ranks
 CPU = torch.device("cpu")
 
 
-def config(*words: str) -> RunConfig:
+def load_config(*words: str) -> RunConfig:
     return load_run_config("train/demo", ["layout.expert=1", "train.precision=bf16", *words])
 
 
@@ -33,7 +33,7 @@ def test_an_accelerator_finds_its_own_profile_and_no_other() -> None:
 
 
 def test_utilisation_names_convention_device_and_number_type(tmp_path: Path) -> None:
-    one = config(f"flops.device={write_abacus(tmp_path / 'mine.yaml')}", "flops.convention=full")
+    one = load_config(f"flops.device={write_abacus(tmp_path / 'mine.yaml')}", "flops.convention=full")
     found = build_flops_convention(one, find_device_profile(one, CPU), ranks=2)
     length = one.batch.sequence_length
     assert str(found) == f"full, {NAME}, bf16"
@@ -42,35 +42,35 @@ def test_utilisation_names_convention_device_and_number_type(tmp_path: Path) -> 
 
 
 def test_an_unknown_device_has_no_utilisation_and_says_how_to_get_one() -> None:
-    assert find_device_profile(config(), CPU) is None
-    found = build_flops_convention(config(), None, ranks=1)
+    assert find_device_profile(load_config(), CPU) is None
+    found = build_flops_convention(load_config(), None, ranks=1)
     assert found.compute_utilisation(1e6) is None
     assert str(found) == "causal, unknown device, bf16"
-    told = build_prediction(config(), CPU, None)
+    told = build_prediction(load_config(), CPU, None)
     assert told["step_seconds"] is None
     assert "set flops.device=mine.yaml" in told["why_no_time"]
     with pytest.raises(ConfigError, match="'h201' is not a device with a profile"):
-        find_device_profile(config("flops.device=h201"), CPU)
+        find_device_profile(load_config("flops.device=h201"), CPU)
 
 
 def test_a_forecast_is_the_estimate_and_a_gap_in_a_profile_is_said(tmp_path: Path) -> None:
-    told = build_prediction(config(), CPU, abacus())
+    told = build_prediction(load_config(), CPU, abacus())
     assert told["step_seconds"]["p10"] < told["step_seconds"]["p50"] < told["step_seconds"]["p90"]
     assert told["memory"]["peak_bytes"] > 4 * told["parameters"]
-    gap = build_prediction(config("train.precision=fp32"), CPU, abacus(peak_flops={"bf16": 1e9}))
+    gap = build_prediction(load_config("train.precision=fp32"), CPU, abacus(peak_flops={"bf16": 1e9}))
     assert gap["step_seconds"] is None
     assert "no peak for fp32" in gap["why_no_time"]
 
 
-def meter(monkeypatch: pytest.MonkeyPatch, peaks: list[int], *words: str) -> StepMeter:
+def build_meter(monkeypatch: pytest.MonkeyPatch, peaks: list[int], *words: str) -> StepMeter:
     remaining = iter(peaks)
     monkeypatch.setattr(step_metrics, "read_resident_memory", lambda name: 100)
     monkeypatch.setattr(step_metrics, "read_peak_memory", lambda device: (next(remaining), 0))
-    return build_step_meter(config(*words), CPU, None)
+    return build_step_meter(load_config(*words), CPU, None)
 
 
 def test_peaks_of_evaluation_are_not_a_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = meter(monkeypatch, [130, 150, 990])
+    one = build_meter(monkeypatch, [130, 150, 990])
     assert one.compute_run_metrics() == {}
     for number, seconds in enumerate((9.0, 2.0, 3.0, 4.0), start=1):
         one.record_step(number, seconds)
@@ -80,7 +80,7 @@ def test_peaks_of_evaluation_are_not_a_steps(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = meter(monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, ramp_tokens: 16384}")
+    one = build_meter(monkeypatch, [100] * 99, "batch.ramp={start_tokens: 1024, ramp_tokens: 16384}")
     small = [
         number
         for number in range(1, 60)
@@ -98,7 +98,7 @@ def on_rank(rank: int) -> dict[str, Any]:
     calls: list[Any] = []
     plain = dist.all_reduce
     dist.all_reduce = lambda *words, **more: (calls.append(words), plain(*words, **more))[1]  # type: ignore[assignment]
-    one = build_step_meter(config(), CPU, abacus())
+    one = build_step_meter(load_config(), CPU, abacus())
     for number, seconds in enumerate((9.0, 1.0 + rank, 2.0 - rank, 1.5 + rank), start=1):
         one.record_step(number, seconds)
     unlogged = len(calls)
@@ -116,5 +116,5 @@ def test_the_slowest_and_fullest_rank_is_told_in_one_reduction() -> None:
     assert fields["memory_bytes"] > 2**20
     assert first["measured"]["step_seconds"] == 2.0  # medians 1.5 and 2
     assert fields["utilisation"] == pytest.approx(
-        build_flops_convention(config(), abacus(), 2).compute_utilisation(50.0)
+        build_flops_convention(load_config(), abacus(), 2).compute_utilisation(50.0)
     )

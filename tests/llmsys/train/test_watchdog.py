@@ -25,23 +25,27 @@ from tests.helpers.process import PATIENCE_SECONDS, wait_until
 TIMEOUT_SECONDS = 1.5
 
 
-def beat(rank: int, beats: int, age: float = 0.0, step: int = 5) -> Heartbeat:
+def build_heartbeat(rank: int, beats: int, age: float = 0.0, step: int = 5) -> Heartbeat:
     return Heartbeat(rank, "far-away", 1000 + rank, step, "saving", beats, age_seconds=age)
 
 
 def test_silent_ranks_are_named_before_those_that_are_behind() -> None:
-    [named] = describe_hanging_ranks([beat(0, 9), beat(1, 7, age=40.0), beat(2, 8)], 3, silent_after_seconds=20.0)
+    [named] = describe_hanging_ranks(
+        [build_heartbeat(0, 9), build_heartbeat(1, 7, age=40.0), build_heartbeat(2, 8)], 3, silent_after_seconds=20.0
+    )
     assert named == (
         "rank 1 on far-away (process 1001) has been silent for 40 s, since saving of step 5; "
         "its process is unknown, on another host"
     )
-    assert describe_hanging_ranks([beat(0, 9)], 2, 20.0) == ["rank 1 was never heard of"]
+    assert describe_hanging_ranks([build_heartbeat(0, 9)], 2, 20.0) == ["rank 1 was never heard of"]
 
 
 def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
-    [named] = describe_hanging_ranks([beat(0, 9), beat(1, 9), beat(2, 8, step=4)], 3, 20.0)
+    [named] = describe_hanging_ranks(
+        [build_heartbeat(0, 9), build_heartbeat(1, 9), build_heartbeat(2, 8, step=4)], 3, 20.0
+    )
     assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, and others are further"
-    assert describe_hanging_ranks([beat(0, 9), beat(1, 9)], 2, 20.0) == []
+    assert describe_hanging_ranks([build_heartbeat(0, 9), build_heartbeat(1, 9)], 2, 20.0) == []
 
 
 def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
@@ -65,7 +69,7 @@ def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
 
 
 @contextmanager
-def two_ranks(folder: Path, keeps_lock: bool = False) -> Iterator[list[SpawnProcess]]:
+def start_two_ranks(folder: Path, keeps_lock: bool = False) -> Iterator[list[SpawnProcess]]:
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_rank, args=(rank, str(folder), keeps_lock), daemon=True) for rank in range(2)]
     for process in ranks:
@@ -78,13 +82,13 @@ def two_ranks(folder: Path, keeps_lock: bool = False) -> Iterator[list[SpawnProc
             process.kill()
 
 
-def stacks(folder: Path, rank: int) -> str:
+def read_stacks(folder: Path, rank: int) -> str:
     return (folder / "heartbeats" / f"rank-{rank:05d}.stacks").read_text()
 
 
 @pytest.mark.distributed
 def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path) -> None:
-    with two_ranks(tmp_path) as ranks:
+    with start_two_ranks(tmp_path) as ranks:
         os.kill(ranks[0].pid or 0, signal.SIGSTOP)
         wait_until((tmp_path / "heartbeats" / "named").exists, "nobody was named")
         for process in ranks:
@@ -99,22 +103,22 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert event["event"] == "hang"
     assert event["named"][0].startswith("rank 0")
-    assert all("in _rank\n" in stacks(tmp_path, rank) for rank in range(2))
+    assert all("in _rank\n" in read_stacks(tmp_path, rank) for rank in range(2))
 
 
 @pytest.mark.distributed
 def test_a_rank_in_which_no_python_can_run_is_named_and_writes_its_stacks(tmp_path: Path) -> None:
-    with two_ranks(tmp_path, keeps_lock=True) as ranks:
+    with start_two_ranks(tmp_path, keeps_lock=True) as ranks:
         ranks[1].join(PATIENCE_SECONDS)
         assert ranks[1].exitcode == HUNG
         assert "rank 0 on" in (tmp_path / "log-1").read_text()
-        wait_until(lambda: "in _rank\n" in stacks(tmp_path, 0), "the stuck rank wrote no stacks")
-    assert "in _rank\n" in stacks(tmp_path, 1)
+        wait_until(lambda: "in _rank\n" in read_stacks(tmp_path, 0), "the stuck rank wrote no stacks")
+    assert "in _rank\n" in read_stacks(tmp_path, 1)
 
 
 @pytest.mark.distributed
 def test_a_run_that_was_suspended_whole_goes_on(tmp_path: Path) -> None:
-    with two_ranks(tmp_path) as ranks:
+    with start_two_ranks(tmp_path) as ranks:
         for process in ranks:
             os.kill(process.pid or 0, signal.SIGSTOP)
         time.sleep(2 * TIMEOUT_SECONDS)
@@ -126,7 +130,7 @@ def test_a_run_that_was_suspended_whole_goes_on(tmp_path: Path) -> None:
         assert [process.exitcode for process in ranks] == [None, None]
 
 
-def _slow_start(rank: int, folder: str, hangs: bool) -> None:
+def _start_slowly(rank: int, folder: str, hangs: bool) -> None:
     """Rank 0 builds for three time-outs, and then hangs if it is to; rank 1 waits for it."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     import torch
@@ -155,7 +159,7 @@ def _slow_start(rank: int, folder: str, hangs: bool) -> None:
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_start_may_be_slow_while_a_rank_is_at_work_and_a_hang_in_it_is_named(tmp_path: Path, hangs: bool) -> None:
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_slow_start, args=(rank, str(tmp_path), hangs), daemon=True) for rank in range(2)]
+    ranks = [context.Process(target=_start_slowly, args=(rank, str(tmp_path), hangs), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -191,11 +195,11 @@ def test_work_is_computing_reading_and_what_children_compute(tmp_path: Path) -> 
 
 
 def test_a_start_lasts_no_longer_when_a_rank_is_stopped_or_gone() -> None:
-    at_work = beat(0, 1)
+    at_work = build_heartbeat(0, 1)
     assert is_any_at_work([at_work], 10, 10)
     assert not is_any_at_work([replace(at_work, idle_seconds=11)], 10, 10)
     assert not is_any_at_work([replace(at_work, idle_seconds=6, age_seconds=5)], 10, 10)
-    assert not is_any_at_work([at_work, beat(1, 1, age=11)], 10, 10)
+    assert not is_any_at_work([at_work, build_heartbeat(1, 1, age=11)], 10, 10)
 
 
 def test_the_beats_of_a_phase_after_the_first_have_no_more_than_the_timeout(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""Groups of objects that a `Trainer` uses: data, evaluation, checkpointing, control and observability."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from llmsys.data.batch import Batch
+from llmsys.data.batch_digest import compute_batch_digest, format_digest
+from llmsys.data.dataloader import StepLoader
+from llmsys.engine.engine import Engine, EngineState, StepResult
+from llmsys.errors import CheckpointError
+from llmsys.parallel.process_group import all_reduce_sum, get_rank
+from llmsys.train import checkpoint_load
+from llmsys.train.checkpoint_record import read_record
+from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.evaluator import Evaluator
+from llmsys.train.gradient_noise_scale import NoiseScaleMeter
+from llmsys.train.metric_logger import MetricLogger
+from llmsys.train.step_guard import StepGuard
+from llmsys.train.step_metrics import StepMeter
+from llmsys.train.stop_request import StopRequest
+from llmsys.train.watchdog import Watchdog
+
+
+@dataclass
+class TrainingData:
+    """The micro-batches of this rank, and the contents of each step.
+
+    Attributes:
+        loader: yields (step, micro-batches), steps counted from 0.
+        describe_step: returns the sequences and documents of a step over all ranks, for the record of a skipped step.
+        sequence_parallel_size: neighbouring ranks that hold the same rows.
+    """
+
+    loader: StepLoader
+    describe_step: Callable[[int], dict[str, Any]]
+    sequence_parallel_size: int = 1
+
+    def hash_batches(self, batches: list[Batch], device: torch.device) -> str:
+        """Return the digest of the tokens and targets of one step over all ranks. Collective."""
+        # Ranks that hold the same rows count once.
+        own = compute_batch_digest(batches) if get_rank() % self.sequence_parallel_size == 0 else 0
+        total = all_reduce_sum(torch.tensor(own, dtype=torch.int64, device=device))  # modulo 2^64
+        return format_digest(int(total))
+
+
+@dataclass
+class Evaluation:
+    """The evaluator of held-out data, and the prompts that are completed at the end of a run.
+
+    Attributes:
+        evaluator: evaluates the engine every `evaluation.every_steps` and at the end.
+        sample_prompts: returns {prompt, text} for each of `generation.prompts`. Collective.
+    """
+
+    evaluator: Evaluator
+    sample_prompts: Callable[[], list[dict[str, str]]]
+
+
+@dataclass
+class Checkpointing:
+    """The saver of checkpoints, and the identity of the run that every checkpoint records.
+
+    Attributes:
+        saver: writes checkpoints at once or in the background.
+        run_state: settings and fingerprints that a resumed run must share.
+    """
+
+    saver: CheckpointSaver
+    run_state: dict[str, Any]
+
+    def save_state(self, state: EngineState, steps_done: int, **record: Any) -> None:
+        """Save the state after `steps_done` steps; `record` goes into `state.json`. Collective."""
+        self.saver.save_state(state, steps_done, self.run_state, **record)
+
+    def rewind(self, engine: Engine, step_guard: StepGuard, step: int) -> int:
+        """Load the newest complete checkpoint after step `step` was skipped; return the step it was saved at.
+
+        Steps that were skipped since it was saved stay skipped. Collective.
+
+        Raises:
+            CheckpointError: no checkpoint is complete.
+        """
+        self.saver.wait_for_save()
+        newest = checkpoint_load.find_newest_checkpoint(self.saver.folder)
+        if newest is None:
+            raise CheckpointError(f"step {step} was bad, and no whole checkpoint is left to go back to.")
+        checkpoint_load.load_checkpoint(engine, newest)
+        record = read_record(newest)
+        step_guard.load_state_dict(record.get("judge", {}), known=step_guard.skipped_steps)
+        return int(record["steps"])
+
+
+@dataclass
+class RunControl:
+    """Objects that may skip a step or end the run: the step guard, the stop request and the watchdog."""
+
+    step_guard: StepGuard
+    stop_request: StopRequest
+    watchdog: Watchdog
+
+
+@dataclass
+class Observability:
+    """The event log and trackers, the meter of step time and memory, and the optional gradient noise scale."""
+
+    metric_logger: MetricLogger
+    step_meter: StepMeter
+    noise_scale_meter: NoiseScaleMeter | None = None
+
+    def begin_step(self, step: int, batches: list[Batch]) -> list[Batch]:
+        """Return the micro-batches of step `step`, counted from 0, in the order in which they are trained on."""
+        return batches if self.noise_scale_meter is None else self.noise_scale_meter.begin_step(step, batches)
+
+    def end_step(self, result: StepResult) -> None:
+        """Update the gradient noise scale with the result of a step."""
+        if self.noise_scale_meter is not None:
+            self.noise_scale_meter.end_step(result)
+
+    def format_progress(self, batch_tokens: int) -> dict[str, str]:
+        """Return what the progress line shows besides speed and loss: utilisation, memory and the noise scale."""
+        meter = self.noise_scale_meter
+        return self.step_meter.details | ({} if meter is None else meter.format_noise_scale(batch_tokens))
+
+    def log_step(
+        self,
+        number: int,
+        result: StepResult,
+        *,
+        learning_rate: float,
+        tokens_done: int,
+        batch_tokens: int,
+        seconds: float,
+        wait_seconds: float,
+        **fields: Any,
+    ) -> None:
+        """Log a `step` event. Collective.
+
+        Args:
+            number: the step, counted from 1.
+            result: its loss and gradient norm over all ranks.
+            learning_rate: the rate it was trained with.
+            tokens_done: tokens of the run up to and including this step.
+            batch_tokens: tokens of this step.
+            seconds: seconds of the step on this rank, without the wait for data.
+            wait_seconds: seconds this rank waited for the data.
+            fields: further fields of the event.
+        """
+        noise = {} if self.noise_scale_meter is None else self.noise_scale_meter.scale.to_dict()
+        self.metric_logger.log_event(
+            "step",
+            number,
+            tokens=tokens_done,
+            loss=result.loss,
+            learning_rate=learning_rate,
+            gradient_norm=result.gradient_norm,
+            batch_tokens=batch_tokens,
+            **self.step_meter.compute_step_metrics(batch_tokens, seconds + wait_seconds, wait_seconds),
+            **fields,
+            **noise,
+        )

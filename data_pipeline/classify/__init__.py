@@ -1,1 +1,1 @@
-"""A linear classifier over hashed words: its features, its file, and how one is made."""
+"""A linear classifier over hashed words: features, file format and training."""

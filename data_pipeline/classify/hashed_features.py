@@ -1,8 +1,8 @@
-"""Texts in, hashed features out: words, runs of words, and runs of characters within a word.
+"""Hash texts into features: words, runs of words, and runs of characters within a word.
 
 Words are simplified (lower case, numbers as 0, no punctuation, no accents); in scripts without spaces each character is
 one. Runs of characters are those of `<word>`, marks included (Bojanowski et al. 2017). A feature is a number below
-2^bits, where different ones may meet.
+2^bits; different ones may collide.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from data_pipeline.text.word_hashes import Hashes, WordHasher, iter_ngram_hashes
 
 
 class FeatureConfig(NamedTuple):
-    """What features a model has; written into its file.
+    """The features of a model; written into its file.
 
     Attributes:
         bits: features are numbers below 2^bits.
         word_ngrams: longest run of words.
-        char_ngrams: shortest and longest run of characters; (0, 0): none.
+        char_ngrams: shortest and longest run of characters; (0, 0) for none.
     """
 
     bits: int = 18
@@ -31,14 +31,14 @@ class FeatureConfig(NamedTuple):
 
 
 class HashedFeatureBatch(NamedTuple):
-    """The features of D documents: F numbers, and the document of each; in no order that means anything."""
+    """The features of D documents: F numbers and the document of each, in no particular order."""
 
     numbers: Integers
     documents: Integers
 
 
 class FeatureHasher:
-    """Finds features. Keep one per process: it remembers the runs of characters of the words it has seen."""
+    """Extractor of features. Keep one per process: it caches the character runs of words."""
 
     def __init__(self, config: FeatureConfig) -> None:
         self._config = config
@@ -46,7 +46,7 @@ class FeatureHasher:
         self._characters = _CharacterNgramHasher(config.char_ngrams) if any(config.char_ngrams) else None
 
     def extract_features(self, texts: Sequence[str]) -> HashedFeatureBatch:
-        """The features of each text."""
+        """Return the features of each text."""
         words = self._words.hash_words(texts)
         document = np.repeat(np.arange(len(texts)), np.diff(words.offsets))
         ends = words.offsets[1:][document]
@@ -64,21 +64,21 @@ class FeatureHasher:
 
 
 class _CharacterNgramHasher:
-    """Hashes of the character runs of words, by chunk; bounded like the memory of words."""
+    """Hashes of the character runs of words, cached per chunk up to a bound."""
 
     def __init__(self, lengths: tuple[int, int], memo_chunks: int = 200_000, memo_runs: int = 8_000_000) -> None:
         self._lengths, self._limits = lengths, (memo_chunks, memo_runs)
         self._reset_cache()
 
     def hash_character_ngrams(self, texts: Sequence[str]) -> tuple[Hashes, Integers]:
-        """The hashes of all runs, and the document of each."""
+        """Return the hashes of all runs, and the document of each."""
         if len(self._memo) > self._limits[0] or len(self._runs) > self._limits[1]:
             self._reset_cache()
         chunks = [text.split() for text in texts]
-        ids = np.array([self._look_up_chunk(chunk) for one in chunks for chunk in one], np.int64)
+        ids = np.array([self._look_up_chunk(chunk) for own in chunks for chunk in own], np.int64)
         counts = self._counts.view[ids]
         runs = self._runs.view[compute_positions(self._starts.view[ids], counts)]
-        document = np.repeat(np.arange(len(texts)), [len(one) for one in chunks])
+        document = np.repeat(np.arange(len(texts)), [len(own) for own in chunks])
         return runs, np.repeat(document, counts)
 
     def _look_up_chunk(self, chunk: str) -> int:

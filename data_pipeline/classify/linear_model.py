@@ -1,12 +1,12 @@
-"""The linear model: a weight per feature and label, kept in one .npz file, and what it says about texts.
+"""A linear text classifier: multinomial logistic regression over hashed features.
 
-The file holds `weights` (float32, 2^bits x labels), `bias` (float32, labels) and `header`: JSON as bytes with format,
-version, labels and the features. A score is softmax(bias + mean of the weights of the text's features).
+Reads and writes one .npz file with `weights` (float32, 2^bits x labels), `bias` (float32, labels) and `header`: JSON as
+bytes with format, version, labels and features. A score is softmax(bias + mean of the weights of the text's features).
+Training minimizes the loss with an L2 penalty by L-BFGS.
 
-Labelled texts in, a linear model out: multinomial logistic regression with an L2 penalty, by L-BFGS.
-
-The features of a text count with 1 / their number, so that its length does not matter. The same texts give the same
-model on the same machine.
+Invariants:
+- The length of a text does not matter: each of its features counts 1 / their number.
+- Equal texts give an equal model on the same machine.
 """
 
 import json
@@ -24,12 +24,12 @@ from llmsys.errors import DataError
 
 FORMAT = "llmsys-linear"
 VERSION = 1
-_MOST_BITS = 28
+_MAX_BITS = 28
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Weights and what they are about."""
+    """Weights of a model, its labels and its features."""
 
     weights: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ class LinearModel:
     features: FeatureConfig
 
     def save(self, path: Path) -> None:
-        """Write the model; the same model gives the same bytes."""
+        """Write the model; equal models give equal bytes."""
         header = {"format": FORMAT, "version": VERSION, "labels": self.labels, **self.features._asdict()}
         coded = np.frombuffer(json.dumps(header).encode(), np.uint8)
         with open(path, "wb") as file:
@@ -45,9 +45,19 @@ class LinearModel:
 
 
 def load_linear_model(path: Path) -> LinearModel:
-    """Read a model; DataError when the file is none, or is damaged."""
+    """Load a model.
+
+    Args:
+        path: a file that `LinearModel.save` wrote.
+
+    Returns:
+        The model.
+
+    Raises:
+        DataError: if the file is not a linear model, or is damaged.
+    """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:  # a pickle could execute code
             weights, bias, coded = file["weights"], file["bias"], file["header"]
         header: dict[str, Any] = json.loads(coded.tobytes())
         if header["format"] != FORMAT or header["version"] != VERSION:
@@ -55,7 +65,7 @@ def load_linear_model(path: Path) -> LinearModel:
         shortest, longest = header["char_ngrams"]
         features = FeatureConfig(int(header["bits"]), int(header["word_ngrams"]), (int(shortest), int(longest)))
         labels = tuple(map(str, header["labels"]))
-        if not 1 <= features.bits <= _MOST_BITS or weights.shape != (1 << features.bits, len(labels)):
+        if not 1 <= features.bits <= _MAX_BITS or weights.shape != (1 << features.bits, len(labels)):
             raise ValueError(f"its weights have the shape {weights.shape}")
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
         raise DataError(
@@ -66,14 +76,14 @@ def load_linear_model(path: Path) -> LinearModel:
 
 
 class LinearScorer:
-    """Scores texts. Keep one per process."""
+    """Scorer of texts. Keep one per process."""
 
     def __init__(self, model: LinearModel) -> None:
         self.model = model
         self._features = FeatureHasher(model.features)
 
     def predict_probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Probabilities, one row a text and one column a label; each row depends on its text alone."""
+        """Return the probabilities (N, labels); each row depends on its text alone."""
         features = self._features.extract_features(texts)
         counts = np.maximum(np.bincount(features.documents, minlength=len(texts)), 1)
         columns = [
@@ -91,14 +101,14 @@ _SLICE_TEXTS = 1_000
 def train_linear_model(
     texts: Sequence[str], labels: Sequence[str], features: FeatureConfig, penalty: float = 1e-6, steps: int = 200
 ) -> LinearModel:
-    """Fit a model.
+    """Train a model.
 
     Args:
-        texts: what is labelled.
-        labels: a label per text, two or more in all.
-        features: what the model sees of a text.
-        penalty: weight of the sum of squared weights beside the mean loss of a text.
-        steps: iterations of L-BFGS at most.
+        texts: the training texts.
+        labels: a label per text; at least two distinct ones.
+        features: the features of the model.
+        penalty: weight of the sum of squared weights, relative to the mean loss of a text.
+        steps: maximum iterations of L-BFGS.
     """
     from scipy.optimize import minimize
 
@@ -110,7 +120,7 @@ def train_linear_model(
     def compute_loss_and_gradient(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         weights = flat.reshape(-1, len(names))
         logits = matrix @ weights
-        logits -= logits.max(axis=1, keepdims=True)
+        logits -= logits.max(axis=1, keepdims=True)  # keeps exp finite
         logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         slope = matrix.T @ (np.exp(logs) - wanted) / len(targets) + 2 * penalty * weights
         value = -(logs * wanted).sum() / len(targets) + penalty * float((weights**2).sum())
@@ -126,7 +136,7 @@ def train_linear_model(
 
 
 def _build_feature_matrix(texts: Sequence[str], config: FeatureConfig) -> tuple[Any, npt.NDArray[np.int64]]:
-    """Shares of the features that occur, and a last column of ones; with the numbers of those features."""
+    """Return the shares of the features that occur with a last column of ones, and the numbers of those features."""
     from scipy.sparse import csr_matrix, hstack
 
     finder = FeatureHasher(config)

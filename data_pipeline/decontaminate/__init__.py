@@ -1,1 +1,1 @@
-"""Items of evaluation sets, found in documents and taken out of them."""
+"""Decontamination: find items of evaluation sets in documents and remove them."""

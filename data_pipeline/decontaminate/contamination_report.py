@@ -1,6 +1,7 @@
-"""Matches of one document in, what to do about them and what to say about them out.
+"""Decide about documents that match evaluation items, and report the matches.
 
-Gives a verdict per document, and for the report a row per document and item: which n-gram, where, how many.
+Returns a verdict per document and a report row per document and item: which n-gram, where, how many. Writes the rows as
+JSON lines.
 """
 
 import json
@@ -22,13 +23,13 @@ from llmsys.spared_item import SparedDocument, SparedItem
 
 SPARED = "spared"
 EXAMPLES = 5
-MAX_SPARED_ITEMS = 100  # of each set that the manifest names; the reports have all
-_EXCERPT_CHARACTERS = 80  # of the text on each side of a match
-_MATCH_CHARACTERS = 400
+MAX_SPARED_ITEMS = 100  # listed in the manifest per set; the reports list all
+_EXCERPT_CHARACTERS = 80  # of the text before and after a match
+_MATCH_CHARACTERS = 400  # of an n-gram or excerpt in a report row
 
 
 class ContaminationResult(NamedTuple):
-    """What becomes of a document: its new text, or the verdict that drops it, or neither; and its report rows."""
+    """The result for a document: its new text, or the verdict that drops it, or neither; and its report rows."""
 
     text: str | None
     verdict: tuple[str, float | None, float | None, str] | None
@@ -36,14 +37,14 @@ class ContaminationResult(NamedTuple):
 
 
 class ContaminationJudge:
-    """Turns matches into findings."""
+    """Judge of documents by their matches."""
 
     def __init__(self, config: NgramDecontaminationConfig, index: NgramIndex, items: Path) -> None:
         self._config, self._index = config, index
         self._names = read_item_names(items)
 
     def judge_document(self, document: dict[str, Any], matches: pa.RecordBatch) -> ContaminationResult:
-        """Judge a document (its columns id, url, text) by its matches; those that are spared are only reported."""
+        """Judge a document (its columns id, url, text) by its matches; spared matches are only reported."""
         is_spared = matches.column("spared")
         spared = [{**row, "action": SPARED} for row in self._build_rows(document, matches.filter(is_spared))]
         matches = matches.filter(pc.invert(is_spared))
@@ -65,7 +66,7 @@ class ContaminationJudge:
                 (None, self._build_cut_verdict(cut.failure, cut.pieces, where)) if cut.failure else (cut.text, None)
             )
         rows = [{**row, "action": "dropped" if verdict else "cut"} for row in rows]
-        return ContaminationResult(text, verdict, rows if verdict else [*rows, *_without_items_of(spared, rows)])
+        return ContaminationResult(text, verdict, rows if verdict else [*rows, *_drop_reported_items(spared, rows)])
 
     def _build_cut_verdict(self, test: str, pieces: int, where: str) -> tuple[str, float | None, float | None, str]:
         if test == "pieces":
@@ -74,7 +75,7 @@ class ContaminationJudge:
         return test, None, None, f"{DECONTAMINATE}: {test} ({where} cut out)"
 
     def _build_rows(self, document: dict[str, Any], matches: pa.RecordBatch) -> list[dict[str, Any]]:
-        """One row per item, in the order in which the text meets them."""
+        """Build one row per item, in text order."""
         which, held, parts = self._index.get_items(matches.column("gram").to_numpy())
         items, first, counts = np.unique(held, return_index=True, return_counts=True)
         order = np.argsort(first).tolist()
@@ -84,7 +85,7 @@ class ContaminationJudge:
         ]
 
     def _get_set_and_name(self, item: int) -> tuple[str, str]:
-        """The set of an item and its name in it."""
+        """Return the set of an item and its name in it."""
         return self._names.column("set")[item].as_py(), self._names.column("item")[item].as_py()
 
     def _build_row(
@@ -106,53 +107,60 @@ class ContaminationJudge:
         }
 
 
-def _without_items_of(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows whose items are in no row of the others."""
+def _drop_reported_items(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows whose items are in none of the other rows."""
     named = {(row["set"], row["item"]) for row in others}
     return [row for row in rows if (row["set"], row["item"]) not in named]
 
 
 def summarize_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return per set the numbers of documents dropped and cut, the items found, the items spared, and examples."""
+    """Summarize the report rows of one file, by evaluation set.
+
+    Args:
+        rows: report rows of `ContaminationResult`.
+
+    Returns:
+        Per set: numbers of documents `dropped` and `cut`, the `items` found, the items `spared`, and `examples`.
+    """
     sets: dict[str, dict[str, Any]] = {}
     for row in rows:
-        one = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": [], SPARED: {}})
+        counts = sets.setdefault(row["set"], {"dropped": set(), "cut": set(), "items": set(), "rows": [], SPARED: {}})
         if row["action"] == SPARED:
-            _count_spared(one[SPARED], row)
+            _count_spared(counts[SPARED], row)
             continue
-        one[row["action"]].add(row["id"])
-        one["items"].add(row["item"])
-        one["rows"].append(row)
+        counts[row["action"]].add(row["id"])
+        counts["items"].add(row["item"])
+        counts["rows"].append(row)
     return {
         name: {
-            "dropped": len(one["dropped"]),
-            "cut": len(one["cut"]),
-            "items": sorted(one["items"]),
-            "examples": _select_examples(one["rows"]),
-            SPARED: one[SPARED],
+            "dropped": len(counts["dropped"]),
+            "cut": len(counts["cut"]),
+            "items": sorted(counts["items"]),
+            "examples": _select_examples(counts["rows"]),
+            SPARED: counts[SPARED],
         }
-        for name, one in sets.items()
+        for name, counts in sets.items()
     }
 
 
 def _count_spared(items: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> None:
-    """Count a document of a spared item, and keep those with the smallest ids."""
+    """Count a document of a spared item; the documents with the smallest ids are the examples."""
     new = {"documents": 1, "ngram": row["ngram"], "examples": [{"id": row["id"], "url": row["url"]}]}
     items[row["item"]] = _join_spared(items[row["item"]], new) if row["item"] in items else new
 
 
 def _join_spared(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Join what two groups of documents say of one spared item."""
+    """Join the summaries of two groups of documents for one spared item."""
     examples = sorted([*one["examples"], *other["examples"]], key=lambda example: str(example["id"]))[:EXAMPLES]
     ngram = min(one["ngram"], other["ngram"])
     return {"documents": one["documents"] + other["documents"], "ngram": ngram, "examples": examples}
 
 
 def _build_spared_items(summaries: Iterable[Mapping[str, Any]]) -> list[SparedItem]:
-    """Return all spared items of a set, those of most documents first, from the summaries of all files."""
+    """Return the spared items of a set from the summaries of all files, those with most documents first."""
     items: dict[str, dict[str, Any]] = {}
-    for one in summaries:
-        for name, item in one.get(SPARED, {}).items():
+    for summary in summaries:
+        for name, item in summary.get(SPARED, {}).items():
             items[name] = _join_spared(items[name], item) if name in items else item
     order = sorted(items, key=lambda name: (-items[name]["documents"], name))
     return [
@@ -173,7 +181,16 @@ def _select_examples(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def merge_summaries(
     sets: Mapping[str, Mapping[str, int]], exempt: int, summaries: Sequence[Mapping[str, Any]]
 ) -> DecontaminationSummary:
-    """Join what was said of the sets with the summaries of all files."""
+    """Merge the summaries of all files.
+
+    Args:
+        sets: numbers of items and n-grams of each evaluation set, from `write_ngram_index`.
+        exempt: number of n-grams that are exempt because they are too common.
+        summaries: results of `summarize_rows`, in any order.
+
+    Returns:
+        The decontamination section of the manifest.
+    """
     return DecontaminationSummary(
         sets={name: _merge_set_summaries(name, counts, summaries) for name, counts in sets.items()},
         exempt_ngrams=exempt,
@@ -183,17 +200,17 @@ def merge_summaries(
 def _merge_set_summaries(
     name: str, counts: Mapping[str, int], summaries: Sequence[Mapping[str, Any]]
 ) -> SetContamination:
-    own = [one[name] for one in summaries if name in one]
+    own = [summary[name] for summary in summaries if name in summary]
     fields = ContaminatedDocument.model_fields
     spared = _build_spared_items(own)
     return SetContamination(
         **counts,
-        items_found=len({item for one in own for item in one["items"]}),
-        documents_dropped=sum(one["dropped"] for one in own),
-        documents_cut=sum(one["cut"] for one in own),
+        items_found=len({item for summary in own for item in summary["items"]}),
+        documents_dropped=sum(summary["dropped"] for summary in own),
+        documents_cut=sum(summary["cut"] for summary in own),
         examples=tuple(
             ContaminatedDocument(**{key: row[key] for key in fields})
-            for row in _select_examples([row for one in own for row in one["examples"]])
+            for row in _select_examples([row for summary in own for row in summary["examples"]])
         ),
         items_spared=len(spared),
         spared=tuple(spared[:MAX_SPARED_ITEMS]),
@@ -201,6 +218,11 @@ def _merge_set_summaries(
 
 
 def write_contamination_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows as JSON lines."""
+    """Write report rows as JSON lines.
+
+    Args:
+        path: the file to write, atomically.
+        rows: report rows.
+    """
     lines = (json.dumps(row, ensure_ascii=False, sort_keys=False) for row in rows)
     write_bytes_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

@@ -1,7 +1,7 @@
-"""A text and the spans that match evaluation items in, the text without them out.
+"""Cut the spans that match evaluation items out of a text, as GPT-3 did (Brown et al. 2020, appendix C).
 
-GPT-3's way (Brown et al. 2020, appendix C): each match goes with a margin on both sides, short pieces go too, and a
-text that falls into many pieces goes as a whole. Pieces are joined by an empty line; margins end at white space.
+Each match is removed with a margin on both sides, short remaining pieces are removed too, and a text that falls into
+too many pieces is dropped. Pieces are joined by a blank line; margins end at white space.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ Span = tuple[int, int]
 
 
 class CutResult(NamedTuple):
-    """What is left of a text, or why nothing is (`failure`), with the number of pieces."""
+    """The remaining text, or the reason why there is none (`failure`), with the number of pieces."""
 
     text: str
     pieces: int
@@ -37,7 +37,7 @@ def cut_spans(text: str, spans: Iterable[Span], config: NgramDecontaminationConf
 
 
 def merge_spans(text: str, spans: Iterable[Span], margin: int) -> list[Span]:
-    """Return the spans with their margins, those that touch as one, in order; each ends between words."""
+    """Return the spans with their margins, sorted; touching ones are merged, and each ends between words."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         begin, end = _find_word_start(text, max(0, begin - margin)), _find_word_end(text, min(len(text), end + margin))

@@ -1,8 +1,8 @@
-"""Evaluation sets in, the n-grams of their items out.
+"""Read evaluation sets and extract the n-grams of their items.
 
-Reads files of JSON lines; an item has queries and labels. Gives, per n-gram, its hash and the first item that holds it.
-A part of at least n words gives its n-grams, a shorter one is an n-gram of its own length, one that is too short gives
-none and is counted.
+Reads JSON lines, plain, gzip or zstd; an item has queries and labels. A part (query, label, or their overlap) of at
+least n words yields its n-grams. A shorter part is an n-gram of its own length. A part that is too short yields none
+and is counted.
 """
 
 import gzip
@@ -37,23 +37,27 @@ class ItemNgrams(NamedTuple):
     part: Part
 
 
-def read_items(one: EvaluationSetConfig) -> Iterator[EvaluationItem]:
-    """Yield the items of a set; DataError names file and line of what cannot be used."""
-    for path in one.files:
+def read_items(dataset: EvaluationSetConfig) -> Iterator[EvaluationItem]:
+    """Yield the items of a set.
+
+    Raises:
+        DataError: names file and line of an invalid row.
+    """
+    for path in dataset.files:
         for number, line in enumerate(_read_bytes(path).split(b"\n"), 1):
             if not line.strip():
                 continue
-            where = f"evaluation set {one.name}, {path}, line {number}"
+            where = f"evaluation set {dataset.name}, {path}, line {number}"
             row = _parse_row(line, where)
-            name = _get_texts(row, one.id_field, where)[0] if one.id_field else f"{path.name}:{number}"
+            name = _get_texts(row, dataset.id_field, where)[0] if dataset.id_field else f"{path.name}:{number}"
             queries, labels = (
-                [text for key in keys for text in _get_texts(row, key, where)] for keys in _get_field_names(one)
+                [text for key in keys for text in _get_texts(row, key, where)] for keys in _get_field_names(dataset)
             )
             yield EvaluationItem(name, queries, labels)
 
 
-def _get_field_names(one: EvaluationSetConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return one.query_fields, one.label_fields
+def _get_field_names(dataset: EvaluationSetConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return dataset.query_fields, dataset.label_fields
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -75,14 +79,14 @@ def _parse_row(line: bytes, where: str) -> Any:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object a line.") from None
+        raise DataError(f"{where}: not JSON ({error}). Give a file with one JSON object per line.") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object a line.")
+        raise DataError(f"{where}: a {type(row).__name__}, not an object. Give a file with one JSON object per line.")
     return row
 
 
 def _get_texts(row: Any, key: str, where: str) -> list[str]:
-    """The text or texts of a field; `a.b` is field b of the mapping a."""
+    """Return the text or texts of a field; `a.b` is field b of the mapping a."""
     value = row
     for name in key.split("."):
         if not isinstance(value, dict) or name not in value:
@@ -90,28 +94,28 @@ def _get_texts(row: Any, key: str, where: str) -> list[str]:
             raise DataError(f"{where}: no field {key!r}; its fields are {fields}. Correct data.decontaminate.sets.")
         value = value[name]
     values = value if isinstance(value, list) else [value]
-    return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in values]
+    return [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
 
 
 def extract_item_ngrams(
     item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher
 ) -> tuple[list[ItemNgrams], int]:
-    """Return the n-grams of an item, and the number of its parts that are too short to be looked for.
+    """Return the n-grams of an item, and the number of its parts that are too short to search for.
 
-    An item in which the ends of lines break words gives those of the broken and of the whole words.
+    An item whose words are broken at line ends yields the n-grams of the broken and of the joined words.
     """
-    found, short = _grams_of_parts(item, config, words)
-    whole = EvaluationItem(item.name, *(list(map(_make_words_whole, texts)) for texts in (item.queries, item.labels)))
-    if whole != item:
-        found = found + _grams_of_parts(whole, config, words)[0]
+    found, short = _extract_part_ngrams(item, config, words)
+    joined = EvaluationItem(item.name, *(list(map(_join_broken_words, texts)) for texts in (item.queries, item.labels)))
+    if joined != item:
+        found = found + _extract_part_ngrams(joined, config, words)[0]
     return found, short
 
 
-def _make_words_whole(text: str) -> str:
+def _join_broken_words(text: str) -> str:
     return next(iter_joined_readings(text), text)
 
 
-def _grams_of_parts(
+def _extract_part_ngrams(
     item: EvaluationItem, config: NgramDecontaminationConfig, words: WordHasher
 ) -> tuple[list[ItemNgrams], int]:
     split = words.hash_words([*item.queries, *item.labels])
@@ -136,8 +140,8 @@ def _build_ngrams(words: Hashes, config: NgramDecontaminationConfig, part: Part)
 
 
 def _build_overlap_ngrams(query: Hashes, label: Hashes, config: NgramDecontaminationConfig) -> ItemNgrams:
-    """The n-grams that hold words of both."""
-    reach = min(config.ngram_words - 1, len(query) * len(label))  # nothing overlaps with nothing
+    """Return the n-grams with words of both query and label."""
+    reach = min(config.ngram_words - 1, len(query) * len(label))  # 0 if one of them is empty
     return _build_ngrams(
         np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap"
     )

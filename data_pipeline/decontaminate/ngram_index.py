@@ -1,7 +1,7 @@
-"""All n-grams of all evaluation sets, sorted by hash: which items a matching n-gram belongs to.
+"""An index of all n-grams of all evaluation sets, sorted by hash, with the items of each n-gram.
 
-`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items; `NgramIndex` reads them and finds
-matches in columns of words. Memory: about 20 bytes for each distinct n-gram, once per process.
+`write_ngram_index` reads the sets and writes two Arrow files, n-grams and items. `NgramIndex` loads them and finds
+matches in columns of words. Memory: about 20 bytes per distinct n-gram, once per process.
 """
 
 from collections.abc import Sequence
@@ -27,27 +27,40 @@ GRAM_SCHEMA = pa.schema(
 )
 ITEM_SCHEMA = pa.schema([("set", pa.string()), ("item", pa.string())])
 
-NAMED_ITEMS = 4  # of each set that are named for one n-gram: twins are, the words that all items begin with are not
-_BITS_PER_GRAM = 16  # of the filter that most n-grams of a text do not pass
+NAMED_ITEMS = 4  # items stored per n-gram and set: enough for twins, without all items that share an opening
+_BITS_PER_GRAM = 16  # of the filter that rejects most n-grams of a text
 
 
 def write_ngram_index(
     report: Report, *, grams: Path, items: Path, config: NgramDecontaminationConfig
 ) -> dict[str, Any]:
-    """Write n-grams and items; progress is in sets. DataError when a set cannot be read or has nothing to look for."""
+    """Write the n-grams and items of the evaluation sets.
+
+    Args:
+        report: progress callback, in sets.
+        grams: the file of n-grams to write (`GRAM_SCHEMA`).
+        items: the file of items to write (`ITEM_SCHEMA`).
+        config: sets, length of n-grams and parts of items.
+
+    Returns:
+        Under `sets`, per set: numbers of `items`, `ngrams` and `too_short` parts.
+
+    Raises:
+        DataError: if a set cannot be read, or no item is long enough.
+    """
     words = WordHasher()
     found: list[tuple[int, ItemNgrams]] = []
     names: list[dict[str, str]] = []
     counts: dict[str, dict[str, int]] = {}
-    for one in config.sets:
+    for dataset in config.sets:
         first, short, parts = len(names), 0, len(found)
-        for item in read_items(one):
+        for item in read_items(dataset):
             own, too_short = extract_item_ngrams(item, config, words)
             short += too_short
             found += [(len(names), part) for part in own]
-            names.append({"set": one.name, "item": item.name})
+            names.append({"set": dataset.name, "item": item.name})
         ngrams = sum(len(part.hashes) for _, part in found[parts:])
-        counts[one.name] = {"items": len(names) - first, "ngrams": ngrams, "too_short": short}
+        counts[dataset.name] = {"items": len(names) - first, "ngrams": ngrams, "too_short": short}
         report(1, 0)
     if not found:
         raise DataError(
@@ -68,13 +81,13 @@ def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Int
     items = np.repeat(np.array([item for item, _ in found], np.int32), sizes)
     words = np.repeat(np.array([part.words for _, part in found], np.uint8), sizes)
     parts = np.repeat(np.array([PARTS.index(part.part) for _, part in found], np.uint8), sizes)
-    order = np.lexsort((items, hashes))  # stable: of two parts of an item the first is named
+    order = np.lexsort((items, hashes))  # stable: of two parts of an item the first is kept
     same_gram = hashes[order[1:]] == hashes[order[:-1]]
     order = order[np.append(True, ~same_gram | (items[order[1:]] != items[order[:-1]]))]
     same_set = (hashes[order[1:]] == hashes[order[:-1]]) & (sets[items[order[1:]]] == sets[items[order[:-1]]])
     begins = np.flatnonzero(np.append(True, ~same_set))
-    place = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
-    order = order[place < NAMED_ITEMS]
+    rank = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    order = order[rank < NAMED_ITEMS]
     distinct, first = np.unique(hashes[order], return_index=True)
     ends = pa.array(np.append(first, len(order)), pa.int32())
     lists = (pa.ListArray.from_arrays(ends, pa.array(column[order])) for column in (items, parts))
@@ -84,7 +97,7 @@ def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Int
 
 
 class NgramIndex:
-    """Finds the n-grams of evaluation items among words."""
+    """The n-grams of evaluation items, and the search for them among words."""
 
     def __init__(self, path: Path) -> None:
         batch = next(read_batches(path))
@@ -93,6 +106,7 @@ class NgramIndex:
         self._ends = batch.column("items").offsets.to_numpy()
         self._items, self._parts = (batch.column(name).values.to_numpy() for name in ("items", "parts"))
         self._lengths = frozenset(np.unique(self.words).tolist())
+        # One bit per slot of the upper hash bits: most n-grams are rejected without a binary search.
         bits = max(16, (len(self._hashes) * _BITS_PER_GRAM).bit_length())
         self._shift = np.uint64(64 - bits)
         slots = self._hashes >> self._shift
@@ -100,7 +114,7 @@ class NgramIndex:
         np.bitwise_or.at(self._filter, (slots >> np.uint64(3)).astype(np.int64), _compute_bit_masks(slots))
 
     def find_matches(self, words: HashedWords) -> tuple[Integers, Integers]:
-        """Return (position, n-gram) of every match, in the order of positions, longer ones first."""
+        """Return (position, n-gram) of every match, sorted by position, longer ones first."""
         positions, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))
         for n, hashes in iter_ngram_hashes(words.hashes, max(self._lengths)):
@@ -108,20 +122,20 @@ class NgramIndex:
                 continue
             here = np.flatnonzero(self._query_filter(hashes))
             here = here[here + n <= ends[here]]
-            places = np.minimum(np.searchsorted(self._hashes, hashes[here]), len(self._hashes) - 1)
-            hit = (self._hashes[places] == hashes[here]) & (self.words[places] == n)
+            indices = np.minimum(np.searchsorted(self._hashes, hashes[here]), len(self._hashes) - 1)
+            hit = (self._hashes[indices] == hashes[here]) & (self.words[indices] == n)
             positions.append(here[hit])
-            numbers.append(places[hit])
+            numbers.append(indices[hit])
         position, number = np.concatenate(positions), np.concatenate(numbers)
         order = np.lexsort((-self.words[number].astype(np.int64), position))
         return position[order], number[order]
 
     def get_items(self, numbers: Integers) -> tuple[Integers, Integers, Integers]:
-        """Return the items that n-grams belong to, as (which of `numbers`, item, number in `PARTS`) each."""
+        """Return the items of n-grams as three arrays: index into `numbers`, item, index into `PARTS`."""
         starts, counts = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
         which = np.repeat(np.arange(len(numbers)), counts)
-        places = compute_positions(starts, counts)
-        return which, self._items[places].astype(np.int64), self._parts[places].astype(np.int64)
+        positions = compute_positions(starts, counts)
+        return which, self._items[positions].astype(np.int64), self._parts[positions].astype(np.int64)
 
     def _query_filter(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         slots = hashes >> self._shift
@@ -137,7 +151,15 @@ def _compute_bit_masks(slots: Hashes) -> npt.NDArray[np.uint8]:
 
 @lru_cache(maxsize=1)
 def load_ngram_index(path: Path, digest: str) -> NgramIndex:
-    """One index per process; `digest` makes a changed file a new one."""
+    """Load the index, once per process.
+
+    Args:
+        path: the file of n-grams.
+        digest: its digest, so that a changed file is loaded again.
+
+    Returns:
+        The index.
+    """
     return NgramIndex(path)
 
 

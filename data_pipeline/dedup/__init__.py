@@ -1,1 +1,1 @@
-"""Documents in, which of them are duplicates of which out."""
+"""Deduplication: documents in, duplicates out."""

@@ -1,8 +1,10 @@
-"""A counting Bloom filter that finds, in memory that does not grow with the keys, which keys may occur twice.
+"""A counting Bloom filter that finds the keys that may occur twice, in memory that does not grow with the keys.
 
-Reads 64-bit hashes, gives a mask. Two bits per counter say whether none, one or more keys have met it (Bloom 1970; Fan
-et al. 2000), as two bit maps. All keys are counted before any is asked about, and counting does not depend on order.
-Promises: a key that occurs twice is always found; of the keys that occur once, about `error_rate` are found too.
+Two bitmaps hold whether a counter was hit at least once and at least twice (Bloom 1970; Fan et al. 2000).
+
+Invariants:
+- All keys are counted before any is queried; the order of counting does not matter.
+- A key that occurs twice is always found. About `error_rate` of the keys that occur once are found too.
 """
 
 import math
@@ -17,25 +19,25 @@ _HALF = np.uint64(32)
 
 
 def compute_filter_size(keys: int, error_rate: float) -> tuple[int, int]:
-    """Return how many counters and how many hashes per key give the error rate: -n ln p / (ln 2)^2, -log2 p."""
+    """Return the number of counters and of hashes per key for an error rate: -n ln p / (ln 2)^2, -log2 p."""
     counters = max(64, math.ceil(-max(1, keys) * math.log(error_rate) / math.log(2) ** 2))
     return counters, max(1, round(-math.log2(error_rate)))
 
 
 class CountingBloomFilter:
-    """Counts keys up to two."""
+    """A Bloom filter that counts keys up to two."""
 
     def __init__(self, keys: int, error_rate: float) -> None:
-        """Make room for `keys` keys: about 2.4 bytes each at an error rate of 0.01."""
+        """Allocate a filter for `keys` keys: about 2.4 bytes each at an error rate of 0.01."""
         self.counters, self.hashes = compute_filter_size(keys, error_rate)
         self._once = np.zeros(self.counters // 8 + 1, np.uint8)
         self._twice = np.zeros(self.counters // 8 + 1, np.uint8)
 
     def add_keys(self, keys: Hashes) -> None:
-        """Count keys, equal ones each time they occur."""
+        """Count keys; equal keys count each time they occur."""
         for places in self._iter_counter_positions(keys):
             places = np.sort(places)
-            again = places[1:] == places[:-1]
+            again = places[1:] == places[:-1]  # bitwise_or.at would lose a second hit within one call
             distinct = places[np.concatenate([[True], ~again])] if len(places) else places
             met = distinct[_get_bits(self._once, distinct)]
             _set_bits(self._twice, met)
@@ -43,14 +45,14 @@ class CountingBloomFilter:
             _set_bits(self._once, distinct)
 
     def query_repeated(self, keys: Hashes) -> Any:
-        """Return which of the keys have probably been counted twice; none that has is left out."""
+        """Return a mask of the keys that were probably counted twice, without false negatives."""
         mask = np.ones(len(keys), np.bool_)
         for places in self._iter_counter_positions(keys):
             mask &= _get_bits(self._twice, places)
         return mask
 
     def _iter_counter_positions(self, keys: Hashes) -> Any:
-        """The counters of each key, one array per hash (Kirsch and Mitzenmacher 2006: two hashes make all)."""
+        """Yield the counters of each key, one array per hash (Kirsch and Mitzenmacher 2006: two hashes make all)."""
         other = (keys ^ (keys >> _HALF)) * _MIX
         other ^= other >> _HALF
         for number in range(self.hashes):

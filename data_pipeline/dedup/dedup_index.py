@@ -1,8 +1,10 @@
-"""The index of a dataset: what later datasets compare their documents with, and the reading of earlier ones.
+"""The deduplication index of a dataset, with which later datasets compare their documents.
 
-Reads `index/`: the ids of the documents that stay, numbered through, and their sorted keys of URL, text and MinHash
-buckets, one file per range; `index.json` names all files with their digests and the MinHash parameters. Promises: a
-file that is not what the index says is refused before it is used.
+Reads `index/`: the ids of the documents that were kept, numbered in order, and their sorted keys of URL, text and
+MinHash buckets, one file per range. `index.json` names all files with their digests and the MinHash parameters.
+
+Invariants:
+- A file that does not match its digest in the index is rejected before it is used.
 """
 
 import json
@@ -26,14 +28,14 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class EarlierDataset:
-    """One dataset that was prepared before, as its index describes it; picklable.
+    """A dataset that was prepared before, as its index describes it; picklable.
 
     Attributes:
         name: the name of the dataset.
-        documents: files of ids, whose documents are numbered through.
-        rows: how many documents there are.
-        keys: the key files of each relation ("url", "text", "near"); their rows are numbers of documents.
-        digest: of its `index.json`: what the tasks that read it depend on.
+        documents: files of ids, whose documents are numbered across files.
+        rows: number of documents.
+        keys: the key files of each relation ("url", "text", "near"); their rows are document numbers.
+        digest: digest of its `index.json`, on which the tasks that read it depend.
     """
 
     name: str
@@ -51,7 +53,19 @@ def describe_index(
     config: DeduplicationConfig,
     by_characters: Mapping[str, bool],
 ) -> Any:
-    """Return what `index.json` says: rows of the files of ids, key files by relation, digests of all, parameters."""
+    """Build the content of `index.json`.
+
+    Args:
+        name: the name of the dataset.
+        rows: number of documents in each file of ids, by file name, in order.
+        keys: names of the key files, by relation.
+        digests: digest of every file of the index, by file name.
+        config: the deduplication, for its MinHash parameters.
+        by_characters: per language, whether near duplicates are found by characters instead of words.
+
+    Returns:
+        A JSON-serializable mapping.
+    """
     documents = [{"name": file, "rows": count} for file, count in rows.items()]
     top = {
         "format": _FORMAT,
@@ -65,7 +79,20 @@ def describe_index(
 def load_earlier_dataset(
     folder: Path, config: DeduplicationConfig, by_characters: Mapping[str, bool], digest_of_file: Callable[[Path], str]
 ) -> EarlierDataset:
-    """Open the index of a dataset folder; DataError when there is none or it cannot be compared with."""
+    """Load the index of an earlier dataset.
+
+    Args:
+        folder: the dataset's folder.
+        config: the deduplication that will use the index.
+        by_characters: per language, whether near duplicates are found by characters instead of words.
+        digest_of_file: computes the digest of a file.
+
+    Returns:
+        The description of the earlier dataset.
+
+    Raises:
+        DataError: if there is no index, a file differs from its digest, or the index was built with other parameters.
+    """
     path = folder / INDEX / INDEX_FILE
     try:
         content = json.loads(path.read_bytes())
@@ -91,7 +118,7 @@ def load_earlier_dataset(
 
 
 def _require_relations(folder: Path, content: dict[str, Any], config: DeduplicationConfig) -> None:
-    """Refuse an index without a relation that is asked for, or with other MinHash parameters."""
+    """Reject an index that lacks a configured relation or has other MinHash parameters."""
     wanted = {"url": config.url.kind, "text": config.exact.kind, "near": config.minhash.kind}
     missing = [relation for relation, kind in wanted.items() if kind != "none" and relation not in content["keys"]]
     if missing:
@@ -107,7 +134,7 @@ def _require_relations(folder: Path, content: dict[str, Any], config: Deduplicat
 
 
 def _require_same_words(folder: Path, theirs: Mapping[str, bool], ours: Mapping[str, bool]) -> None:
-    """Refuse an index in which a language was compared by characters and here is by words, or the reverse."""
+    """Reject an index that compared a language by characters where this config compares by words, or the reverse."""
     other = [code for code in sorted(theirs.keys() & ours.keys()) if theirs[code] != ours[code]]
     if other:
         raise DataError(
@@ -118,23 +145,32 @@ def _require_same_words(folder: Path, theirs: Mapping[str, bool], ours: Mapping[
 
 
 def get_minhash_parameters(config: DeduplicationConfig) -> dict[str, Any] | None:
-    """What must be equal for MinHash keys to be comparable."""
+    """Return the parameters that must be equal for MinHash keys to be comparable; None without MinHash."""
     return config.minhash.model_dump(mode="json") if isinstance(config.minhash, MinHashDedupConfig) else None
 
 
 def read_earlier_items(
     earlier: Sequence[EarlierDataset], relation: str, number: int, ranges: int, wanted: np.ndarray[Any, Any]
 ) -> Columns:
-    """Return the items of one range of earlier datasets whose keys are among the wanted ones.
+    """Read the items of one key range of earlier datasets whose keys are wanted.
 
-    Their source is the number of the dataset, their row the number of the document in it.
+    Args:
+        earlier: the datasets.
+        relation: "url", "text" or "near".
+        number: number of the key range.
+        ranges: total number of key ranges.
+        wanted: uint64 keys.
+
+    Returns:
+        Columns of `ITEM_SCHEMA`, with `source` (number of the dataset) and `age` (0). `row` is the number of the
+        document in its dataset.
     """
     wanted = np.unique(wanted)
     parts: list[Columns] = []
-    for place, dataset in enumerate(earlier):
+    for source, dataset in enumerate(earlier):
         for path in dataset.keys[relation]:
             parts += [
-                _to_items(take_rows(found, np.isin(found["high"], wanted)), place)
+                _to_items(take_rows(found, np.isin(found["high"], wanted)), source)
                 for found in read_range(path, number, ranges)
             ]
     names = ("high", "low", "rank", "tie", "row", "place", "source", "age")

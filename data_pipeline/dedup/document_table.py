@@ -1,6 +1,6 @@
-"""Numbers of documents in, their ids out: of this dataset by judged file and row, of earlier ones by their index.
+"""Look up the ids of documents by number: those of this dataset by input file and row, those of earlier ones by index.
 
-Reads the files of documents that signing wrote, mapped and not loaded.
+Reads the files of document columns that the signing stage wrote. They are memory-mapped, not loaded.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class DocumentTable:
-    """The documents of several files, numbered through in their order; columns are read when asked for.
+    """The documents of several files, numbered across files; columns are read on demand.
 
-    Only the files that are asked about are mapped, one after another: a crawl may have more than a process can map.
+    Files are mapped one after another, because a crawl can have more than a process can map.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -31,7 +31,7 @@ class DocumentTable:
         self.starts = compute_offsets(rows)
 
     def take_column(self, documents: Integers, column: str) -> pa.Array:
-        """Return a column of some documents, in the order in which they are given."""
+        """Return a column for the given documents, in their order."""
         order = np.argsort(documents, kind="stable")
         wanted = documents[order]
         edges = np.searchsorted(wanted, self.starts)
@@ -40,18 +40,18 @@ class DocumentTable:
             rows = wanted[edges[number] : edges[number + 1]] - self.starts[number]
             found = pa.chunked_array([batch.column(column) for batch in read_batches(self._paths[number])])
             pieces += found.take(pa.array(rows)).chunks
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return pa.concat_arrays(pieces).take(pa.array(back))
+        inverse = np.empty(len(order), np.int64)
+        inverse[order] = np.arange(len(order))
+        return pa.concat_arrays(pieces).take(pa.array(inverse))
 
     def get_source_numbers(self, documents: Integers) -> Integers:
-        """Return the number of the file of each document."""
+        """Return the file number of each document."""
         found: Integers = np.searchsorted(self.starts, documents, side="right") - 1
         return found
 
 
 class DocumentIdLookup:
-    """Ids of documents, here and in earlier datasets."""
+    """Ids of documents of this dataset and of earlier ones."""
 
     def __init__(self, documents: Sequence[Path], earlier: Sequence[EarlierDataset]) -> None:
         self._paths, self._earlier = documents, earlier
@@ -65,9 +65,9 @@ class DocumentIdLookup:
         return [DocumentTable(dataset.documents) for dataset in self._earlier]
 
     def look_up_items(self, items: Columns) -> tuple[pa.Array, pa.Array]:
-        """Return the ids of items, and the names of the earlier datasets they lie in ("" for this one).
+        """Return the ids of items, and the names of their earlier datasets ("" for this one).
 
-        An earlier item has age 0, the number of its dataset as source and its number there as row.
+        An earlier item has age 0, its dataset's number as source and its document number as row.
         """
         own = items["age"] == 1
         home = np.where(own, 0, np.asarray(items["source"]).astype(np.int64) + 1)
@@ -82,7 +82,7 @@ class DocumentIdLookup:
         return names, datasets.take(pa.array(home))
 
     def _take_ids(self, number: int, source: Integers, row: Integers) -> pa.Array:
-        """Ids of documents of this dataset (0), or of one of the earlier ones."""
+        """Return the ids of documents of this dataset (number 0) or of an earlier one."""
         if number:
             return self._earlier_tables[number - 1].take_column(row, "id")
         return self._own_table.take_column(self._own_table.starts[source] + row, "id")

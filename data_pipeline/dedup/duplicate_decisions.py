@@ -1,11 +1,7 @@
-"""The names of what deduplication does: rules in their order, what each tests, and how a drop reads.
+"""Decisions of deduplication: which rows of a source file to drop and why, and which spans to remove from their texts.
 
-Reads the config, gives names and reasons; imports nothing of the pipeline.
-
-What was decided about the rows of a judged file: which to drop and why, or what to take out of their texts.
-
-Reads and writes Arrow files with one record batch per judged file, so that whoever reads a judged file finds what
-concerns it, and nothing else, in each of the files that the comparing tasks have written.
+Reads and writes Arrow files with one record batch per source file, so that a reader of one source reads only its batch
+in each of the files that the comparing tasks wrote. Imports nothing of the pipeline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +21,14 @@ _TESTS = {URL: "same url", EXACT: "same text", NEAR: "shares a bucket"}
 
 
 def list_dedup_rules(config: DeduplicationConfig) -> list[str]:
-    """Return the rules of a config in the order in which they act."""
+    """List the enabled deduplication rules.
+
+    Args:
+        config: the deduplication.
+
+    Returns:
+        Names of rules, in the order in which they apply.
+    """
     kinds = {
         URL: config.url.kind,
         EXACT: config.exact.kind,
@@ -39,7 +42,17 @@ def list_dedup_rules(config: DeduplicationConfig) -> list[str]:
 def build_duplicate_verdict(
     rule: str, kept: str, earlier: str, size: int
 ) -> tuple[str, float | None, float | None, str]:
-    """Return test, value, threshold and reason of a document that another one stays for."""
+    """Build the verdict on a duplicate document.
+
+    Args:
+        rule: name of the rule.
+        kept: id of the document that is kept instead.
+        earlier: name of the earlier dataset that holds it; "" for this one.
+        size: number of documents in the group of duplicates.
+
+    Returns:
+        Test, value, threshold and reason.
+    """
     test = _TESTS[rule]
     if earlier:
         test = f"{test} as an earlier dataset" if rule != NEAR else f"{test} with an earlier dataset"
@@ -50,8 +63,15 @@ def build_duplicate_verdict(
 def build_too_short_verdict(
     rule: str, text: str, limits: Mapping[str, tuple[int, int]]
 ) -> tuple[str, float | None, float | None, str] | None:
-    """Return the verdict on a text that was cut, or None when enough is left: nothing at all, or a count below its
-    limit.
+    """Build the verdict on a text after spans were removed from it.
+
+    Args:
+        rule: name of the rule.
+        text: the remaining text.
+        limits: count and minimum by name of the test, such as words.
+
+    Returns:
+        Test, value, threshold and reason; None if enough text remains.
     """
     if not text:
         return "empty", 0.0, None, f"{rule}: nothing is left"
@@ -61,7 +81,7 @@ def build_too_short_verdict(
     return None
 
 
-# kept: the id that stays; earlier: the dataset it stays in, "" for this one; size: documents of the group.
+# kept: the id of the kept document; earlier: its dataset, "" for this one; size: number of documents in the group.
 DROP_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -71,18 +91,20 @@ DROP_SCHEMA = pa.schema(
         ("size", pa.int64()),
     ]
 )
-PLACE_SCHEMA = pa.schema([("row", pa.int64()), ("place", pa.int32())])  # a unit or a string of a row, by its place
+PLACE_SCHEMA = pa.schema(
+    [("row", pa.int64()), ("place", pa.int32())]
+)  # place: number of a segment of the row's text, or offset of a window in it
 
 
 def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping[str, Any], sources: int) -> None:
-    """Write rows of `columns`, which come from the judged files numbered in `source`, sorted by file and first column.
+    """Write rows to an Arrow file, one record batch per source file, sorted by the columns of the schema.
 
     Args:
         path: the file to write.
         schema: its columns.
-        source: the judged file of each row.
-        columns: numpy or Arrow arrays, as long as `source`.
-        sources: how many judged files there are.
+        source: (N,) number of the source file of each row.
+        columns: numpy or Arrow arrays of N values, by name.
+        sources: number of source files.
     """
     found = [columns[field.name] for field in schema]
     table = [
@@ -99,7 +121,15 @@ def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping
 
 
 def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
-    """Return what all files say about one judged file, in the order of their first column; None without files."""
+    """Read the decisions about one source file.
+
+    Args:
+        paths: files that `write_decisions` wrote.
+        source: number of the source file.
+
+    Returns:
+        The rows of all files, sorted by their columns; None without files.
+    """
     if not paths:
         return None
     table = pa.Table.from_batches([next(read_batches(path, [source])) for path in paths])
@@ -108,14 +138,30 @@ def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
 
 
 def read_dropped_rows(paths: Sequence[Path], source: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the rows of a judged file that are dropped, sorted."""
+    """Read the dropped rows of one source file.
+
+    Args:
+        paths: files of `DROP_SCHEMA`.
+        source: number of the source file.
+
+    Returns:
+        (N,) row numbers, sorted.
+    """
     rows = [next(read_batches(path, [source])).column("row").to_numpy() for path in paths]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *rows]))
 
 
 def mask_remaining_rows(rows: Any, dropped: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-    """Return a mask of the rows that are not among the sorted dropped ones."""
+    """Mask the rows that were not dropped.
+
+    Args:
+        rows: (N,) row numbers.
+        dropped: sorted row numbers of the dropped ones.
+
+    Returns:
+        (N,) boolean mask.
+    """
     if not len(dropped):
         return np.ones(len(rows), np.bool_)
-    places = np.minimum(np.searchsorted(dropped, rows), len(dropped) - 1)
-    return dropped[places] != rows
+    indices = np.minimum(np.searchsorted(dropped, rows), len(dropped) - 1)
+    return dropped[indices] != rows

@@ -1,19 +1,13 @@
-"""Documents with the same text: a 128-bit hash per document.
+"""Keys by which documents, spans and strings are compared: hashing, sorted key files, and groups of equal keys.
 
-Reads texts, gives hashes (two 64-bit halves). Promises: 128 bits make a wrong match less likely than a broken disk
-(10^12 documents collide with probability 10^-15).
+Reads and writes uncompressed Arrow files of runs sorted by key. A task that compares one key range maps its slice of
+every run and reads nothing else.
 
-Files of keys: what a document, a span or a string is compared by, in runs that are sorted by key.
-
-Writes and reads Arrow files without compression, so that a task that compares one range of all keys maps its part of
-every run and reads nothing else. Promises: memory holds one run while writing; the number of ranges never changes what
-is found, only how many tasks find it.
-
-Items with equal keys: who is the first of each group, and who are the others.
-
-Reads key columns, gives, for every item that is not the first of its group, the item that is, and the size of the
-group. Promises: the first is the one with the smallest (age, rank, tie, source, row, place), whatever order the items
-come in.
+Invariants:
+- 128-bit hashes: 10^12 documents collide with probability 10^-15.
+- Writing holds one run in memory.
+- The number of key ranges does not change what is found, only how many tasks find it.
+- The first item of a group is the one with the smallest (age, rank, tie, source, row, place), whatever the input order.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +25,14 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def hash_texts(texts: Iterable[str]) -> Hashes:
-    """Return the xxh3_128 of each text as two halves, (N, 2) uint64."""
+    """Hash texts with xxh3_128.
+
+    Args:
+        texts: N texts.
+
+    Returns:
+        (N, 2) uint64: the high and the low half of each hash.
+    """
     digests = b"".join(xxhash.xxh3_128_digest(text.encode()) for text in texts)
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
@@ -40,7 +41,7 @@ Columns = dict[str, np.ndarray[Any, Any]]
 
 KEYS_PER_RUN = 500_000
 
-# What a group of equals is found by (high, low) and ordered by (rank, tie, then the place in the crawl).
+# Equal (high, low) form a group, ordered by (rank, tie, then the position in the crawl).
 ITEM_SCHEMA = pa.schema(
     [
         ("high", pa.uint64()),
@@ -56,7 +57,7 @@ VALUE_SCHEMA = pa.schema([("high", pa.uint64())])
 
 
 class KeyWriter(BlockWriter):
-    """Writes keys in sorted runs; `count` is how many were written."""
+    """Writer of keys in sorted runs; `count` is the number written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         super().__init__(ArrowFileWriter(path, schema))
@@ -66,7 +67,7 @@ class KeyWriter(BlockWriter):
         self.count = 0
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Take in columns of equal length, one per field of the schema."""
+        """Add columns of equal length, one per field of the schema."""
         self._waiting.append(columns)
         self._size += len(columns["high"])
         if self._size >= KEYS_PER_RUN:
@@ -84,12 +85,21 @@ class KeyWriter(BlockWriter):
 
 
 def compute_key_range(number: int, ranges: int) -> tuple[int, int]:
-    """Return the first key of a range, and the last."""
+    """Return the first and the last key of a range."""
     return (number << 64) // ranges, ((number + 1) << 64) // ranges - 1
 
 
 def read_range(path: Path, number: int, ranges: int) -> Iterator[Columns]:
-    """Yield the keys of one range, run by run; columns are views of the mapped file."""
+    """Read one key range of a key file.
+
+    Args:
+        path: the key file.
+        number: number of the key range.
+        ranges: total number of key ranges, which divide the values of `high` equally.
+
+    Yields:
+        Per run, the columns of its keys; they are views of the mapped file.
+    """
     first, last = compute_key_range(number, ranges)
     for batch in read_batches(path):
         high = batch.column("high").to_numpy()
@@ -101,7 +111,15 @@ def read_range(path: Path, number: int, ranges: int) -> Iterator[Columns]:
 
 
 def concat_columns(parts: list[Columns], schema: pa.Schema) -> Columns:
-    """Join columns, each as the type that the schema says; without any part they are empty."""
+    """Concatenate columns and cast them to the types of a schema.
+
+    Args:
+        parts: columns with at least the fields of the schema.
+        schema: names and types of the result.
+
+    Returns:
+        One array per field; empty arrays if there are no parts.
+    """
     types = {field.name: field.type.to_pandas_dtype() for field in schema}
     return {
         name: np.concatenate([np.zeros(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe")
@@ -110,16 +128,31 @@ def concat_columns(parts: list[Columns], schema: pa.Schema) -> Columns:
 
 
 def take_rows(columns: Columns, which: Any) -> Columns:
-    """Return some rows of all columns: a mask, indices or a slice."""
+    """Select rows of all columns.
+
+    Args:
+        columns: arrays of equal length.
+        which: a mask, indices or a slice.
+
+    Returns:
+        The selected rows of each column.
+    """
     return {name: column[which] for name, column in columns.items()}
 
 
-# From the most to the least important; `age` 0 is an earlier dataset, 1 is this one.
+# Sort keys, most significant first; `age` 0 is an earlier dataset, 1 is this one.
 ORDER = ("age", "rank", "tie", "source", "row", "place")
 
 
 def mask_repeated_keys(high: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
-    """Return a mask of the keys that occur more than once."""
+    """Mask the keys that occur more than once.
+
+    Args:
+        high: (N,) uint64 keys.
+
+    Returns:
+        (N,) boolean mask.
+    """
     order = np.argsort(high, kind="stable")
     equal = high[order][1:] == high[order][:-1]
     mask = np.zeros(len(high), np.bool_)
@@ -129,9 +162,14 @@ def mask_repeated_keys(high: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
 
 
 def find_later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, np.dtype[np.int64]]]:
-    """Return the items that come after the first of their group, the first of each of theirs, and the group's size.
+    """Find the items after the first of their group of equal (high, low).
 
-    Items of earlier datasets (age 0) are never among the later ones, and count as one of their group.
+    Args:
+        items: columns of `ITEM_SCHEMA` with `source` and `age`. Items of earlier datasets have age 0.
+
+    Returns:
+        The L later items, all of age 1; the first item of the group of each; and the size of each group (L,) int64, in
+        which all items of earlier datasets count as one.
     """
     items = take_rows(items, mask_repeated_keys(items["high"]))
     items = take_rows(items, np.lexsort([items[name] for name in (*reversed(ORDER), "low", "high")]))

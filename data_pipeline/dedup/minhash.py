@@ -1,15 +1,13 @@
-"""The smallest value of each hash permutation over the shingles of a document: (h a + b mod 2^64) mod (2^61 - 1).
+"""MinHash signatures and bucket keys of texts (Broder 1997; FineWeb's 14 buckets of 8 hashes).
 
-Reads 64-bit hashes, gives one minimum per permutation, bit for bit what the formula says (datatrove's, whose wrap at
-2^64 is part of the definition). How it saves work: write x = h a + b mod 2^64 = q 2^61 + r. The value is r + q, less
-the prime when it is that large. So the smallest value is at the smallest r unless a second r lies within 7 of it or an
-r lies within 8 of 2^61; and 8 x mod 2^64 is 8 r, which one multiplication, one addition and one search give for a block
-of shingles that fits the cache. The two rare cases are noticed and computed by the formula.
+One 64-bit key per document and bucket; equal keys link two documents. With `hash: sha1` the signatures are datatrove's,
+bit for bit. The default combines word hashes, for all documents of a batch at once.
 
-MinHash signatures and bucket keys of texts (Broder 1997; FineWeb's 14 buckets of 8 hashes).
-
-Reads texts, gives one 64-bit key per document and bucket; equal keys link two documents. With `hash: sha1` the
-signatures have datatrove's bits; the default combines the hashes of words, for all documents of a batch at once.
+The minimum of a permutation is the smallest (h a + b mod 2^64) mod (2^61 - 1) over the shingles h of a document, as
+datatrove defines it: the wrap at 2^64 is part of the definition. The fast path writes x = h a + b mod 2^64 as
+q 2^61 + r. The value is r + q, less the prime if it is that large. So the minimum is at the smallest r, unless a second
+r is within 7 of it or an r is within 8 of 2^61. Because 8 x mod 2^64 is 8 r, one multiplication, one addition and one
+search find it for a block of shingles that fits the cache. The two rare cases are detected and computed by the formula.
 """
 
 import hashlib
@@ -34,22 +32,22 @@ SHINGLES_AT_ONCE = 1024  # a table of 1024 x 112 numbers takes 900 kB
 
 
 def reduce_mod_mersenne61(x: Keys) -> Keys:
-    """Return x mod (2^61 - 1) exactly, without dividing: 2^61 is 1 modulo the prime."""
+    """Return x mod (2^61 - 1) exactly and without division: 2^61 is 1 modulo the prime."""
     folded = (x & PRIME) + (x >> _FOLD)
     reduced: Keys = np.minimum(folded, folded - PRIME)  # the difference wraps to a huge number when folded < PRIME
     return reduced
 
 
 class HashPermutations:
-    """The permutations of one configuration, and room to work in."""
+    """The hash permutations of one configuration, and their work buffer."""
 
     def __init__(self, a_K: Keys, b_K: Keys) -> None:
-        """Take multipliers and addends below 2^64."""
+        """Take (K,) uint64 multipliers and addends."""
         self.a_K, self.b_K = a_K, b_K
         self._a_K1 = (a_K * _EIGHT)[:, None]
-        self._b_K1 = (b_K * _EIGHT + _NEAR)[:, None]  # shifted, so that an r within 8 of 2^61 becomes the smallest
+        self._b_K1 = (b_K * _EIGHT + _NEAR)[:, None]  # shifted: an r within 8 of 2^61 becomes the smallest
         self._rows = np.arange(len(a_K))
-        self._room = np.empty(len(a_K) * SHINGLES_AT_ONCE, np.uint64)
+        self._buffer = np.empty(len(a_K) * SHINGLES_AT_ONCE, np.uint64)
 
     @classmethod
     def from_seed(cls, count: int, seed: int) -> "HashPermutations":
@@ -59,15 +57,15 @@ class HashPermutations:
         return cls(a_K, generator.randint(0, PRIME, dtype=np.uint64, size=count))
 
     def compute_minima(self, shingles: Sequence[Keys]) -> Keys:
-        """Return the (D, K) minima over the distinct shingles of each document; all ones where there is no shingle."""
+        """Return the (D, K) minima over the distinct shingles of each document; all ones where there is none."""
         blocks = [
             (number, shingles_S[start : start + SHINGLES_AT_ONCE])
             for number, shingles_S in enumerate(shingles)
             for start in range(0, len(shingles_S), SHINGLES_AT_ONCE)
         ]
         first_BK, second_BK, chosen_BK = np.empty((3, len(blocks), len(self.a_K)), np.uint64)
-        with np.errstate():  # gives the size back
-            np.setbufsize(16)  # a larger buffer makes numpy copy what is repeated along rows: three times as slow
+        with np.errstate():  # restores the buffer size
+            np.setbufsize(16)  # with a larger buffer numpy copies broadcast rows: three times as slow
             for row, (_, shingles_S) in enumerate(blocks):
                 self._find_two_smallest(shingles_S, first_BK[row], second_BK[row], chosen_BK[row])
         minima_BK = reduce_mod_mersenne61(chosen_BK * self.a_K + self.b_K)
@@ -79,13 +77,13 @@ class HashPermutations:
 
     def _find_two_smallest(self, shingles_S: Keys, first_K: Keys, second_K: Keys, chosen_K: Keys) -> None:
         """Find the two smallest r, times eight and shifted, and the shingle of the first."""
-        table_KS = self._room[: len(self._rows) * len(shingles_S)].reshape(len(self._rows), len(shingles_S))
+        table_KS = self._buffer[: len(self._rows) * len(shingles_S)].reshape(len(self._rows), len(shingles_S))
         np.multiply(self._a_K1, shingles_S, out=table_KS)
         np.add(table_KS, self._b_K1, out=table_KS)
-        place_K = table_KS.argmin(axis=1)
-        chosen_K[:] = shingles_S[place_K]
-        first_K[:] = table_KS[self._rows, place_K]
-        table_KS[self._rows, place_K] = LARGEST
+        index_K = table_KS.argmin(axis=1)
+        chosen_K[:] = shingles_S[index_K]
+        first_K[:] = table_KS[self._rows, index_K]
+        table_KS[self._rows, index_K] = LARGEST
         second_K[:] = table_KS[self._rows, table_KS.argmin(axis=1)]
 
 
@@ -98,7 +96,7 @@ _TEXTS_AT_ONCE = 4096  # bounds the tables of short texts: 4096 x 112 numbers ta
 
 
 class MinHasher:
-    """Turns texts into signatures; holds the permutations of one configuration, and spaCy's answers about odd parts."""
+    """MinHash of one configuration: its permutations, and spaCy's cached splits."""
 
     def __init__(self, config: MinHashDedupConfig) -> None:
         self.config = config
@@ -135,17 +133,17 @@ def combine_hashes(parts: Keys | Sequence[Keys]) -> Keys:
 
 
 def _hash_combined_shingles(words: SimplifiedWords, n: int) -> list[Keys]:
-    """Return per document the distinct hashes of all runs of n words, each combined from the hashes of its words."""
+    """Return per document the distinct hashes of all runs of n words, each combined from its word hashes."""
     hashes_W = words.hashes_W
     last = max(0, len(hashes_W) - n + 1)
     runs = combine_hashes([hashes_W[start : start + last] for start in range(n)])
-    # A document of w words begins w - n + 1 runs; the runs that would reach into its neighbour are never taken.
+    # A document of w words has w - n + 1 runs; runs that reach into the next document are dropped.
     begins, ends = words.offsets[:-1].tolist(), (words.offsets[1:] - n + 1).tolist()
     return [_sort_distinct(runs[begin : max(begin, end)]) for begin, end in zip(begins, ends, strict=True)]
 
 
 def _sort_distinct(values: Keys) -> Keys:
-    """Return the distinct values in order."""
+    """Return the distinct values, sorted."""
     ordered = np.sort(values)
     fresh = np.empty(len(ordered), np.bool_)
     fresh[:1] = True

@@ -1,13 +1,9 @@
-"""Where the sentences of an English text end, and how many words it has, as datatrove's reference finds them.
+"""Split texts into paragraphs, lines or sentences, and key the runs of these segments by which they are compared.
 
-spaCy's sentencizer starts a sentence at the first word after an end mark that is neither punctuation nor an end mark.
-What a chunk between white space does to that rule is remembered, so that spaCy is asked about each chunk once. A run of
-white space other than one U+0020 is a word to the sentencizer, though not to who counts words.
-
-Paragraphs, lines or sentences of texts: where they end, and what runs of them are compared by.
-
-Reads texts, gives `TextSegments`: a text is cut at `ends`, each piece with the white space before it, and `keys[i]` is
-what the run of pieces that begins with piece i is compared by, None where it is never a duplicate.
+Sentences end where datatrove's reference ends them. spaCy's sentencizer starts a sentence at the first word after an
+end mark that is neither punctuation nor an end mark. The effect of a whitespace chunk on that rule is cached, so that
+spaCy sees each chunk once. A run of white space other than one U+0020 is a word for the sentencizer, and is not counted
+as a word.
 """
 
 import re
@@ -21,21 +17,26 @@ from data_pipeline.text.simplify_text import simplify_texts
 from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from llmsys.config.deduplication import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
 
-# Chunks, and the runs of white space that count: those that do not begin with U+0020, or go on behind it.
-_STRETCH = re.compile(r"\S+| \s+|[^\S ]\s*")
-_MOST_CHUNKS = 300_000
+# Chunks, and the white space that counts: runs that do not begin with U+0020, or continue after it.
+_CHUNK_OR_SPACE = re.compile(r"\S+| \s+|[^\S ]\s*")
+_MAX_CHUNKS = 300_000
 
 
 class SentenceBoundaries(NamedTuple):
-    """Ends of sentences (characters from the beginning of the text, the last one that of the last word) and words."""
+    """Ends of sentences in characters of the text (the last is the end of the last word), and the number of words."""
 
     ends: list[int]
     words: int
 
 
 class _Chunk(NamedTuple):
-    """What a chunk does: its words; the word that starts a sentence if an end mark stands open before it (its offset,
-    or -1); offsets of words that start one anyway; and whether an end mark is open behind it (None: as before).
+    """The effect of a whitespace chunk on sentence boundaries.
+
+    Attributes:
+        words: its number of words.
+        first: offset of the word that starts a sentence if an end mark is open before the chunk, or -1.
+        inner: offsets of words that start a sentence in any case.
+        leaves_open: whether an end mark is open after it; None if as before it.
     """
 
     words: int
@@ -45,27 +46,27 @@ class _Chunk(NamedTuple):
 
 
 class SentenceSplitter:
-    """Finds sentences, remembering every chunk it has seen, up to a bound."""
+    """Splitter of texts into sentences, with a bounded cache of chunks."""
 
     def __init__(self) -> None:
         self._english = SpacyTokenizer()
-        self._memo: dict[str, _Chunk] = {}
+        self._cache: dict[str, _Chunk] = {}
 
     def find_boundaries(self, texts: Sequence[str]) -> list[SentenceBoundaries]:
-        """The sentences of each text; an empty text has none."""
-        if len(self._memo) > _MOST_CHUNKS:
-            self._memo = {}
+        """Return the sentence boundaries of each text; an empty text has none."""
+        if len(self._cache) > _MAX_CHUNKS:
+            self._cache = {}
         self._cache_chunks(dict.fromkeys(chunk for text in texts for chunk in text.split()))
         return [self._find_text_boundaries(text) for text in texts]
 
     def _find_text_boundaries(self, text: str) -> SentenceBoundaries:
-        memo, ends, words = self._memo, [], 0
+        cache, ends, words = self._cache, [], 0
         is_open, last = False, 0
         if text.startswith(" "):
-            last = 1  # before the first word every run of white space is a word
-        for match in _STRETCH.finditer(text):
-            stretch, start = match.group(), match.start()
-            known = memo.get(stretch)
+            last = 1  # before the first word, every run of white space is a word
+        for match in _CHUNK_OR_SPACE.finditer(text):
+            chunk, start = match.group(), match.start()
+            known = cache.get(chunk)
             if known is None:  # white space
                 if is_open:
                     ends.append(last)
@@ -80,9 +81,9 @@ class SentenceSplitter:
         return SentenceBoundaries([*ends, last] if text else [], words)
 
     def _cache_chunks(self, chunks: Iterable[str]) -> None:
-        unseen = [chunk for chunk in chunks if chunk not in self._memo]
+        unseen = [chunk for chunk in chunks if chunk not in self._cache]
         for chunk, words in zip(unseen, self._english.split_words(unseen), strict=True):
-            self._memo[chunk] = self._describe_chunk(words)
+            self._cache[chunk] = self._describe_chunk(words)
 
     def _describe_chunk(self, words: Sequence[str]) -> _Chunk:
         marks = self._english.sentence_marks
@@ -108,7 +109,12 @@ _NEWLINE = re.compile(r"\n")
 
 
 class TextSegments(NamedTuple):
-    """The pieces of one text; there may be fewer keys than pieces."""
+    """The segments of one text, and the keys of their runs; there may be fewer keys than segments.
+
+    Attributes:
+        ends: positions at which the text is cut; each segment includes the white space before it.
+        keys: key of the run that begins with each segment, None where it is never a duplicate.
+    """
 
     ends: list[int]
     keys: list[str | None]
@@ -116,12 +122,24 @@ class TextSegments(NamedTuple):
 
 @lru_cache(maxsize=1)
 def get_sentence_splitter() -> SentenceSplitter:
-    """One splitter per process: it remembers how chunks are split."""
+    """Return the sentence splitter of this process, whose cache is shared.
+
+    Returns:
+        The same object on every call.
+    """
     return SentenceSplitter()
 
 
 def split_segments(texts: Sequence[str], config: SpansConfig) -> list[TextSegments]:
-    """Cut texts as the config says."""
+    """Split texts into segments.
+
+    Args:
+        texts: the texts.
+        config: the kind of segments, their minimum length, and the length of runs.
+
+    Returns:
+        The segments and keys of each text.
+    """
     if isinstance(config, SentenceDedupConfig):
         return _split_sentences(texts, config)
     separator = _BLANK_LINES if isinstance(config, ParagraphDedupConfig) else _NEWLINE
@@ -129,19 +147,36 @@ def split_segments(texts: Sequence[str], config: SpansConfig) -> list[TextSegmen
 
 
 def get_run_length(config: SpansConfig) -> int:
-    """How many pieces a key stands for."""
+    """Return the number of segments that one key represents.
+
+    Args:
+        config: the kind of segments.
+
+    Returns:
+        1, except for sentences.
+    """
     return config.sentences if isinstance(config, SentenceDedupConfig) else 1
 
 
 def cut_at_ends(text: str, ends: Sequence[int]) -> list[str]:
-    """Cut a text; what lies behind the last end is in no piece."""
+    """Cut a text at `ends`; the text after the last end is dropped."""
     return [text[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def remove_segment_runs(text: str, units: TextSegments, first: Sequence[int], length: int) -> str:
-    """Return the text without the runs of pieces that begin at `first`."""
-    gone = {place for begin in first for place in range(begin, begin + length)}
-    kept = [piece for place, piece in enumerate(cut_at_ends(text, units.ends)) if place not in gone]
+def remove_segment_runs(text: str, segments: TextSegments, first: Sequence[int], length: int) -> str:
+    """Remove runs of segments from a text.
+
+    Args:
+        text: the text.
+        segments: its segments.
+        first: indices of the first segments of the runs.
+        length: number of segments of a run.
+
+    Returns:
+        The remaining text without leading white space.
+    """
+    removed = {index for begin in first for index in range(begin, begin + length)}
+    kept = [piece for index, piece in enumerate(cut_at_ends(text, segments.ends)) if index not in removed]
     return "".join(kept).lstrip()
 
 
@@ -156,15 +191,15 @@ def _split_by_separator(
 
 
 def _split_sentences(texts: Sequence[str], config: SentenceDedupConfig) -> list[TextSegments]:
-    """Runs of sentences, simplified and joined; white space behind the last sentence is none."""
-    ends_of = [found.ends for found in get_sentence_splitter().find_boundaries(texts)]
-    sentences_of = [
+    """Return runs of sentences, simplified and joined; white space after the last sentence is no segment."""
+    ends_per_text = [found.ends for found in get_sentence_splitter().find_boundaries(texts)]
+    sentences_per_text = [
         [stripped for piece in cut_at_ends(text, ends) if (stripped := piece.strip())]
-        for text, ends in zip(texts, ends_of, strict=True)
+        for text, ends in zip(texts, ends_per_text, strict=True)
     ]
-    simple = iter(simplify_texts([sentence for sentences in sentences_of for sentence in sentences]))
+    simple = iter(simplify_texts([sentence for sentences in sentences_per_text for sentence in sentences]))
     found = []
-    for ends, sentences in zip(ends_of, sentences_of, strict=True):
+    for ends, sentences in zip(ends_per_text, sentences_per_text, strict=True):
         parts = list(islice(simple, len(sentences)))
         runs = [" ".join(run) for run in zip(*(parts[start:] for start in range(config.sentences)), strict=False)]
         found.append(TextSegments(ends, [run if run.strip() else None for run in runs]))

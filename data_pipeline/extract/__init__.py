@@ -1,1 +1,1 @@
-"""HTML pages in, plain text out."""
+"""Text extraction: HTML pages in, plain text out."""

@@ -1,14 +1,11 @@
-"""What the class, id and role of an element say about it, before its text is looked at.
+"""Mark the runs of text that are boilerplate by the tag, class, id or role of an element around them.
 
-Reads the attributes of an element as they are written in the page, gives flags. The words are those that
-authors and page builders use all over the web; no site is named. A word counts only when it stands alone between
-hyphens, underscores, spaces or changes of case: `ad` is in `top-ad` and `topAd`, not in `header`.
+The words are those that authors and page builders use all over the web; no site is named. A word matches only between
+hyphens, underscores, spaces or changes of case: `ad` matches in `top-ad` and `topAd`, not in `header`.
 
-Which runs of text stand in an element that is not content by its tag or name.
-
-Reads a `HtmlTree`, the characters of its runs and those in paragraphs, gives a mark per run. Promises: an element that
-holds a large share of the page, or most of its paragraphs, is never out for its name, and when names would leave next
-to nothing, they are not believed.
+Invariants:
+- An element with a large share of the page, or most of its paragraphs, is never boilerplate because of its name.
+- If names would leave next to nothing, they are not trusted.
 """
 
 import re
@@ -17,14 +14,14 @@ from itertools import accumulate
 
 from data_pipeline.extract.html_tree import HtmlTree
 
-# What can be said about an element; several can hold at once. Plain integers: this is asked of every element.
+# Flags of an element; several can hold at once. Plain integers, not enum.Flag: they are computed for every element.
 NOTHING = 0
-SIDE = 1  # not the content of this page, most likely
-MAIN = 2  # may hold content, whatever else is said
+SIDE = 1  # probably not content
+MAIN = 2  # may hold content, whatever its other flags
 BODY = 4  # holds the content and little else
 HIDDEN = 8  # not shown to readers
-TEASER = 16  # says in one sentence what the content is about
-GUTTER = 32  # line numbers of code, and marks that lead to a heading
+TEASER = 16  # summarizes the content in a sentence
+GUTTER = 32  # line numbers of code, and link marks of headings
 
 _SIDE = [
     "ad", "ads", "adv", "advert", "advertisement", "advertising", "adsense", "banner", "breadcrumb", "breadcrumbs",
@@ -54,38 +51,44 @@ _BODY = re.compile(
     r"\b(?:article|entry|post|story|news|page) ?(?:body|content|text|copy)\b|\bbody ?(?:text|copy|content)\b|"
     r"\bmarkdown body\b|\bmw parser output\b|\brst content\b|\bmain ?content\b"
 )
-_BODY_ENDS = ("body", "content", "text", "copy", "output")  # one of them is in what `_BODY` finds
+_BODY_ENDS = (
+    "body",
+    "content",
+    "text",
+    "copy",
+    "output",
+)  # every match of `_BODY` contains one of them: a fast first test
 _NAMES = re.compile(r'\s(?:id|class|role|itemprop)="([^"]*)"')
 _WORD = re.compile(r"[A-Za-z]+")
-_CASED = re.compile(r"[A-Z]?[a-z]{3,}")  # shorter parts of mixed case are mostly names made by programs
+_CASED = re.compile(r"[A-Z]?[a-z]{3,}")  # shorter pieces of mixed case are mostly generated names
 _HIDDEN = re.compile(r'\shidden=|display:\s*none|visibility:\s*hidden|aria-hidden="true"')
 
 
 @lru_cache(maxsize=1 << 14)
 def classify_attributes(attributes: str) -> int:
-    """Read the attributes of an element, ` class="a b" id="c"`."""
-    said = NOTHING
+    """Return the flags of an element by its attributes, ` class="a b" id="c"`."""
+    flags = NOTHING
     if ("hidden" in attributes or "none" in attributes) and _HIDDEN.search(attributes):
-        said = HIDDEN
+        flags = HIDDEN
     names = " ".join(_NAMES.findall(attributes))
-    return said | _classify_names(names) if names else said
+    return flags | _classify_names(names) if names else flags
 
 
 @lru_cache(maxsize=1 << 14)
 def _classify_names(names: str) -> int:
-    """What the words of names say."""
-    words = _split_words(names.replace("elementor-widget", ""))  # a page builder that calls all that it builds so
-    said = NOTHING
+    """Return the flags of the words in names."""
+    words = _split_words(names.replace("elementor-widget", ""))  # a page builder that gives every element this class
+    flags = NOTHING
     for word in words:
         if word in _FLAGS:
-            said |= _FLAGS[word]
+            flags |= _FLAGS[word]
     joined = " ".join(words)
     is_body = any(map(joined.__contains__, _BODY_ENDS)) and _BODY.search(joined)
-    return said | BODY if is_body else said
+    return flags | BODY if is_body else flags
 
 
 def _split_words(names: str) -> list[str]:
-    """The words of names in lower case: `post-body` and `postBody` have two."""
+    """Return the words of names in lower case: `post-body` and `postBody` have two."""
     if names.islower():
         return _WORD.findall(names)
     words: list[str] = []
@@ -97,60 +100,62 @@ def _split_words(names: str) -> list[str]:
     return words
 
 
-PARAGRAPH = 80  # characters from which a run reads like a paragraph
-_SAYS_SIDE = HIDDEN | GUTTER | SIDE
+PARAGRAPH = 80  # minimum characters of a run that counts as a paragraph
+_SIDE_FLAGS = HIDDEN | GUTTER | SIDE
 _SIDE_TAGS = frozenset(["footer", "menu", "figcaption", "aside", "form"])
 _NEVER = frozenset(["#", "body", "html", "article", "main"])
-_LARGEST_SIDE = 0.4  # of the characters of the page; what is larger is content, whatever it is called
-_MOST_PARAGRAPHS = 0.5  # of the characters in paragraphs; what holds more is content, hidden until a program shows it
-_LEAST_PARAGRAPHS = 400  # characters in paragraphs; with fewer, a notice at the foot may be most
-_LARGEST_NAMED_MAIN = 0.15  # the same when a name speaks for the element as well
-_ENOUGH = 250  # characters that have to be left, or names are believed less
+_LARGEST_SIDE = 0.4  # share of the characters of the page; a larger element is content, whatever its name
+_MAX_PARAGRAPHS = 0.5  # share of the characters in paragraphs; more is content that a script reveals
+_LEAST_PARAGRAPHS = 400  # characters in paragraphs; below, a footer notice may have the larger share
+_LARGEST_NAMED_MAIN = 0.15  # the same for elements that also have the flag MAIN
+_ENOUGH = 250  # minimum of remaining characters; below, names are trusted less
 
 
 def mark_boilerplate_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[int]) -> list[bool]:
-    """Mark the runs that are out, with less belief in names when little is left."""
+    """Mark the boilerplate runs, with less trust in names if little text is left."""
     total = sum(lengths)
-    for believe in (True, False):
-        out = _mark_runs(tree, lengths, paragraphs, total, believe)
+    for trust_names in (True, False):
+        out = _mark_runs(tree, lengths, paragraphs, total, trust_names)
         if sum(length for length, gone in zip(lengths, out, strict=True) if not gone) >= min(_ENOUGH, total):
             return out
     return [False] * len(lengths)
 
 
-def _mark_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[int], total: int, believe: bool) -> list[bool]:
-    """One pass over the elements; what is inside an element that is out is not looked at again."""
+def _mark_runs(tree: HtmlTree, lengths: list[int], paragraphs: list[int], total: int, trust_names: bool) -> list[bool]:
+    """Mark the runs in one pass over the elements; elements inside boilerplate are skipped."""
     out = [False] * len(lengths)
     before, paragraphs_before = [0, *accumulate(lengths)], [0, *accumulate(paragraphs)]
-    most = max(paragraphs_before[-1] * _MOST_PARAGRAPHS, _LEAST_PARAGRAPHS)
+    most = max(paragraphs_before[-1] * _MAX_PARAGRAPHS, _LEAST_PARAGRAPHS)
     done = header_done = 0
     columns = zip(tree.tag, tree.attributes, tree.first, tree.last, strict=True)
     for tag, attributes, start, end in columns:
         if end <= start or end <= done:
             continue
-        if tag == "header" and believe and end > header_done:
+        if tag == "header" and trust_names and end > header_done:
             header_done = end
             for run in range(start, end):
                 if lengths[run] < PARAGRAPH or tree.linked[run] * 4 > lengths[run]:
                     out[run] = True
-        said = classify_attributes(attributes) if attributes else NOTHING
-        if not (said & _SAYS_SIDE or tag in _SIDE_TAGS) or tag in _NEVER:
+        flags = classify_attributes(attributes) if attributes else NOTHING
+        if not (flags & _SIDE_FLAGS or tag in _SIDE_TAGS) or tag in _NEVER:
             continue
         if tag not in _SIDE_TAGS and paragraphs_before[end] - paragraphs_before[start] > most:
             continue
         size = before[end] - before[start]
-        if size <= total * _LARGEST_SIDE and _is_boilerplate(tag, said, size > total * _LARGEST_NAMED_MAIN, believe):
+        if size <= total * _LARGEST_SIDE and _is_boilerplate(
+            tag, flags, size > total * _LARGEST_NAMED_MAIN, trust_names
+        ):
             out[start:end] = [True] * (end - start)
             done = end
     return out
 
 
-def _is_boilerplate(tag: str, said: int, large: bool, believe: bool) -> bool:
-    """Whether tag or name say that an element is not content."""
-    if said & (HIDDEN | GUTTER):
+def _is_boilerplate(tag: str, flags: int, large: bool, trust_names: bool) -> bool:
+    """Return whether an element is boilerplate by its tag or flags."""
+    if flags & (HIDDEN | GUTTER):
         return True
-    if not believe:
+    if not trust_names:
         return tag in ("footer", "menu")
     if tag in _SIDE_TAGS:
         return True
-    return bool(said & SIDE) and not said & BODY and not (said & MAIN and large)
+    return bool(flags & SIDE) and not flags & BODY and not (flags & MAIN and large)

@@ -1,8 +1,8 @@
-"""The element that the main content stands in.
+"""Find the element that holds the main content of a page.
 
-Reads a `Page`, gives the weight of each element and the root of the content. Each run that reads like a sentence gives
-weight to the elements around it, less to the farther ones, and the element with the most is the root (an idea of
-Readability, Arc90 2009). The root grows to an element around it for as long as that adds much text in paragraphs.
+Each run that reads like a sentence adds weight to the elements around it, less to the farther ones. The element with
+the most weight is the root (an idea of Readability, Arc90 2009). The root grows to an enclosing element as long as that
+adds much text in paragraphs.
 """
 
 import re
@@ -10,29 +10,29 @@ import re
 from data_pipeline.extract.element_stats import ElementStats
 from data_pipeline.extract.html_tree import HEADINGS, HtmlTree
 
-# Elements that shape text; the weight of a run goes to what is around them.
+# Elements that shape text; the weight of a run goes to the element around them.
 _SHAPES = frozenset([
     "li", "ul", "ol", "dl", "dd", "dt", "tr", "tbody", "thead", "tfoot", "table", "blockquote", "p", "pre", "figure",
     "details",
 ])  # fmt: skip
 _MARKS = ",.;!?"
 _OTHER_MARKS = "،，、。"
-_SENTENCE = 25  # characters from which a run can carry weight
-_SHARES = (1, 2, 6, 9, 12, 15)  # what the weight of a run is divided by for each element around it, from the inside
-_BODY_WEIGHT = 1.3  # for an element whose name says that it holds the content
-_GROWTH = 0.25  # share of text that must be added for the root to grow
+_SENTENCE = 25  # minimum characters of a run with weight
+_SHARES = (1, 2, 6, 9, 12, 15)  # divisors of a run's weight for each enclosing element, innermost first
+_BODY_WEIGHT = 1.3  # factor for elements with the flag BODY
+_GROWTH = 0.25  # minimum share of added text for the root to grow
 _POST_OF_PAGE = re.compile(r'\sclass="[^"]*\bpostid-(\d+)\b')
-_SHORT_POST = 250  # characters; a shorter element is not taken for the post
+_SHORT_POST = 250  # minimum characters of the post
 
 
 def count_punctuation(text: str) -> int:
-    """How many marks of punctuation a text holds."""
+    """Count the punctuation marks of a text."""
     count = sum(map(text.count, _MARKS))
     return count if text.isascii() else count + sum(map(text.count, _OTHER_MARKS))
 
 
 def score_elements(page: ElementStats) -> list[float]:
-    """The weight of each element: what the runs in it give, less its share of links."""
+    """Return the weight of each element: the sum of its runs, reduced by its share of links."""
     tree = page.tree
     tag, parent, linked, out = tree.tag, tree.parent, tree.linked, page.out
     weights = [0.0] * len(tag)
@@ -59,7 +59,7 @@ def score_elements(page: ElementStats) -> list[float]:
 
 
 def _find_containers(tree: HtmlTree) -> list[int]:
-    """For each element itself or the nearest element around it that is not there to shape text."""
+    """Return for each element the nearest one, itself included, that does not only shape text."""
     containers: list[int] = []
     for element, (tag, parent) in enumerate(zip(tree.tag, tree.parent, strict=True)):
         containers.append(containers[parent] if tag in _SHAPES else element)
@@ -67,7 +67,7 @@ def _find_containers(tree: HtmlTree) -> list[int]:
 
 
 def find_root(page: ElementStats, weights: list[float]) -> int:
-    """The element with the most weight, grown, or the post in it that the page is about."""
+    """Return the heaviest element, grown, or the post in it that the page names."""
     heaviest = weights.index(max(weights))
     return _find_named_post(
         page, _find_twin_ancestor(page, heaviest) if page.is_body(heaviest) else _grow_root(page, heaviest)
@@ -75,7 +75,7 @@ def find_root(page: ElementStats, weights: list[float]) -> int:
 
 
 def _grow_root(page: ElementStats, root: int) -> int:
-    """The root, or an element around it that adds a quarter or more of text in paragraphs."""
+    """Return the root, or the enclosing element that adds a quarter or more of text in paragraphs."""
     own, element = page.count_paragraph_characters(root), root
     while element > 0:
         element = page.tree.parent[element]
@@ -86,7 +86,7 @@ def _grow_root(page: ElementStats, root: int) -> int:
 
 
 def _find_twin_ancestor(page: ElementStats, root: int) -> int:
-    """The root, or the nearest element around it and all with the same tag and name: an article in several pieces."""
+    """Return the nearest element around all elements with the root's tag and name: an article in several pieces."""
     tree = page.tree
     first, last = tree.first[root], tree.last[root]
     for element, attributes in enumerate(tree.attributes):
@@ -99,7 +99,7 @@ def _find_twin_ancestor(page: ElementStats, root: int) -> int:
 
 
 def _find_named_post(page: ElementStats, root: int) -> int:
-    """The root, or the post inside it that the page says it is about (WordPress: half of the web)."""
+    """Return the post inside the root that the page names (WordPress: half of the web), or the root."""
     tree = page.tree
     named = next(filter(None, map(_POST_OF_PAGE.search, tree.attributes[1:3])), None)
     if named is None:

@@ -1,7 +1,7 @@
-"""A page by what its elements hold: how much text, how much of it in links, how much that reads like paragraphs.
+"""Count the text of the elements of a page: characters, characters in links, and characters in paragraphs.
 
-Reads a `HtmlTree`, gives a `ElementStats` with sums over runs, so that what an element holds is the difference of two
-numbers. Runs that stand in what is not content by tag or name (`extract.side`) are out, and count for nothing.
+The counts are prefix sums over runs, so that the count of an element is the difference of two numbers. Boilerplate runs
+(`extract.boilerplate`) count as empty.
 """
 
 from itertools import accumulate
@@ -11,7 +11,7 @@ from data_pipeline.extract.html_tree import HEADINGS, HtmlTree, parse_tree
 
 
 class ElementStats:
-    """A tree, the lengths of its runs, which of them are out, and sums over the others."""
+    """A tree, the lengths of its runs, which of them are boilerplate (`out`), and prefix sums of the others."""
 
     def __init__(self, tree: HtmlTree, lengths: list[int], paragraphs: list[int], out: list[bool]) -> None:
         self.tree, self.lengths, self.out = tree, lengths, out
@@ -20,32 +20,32 @@ class ElementStats:
         self._paragraphs = _compute_prefix_sums(paragraphs, out)
 
     def count_characters(self, element: int) -> int:
-        """Characters in an element."""
+        """Return the characters in an element."""
         return self._characters[self.tree.last[element]] - self._characters[self.tree.first[element]]
 
     def count_link_characters(self, element: int) -> int:
-        """Characters in links in an element."""
+        """Return the characters in links in an element."""
         return self._linked[self.tree.last[element]] - self._linked[self.tree.first[element]]
 
     def count_paragraph_characters(self, element: int) -> int:
-        """Characters in paragraphs in an element."""
+        """Return the characters in paragraphs in an element."""
         return self._paragraphs[self.tree.last[element]] - self._paragraphs[self.tree.first[element]]
 
     def is_body(self, element: int) -> bool:
-        """Whether the name of an element says that it holds the content and little else."""
+        """Return whether an element is named as the one that holds the content and little else."""
         attributes = self.tree.attributes[element]
         return bool(attributes) and bool(classify_attributes(attributes) & BODY)
 
 
 def parse_page(html: bytes) -> ElementStats:
-    """Read a page; limits are the caller's to check."""
+    """Parse a page; the caller has checked its limits."""
     tree = parse_tree(html)
     lengths, paragraphs = _compute_run_lengths(tree)
     return ElementStats(tree, lengths, paragraphs, mark_boilerplate_runs(tree, lengths, paragraphs))
 
 
 def _compute_run_lengths(tree: HtmlTree) -> tuple[list[int], list[int]]:
-    """The characters of each run, and again where it reads like a paragraph: long, not made of links, no heading."""
+    """Return the characters of each run, and again only for paragraphs: long runs, not made of links, no headings."""
     lengths = list(map(len, tree.text))
     tag, runs = tree.tag, zip(lengths, tree.linked, tree.owner, strict=True)
     return lengths, [
@@ -55,5 +55,5 @@ def _compute_run_lengths(tree: HtmlTree) -> tuple[list[int], list[int]]:
 
 
 def _compute_prefix_sums(counts: list[int], out: list[bool]) -> list[int]:
-    """The sum of what is not out before each run, and of all."""
+    """Return the sums of the counts before each run, without boilerplate, and the total."""
     return [0, *accumulate([0 if gone else count for count, gone in zip(counts, out, strict=True)])]

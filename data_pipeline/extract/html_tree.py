@@ -1,13 +1,12 @@
-"""An HTML page in a regular form: what `extract.tree` can read in one pass.
+"""Parse an HTML page into two flat lists: its block elements, and the runs of text between their tags.
 
-Reads HTML as UTF-8 bytes, gives text. lexbor parses it (HTML's own algorithm, so that unclosed tags and broken entities
-are what a browser makes of them), drops what holds no text to read, and writes the rest out again. Promises: every
-block has its end tag, and `<` and `>` stand for nothing but tags and comments. Time and memory are linear.
+lexbor parses the page with HTML's own algorithm, so that unclosed tags and broken entities mean what they mean in a
+browser. Elements without readable text are removed, and the rest is serialized again. In this regular form every block
+has its end tag, and `<` and `>` occur in tags and comments only, so one pass over tags and texts builds the tree, with
+no call per node.
 
-An HTML page as two short lists: its block elements, and the runs of text between their tags.
-
-Reads the regular form that `extract.parse` gives, gives a `HtmlTree`. One pass over tags and texts is enough, and no
-call per node is needed. Time and memory are linear in the page.
+Invariants:
+- Time and memory are linear in the page.
 """
 
 import re
@@ -17,20 +16,20 @@ from typing import Final
 
 from selectolax.lexbor import LexborHTMLParser
 
-# Programs, pictures, forms and navigation. Each name costs time on every page, so that here are only those which pages
-# have many of, and those whose text is written as it is; `extract.tree` passes over the others that are not read.
+# Scripts, pictures, forms and navigation. Each name costs time on every page, so that this lists only frequent elements
+# and those whose text lexbor does not escape; the parser below skips the others that are not read.
 _UNREAD_SELECTOR = "script,style,noscript,template,iframe,noembed,noframes,svg,nav,select,button,img,input"
-# Text that is written as it is, and comments that may hold such tags.
+# Text that lexbor does not escape, and comments that may hold such tags.
 _RAW = re.compile("<!--.*?-->|<xmp[^>]*>(.*?)</xmp>|<plaintext[^>]*>(.*)</plaintext>", re.DOTALL)
 
 
 def normalize_html(html: bytes) -> str:
-    """Write out again what is inside the body of a page; the limits of `extract.limit` are the caller's to check."""
+    """Return the body of a page in the regular form; the caller has checked the limits of `extract.page_limits`."""
     page = LexborHTMLParser(html)
     body = page.body or page.root
     if body is None:
         return ""
-    for element in reversed(body.css(_UNREAD_SELECTOR)):  # what is inside another first
+    for element in reversed(body.css(_UNREAD_SELECTOR)):  # inner elements first
         element.decompose(recursive=False)
     written = body.html or ""
     if "<xmp" in written or "<plaintext" in written:
@@ -39,13 +38,13 @@ def normalize_html(html: bytes) -> str:
 
 
 def _escape_raw_text(raw: re.Match[str]) -> str:
-    """Raw text as a browser shows it; nothing for a comment."""
+    """Return raw text as a browser shows it; "" for a comment."""
     text = raw[1] or raw[2]
     return f"<pre>{text.replace('<', '&lt;').replace('>', '&gt;')}</pre>" if text else ""
 
 
-# (text, name with "/" where it ends an element, attributes) again and again; a comment has no name. Inside attributes
-# lexbor writes `&gt;`.
+# Splits into (text, name with "/" for an end tag, attributes) repeatedly; a comment has no name. lexbor escapes `>` in
+# attributes.
 _TAGS = re.compile(r"<(?:!--.*?--|([^\s>]*)([^>]*))>", re.DOTALL)
 _BLOCKS = [
     "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dir", "div", "dl",
@@ -58,17 +57,17 @@ _UNREAD = [
     "picture", "rp", "textarea", "video",
 ]  # fmt: skip
 HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
-_LINE_BREAK = "\0"  # no parsed page holds one
-_KEPT_EMPTY = frozenset(["/td", "/th", "/tr"])  # which column a cell is in can be seen from those before it
+_LINE_BREAK = "\0"  # in no page: the extractor removes NULs
+_KEPT_EMPTY = frozenset(["/td", "/th", "/tr"])  # the column of a cell follows from the cells before it
 
 _OPENS: Final = 1
 _CLOSES: Final = 2
-_RULE: Final = 3  # this and those before it end a run of text
+_RULE: Final = 3  # effects up to this one end a run of text
 _LINK: Final = 4
 _LINK_ENDS: Final = 5
 _BREAK: Final = 6
 _SKIPPED: Final = 7
-# What a tag does; the others, as those for bold text, do nothing.
+# Effects of tags; other tags, such as <b>, have none.
 _EFFECTS = (
     dict.fromkeys(_BLOCKS, _OPENS)
     | {f"/{name}": _CLOSES for name in _BLOCKS}
@@ -79,14 +78,17 @@ _EFFECTS = (
 
 @dataclass(slots=True)
 class HtmlTree:
-    """Block elements with text in document order, element 0 above them all, and runs of text in document order.
+    """Block elements with text and runs of text, both in document order; element 0 is above all others.
 
     Attributes:
-        tag, attributes, parent: of each element; attributes as they are written, ` class="a" id="b"`.
-        first, last: the runs inside each element are first[e] to last[e] - 1.
-        text: each run, white space folded, a newline where the page breaks a line; as it was inside `pre`.
+        tag: name of each element.
+        attributes: attributes of each element as serialized, ` class="a" id="b"`.
+        parent: index of each element's parent.
+        first: index of the first run inside each element.
+        last: index after the last run inside each element.
+        text: each run with white space folded and a newline per line break; unchanged inside `pre`.
         linked: characters of each run that are inside links.
-        owner: the element that each run stands in.
+        owner: innermost element of each run.
     """
 
     tag: list[str] = field(default_factory=lambda: ["#"])
@@ -100,23 +102,21 @@ class HtmlTree:
 
 
 def parse_tree(html: bytes) -> HtmlTree:
-    """Parse a page; limits are the caller's to check.
-
-    One pass over tags and texts. It is long because it is the innermost loop: a call costs more than its work.
-    """
+    """Parse a page; the caller has checked its limits."""
+    # One long function, because it is the innermost loop: a call costs more than its work.
     written, tree = normalize_html(html), HtmlTree()
-    tag, said, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
+    tag, all_attributes, parent, texts = tree.tag, tree.attributes, tree.parent, tree.text
     first, last = tree.first, tree.last
     run: list[str] = []  # pieces of the run that is being read
     linked = current = preformatted = 0
     in_link = False
-    effect_of = _EFFECTS.get
+    get_effect = _EFFECTS.get
     pieces = iter(_TAGS.split(written))
     text = next(pieces)
     if text:
         run.append(text)
     for name, attributes, text in zip(pieces, pieces, pieces, strict=True):
-        effect = effect_of(name)
+        effect = get_effect(name)
         if effect is not None:
             if effect <= _RULE:
                 if run:
@@ -126,7 +126,7 @@ def parse_tree(html: bytes) -> HtmlTree:
                     parent.append(current)
                     current = len(tag)
                     tag.append(name)
-                    said.append(attributes)
+                    all_attributes.append(attributes)
                     first.append(len(texts))
                     last.append(-1)
                     if name == "pre":
@@ -136,7 +136,7 @@ def parse_tree(html: bytes) -> HtmlTree:
                         preformatted -= 1
                     last[current] = len(texts)
                     if first[current] == len(texts) and current == len(tag) - 1 and name not in _KEPT_EMPTY:
-                        del tag[-1], said[-1], first[-1], last[-1]
+                        del tag[-1], all_attributes[-1], first[-1], last[-1]
                         current = parent.pop()
                     else:
                         current = parent[current]
@@ -159,7 +159,7 @@ def parse_tree(html: bytes) -> HtmlTree:
 
 
 def _skip_element(name: str, pieces: Iterator[str]) -> str:
-    """Go on to the end of an element that is not read, and return the text behind it."""
+    """Advance to the end of an element that is not read, and return the text after it."""
     depth = 1
     for other, _, text in zip(pieces, pieces, pieces, strict=True):
         depth += (other == name) - (other == f"/{name}")
@@ -169,7 +169,7 @@ def _skip_element(name: str, pieces: Iterator[str]) -> str:
 
 
 def _end_run(tree: HtmlTree, run: list[str], linked: int, owner: int, preformatted: bool) -> None:
-    """Add what was read as a run of text, unless it is white space."""
+    """Add the pieces as a run of text, unless they are white space."""
     text = run[0] if len(run) == 1 else "".join(run)
     run.clear()
     text = text.replace("&nbsp;", " ")

@@ -1,19 +1,9 @@
-"""Short runs of text that speak about the page and not about its subject, known by how they begin.
+"""Extract the main content of a page.
 
-Reads the text of a run, says whether it is such a phrase: a call to subscribe, share or read something else, a notice
-of copyright, the credit of a picture. Phrases are those of whole families of sites, in some languages of the web.
-
-What belongs to the main content beside its root, and what inside the root does not.
-
-Reads a `Page` and the root of its content, changes marks of the runs to keep. Added are elements beside the root that
-hold content too, and an introduction between the headline and the root. Dropped are boxes that are mostly links,
-phrases about the page, and headings whose text went.
-
-The main content of a page: where it stands, and what within it is something else.
-
-Reads HTML as UTF-8, gives text. Runs in elements that by tag or name are not content are out (`extract.side`); what
-reads like paragraphs shows where the content stands (`extract.weigh`); boxes of links, phrases about the page and loose
-headings in it go (`extract.within`); the rest is laid out as text (`extract.layout`).
+Runs in boilerplate elements (`extract.boilerplate`) are ignored. Runs that read like paragraphs locate the root of the
+content (`extract.content_score`). Siblings of the root with content and an introduction after the headline are added.
+Boxes of links, phrases about the page (calls to subscribe or share, copyright notices, picture credits) and headings
+without text are dropped. `extract.text_layout` renders the rest.
 """
 
 import re
@@ -24,8 +14,8 @@ from data_pipeline.extract.element_stats import ElementStats, parse_page
 from data_pipeline.extract.html_tree import HEADINGS, HtmlTree
 from data_pipeline.extract.text_layout import render_text
 
-LONGEST = 160  # characters; what is longer is looked at by no phrase
-# What may follow the first word, by first word. `.` allows anything.
+LONGEST = 160  # characters; longer runs are not tested for phrases
+# Patterns of the text after the first word, by first word; `.` allows anything.
 _FOLLOWED = {
     "read": r"(?:more|also|next)\b", "see": r"(?:more|also)\b", "watch": r"(?:more|next|now|also)\b",
     "listen": r"now\b", "discover": r"more\b", "find": r"out more\b", "learn": r"more\b", "click": r"here\b",
@@ -51,7 +41,7 @@ _AROUND = " \t\n-–—•*>»|[\"“'#+👉"
 
 
 def is_phrase(text: str) -> bool:
-    """Whether a short run is about the page."""
+    """Return whether a short run is about the page and not about its subject."""
     if len(text) > LONGEST:
         return False
     text = text.lstrip(_AROUND)
@@ -65,15 +55,15 @@ def is_phrase(text: str) -> bool:
 
 _BOXES = frozenset(["div", "section", "ul", "ol", "table", "p", "dl"])
 _NO_PHRASES = HEADINGS | {"pre", "td", "th"}
-_LEAD = 60  # characters from which a run between headline and root is an introduction
-_LEAST_SIBLING = 10.0  # weight of an element beside the root that is content too, and
-_SIBLING_WEIGHT = 0.2  # its share of the root's weight
+_LEAD = 60  # minimum characters of an introduction between headline and root
+_LEAST_SIBLING = 10.0  # minimum weight of a sibling of the root with content, and
+_SIBLING_WEIGHT = 0.2  # its minimum share of the root's weight
 _MOSTLY_LINKS = 0.5
-_LARGEST_BOX = 0.3  # of the root; a larger box is content even if it is mostly links
+_LARGEST_BOX = 0.3  # share of the root; a larger box is content even if it is mostly links
 
 
 def find_content_siblings(page: ElementStats, weights: list[float], root: int) -> list[int]:
-    """Elements beside the root that hold content too: by their weight, or as a paragraph of their own."""
+    """Return the siblings of the root that hold content: by their weight, or as paragraphs."""
     tree = page.tree
     parent = tree.parent[root]
     least = max(_LEAST_SIBLING, weights[root] * _SIBLING_WEIGHT)
@@ -91,7 +81,7 @@ def find_content_siblings(page: ElementStats, weights: list[float], root: int) -
 
 
 def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
-    """Keep what reads like an introduction between the headline and the root, unless it is called a summary."""
+    """Keep runs that read like an introduction between headline and root, unless they are named as a summary."""
     tree = page.tree
     if root == 0 or page.is_body(root):
         return
@@ -99,9 +89,9 @@ def add_lead(page: ElementStats, root: int, keep: list[bool]) -> None:
     headline = next((run for run in range(start - 1, -1, -1) if tree.tag[tree.owner[run]] == "h1"), start)
     for run in range(headline + 1, start):
         length, owner = page.lengths[run], tree.owner[run]
-        said = classify_attributes(tree.attributes[owner]) | classify_attributes(tree.attributes[tree.parent[owner]])
-        reads_like_one = length >= _LEAD and tree.linked[run] * 4 <= length and count_punctuation(tree.text[run])
-        if reads_like_one and not page.out[run] and not said & TEASER:
+        flags = classify_attributes(tree.attributes[owner]) | classify_attributes(tree.attributes[tree.parent[owner]])
+        is_lead = length >= _LEAD and tree.linked[run] * 4 <= length and count_punctuation(tree.text[run])
+        if is_lead and not page.out[run] and not flags & TEASER:
             keep[run] = True
 
 
@@ -122,16 +112,16 @@ def drop_link_boxes(page: ElementStats, root: int, keep: list[bool]) -> None:
 
 
 def drop_phrases(tree: HtmlTree, keep: list[bool]) -> None:
-    """Drop calls to subscribe, credits of pictures and the like."""
+    """Drop calls to subscribe, picture credits and the like."""
     for run, text in enumerate(tree.text):
         if keep[run] and is_phrase(text) and tree.tag[tree.owner[run]] not in _NO_PHRASES:
             keep[run] = False
 
 
 def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
-    """The runs that stay, without headings whose text is out."""
+    """Return the kept runs without headings whose text was dropped."""
     kept: list[int] = []
-    following, level = len(keep), ""  # the run that stays behind this one, and its tag if that is a heading
+    following, level = len(keep), ""  # the next kept run, and its tag if that is a heading
     for run in range(len(keep) - 1, -1, -1):
         if not keep[run]:
             continue
@@ -144,13 +134,13 @@ def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
 
 
 def extract_article(html: bytes) -> str:
-    """The text of a page's main content; empty when it has none. The caller has checked `extract.limit`."""
+    """Return the text of a page's main content, "" without any; the caller has checked the limits of the page."""
     page = parse_page(html)
     return render_text(page.tree, find_main_content(page))
 
 
 def find_main_content(page: ElementStats) -> list[int]:
-    """The runs of the main content, in the order of the page."""
+    """Return the runs of the main content, in page order."""
     tree = page.tree
     if not tree.text:
         return []

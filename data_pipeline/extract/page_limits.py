@@ -1,14 +1,12 @@
-"""The attributes of a page, counted in its bytes before it is parsed.
+"""Bound the work that a page can cause in a parser, before it is parsed: bytes, nodes, nesting, attributes.
 
-Every attribute is a node of the parsed page, and is compared with those before it in its element. What looks like a tag
-in a comment or a program counts as well.
+30 kB of HTML can take gigabytes: unclosed formatting elements are reopened in every following paragraph (WHATWG HTML,
+13.2.4.3), end tags search all open elements, and every attribute is a node and is compared with those before it in its
+element.
 
-How much work a page may ask of a parser, counted before it is parsed: bytes, nodes, nesting, attributes.
-
-Reads bytes of HTML, gives the limit that a page is beyond, or nothing. HTML lets 30 kB ask for gigabytes: formatting
-elements that are not closed are opened again in every paragraph after them (WHATWG HTML, 13.2.4.3), end tags look
-through all open elements, and every attribute is compared with those before it. Promises: time linear in the bytes,
-and counts that are upper bounds, so that what passes here ends soon.
+Invariants:
+- Time is linear in the bytes.
+- Counts are upper bounds: tag-like text in comments and scripts counts too.
 """
 
 import re
@@ -19,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 _START_TAG = re.compile(rb"<[a-zA-Z][^\s/>]*")
-_NO_ATTRIBUTES = 8_192  # bytes that hold a tag without many attributes
+_NO_ATTRIBUTES = 8_192  # a shorter tag has few attributes
 _ATTRIBUTE = re.compile(rb"[\s/]*+=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>]*+))?|[\s/]*+=")
 
 
 def count_attributes_over_limit(html: bytes, limit: int) -> int:
-    """The attributes of the first element found to have more than `limit`, counted to one beyond it; or 0.
+    """Return `limit` + 1 if an element has more than `limit` attributes, else 0.
 
-    Tags are looked for where `_NO_ATTRIBUTES` bytes hold no other; what is shorter has few attributes.
+    Tags are searched only where `_NO_ATTRIBUTES` bytes hold no other one; shorter tags have few attributes.
     """
     start = 0
     while len(html) - start > _NO_ATTRIBUTES:
@@ -45,15 +43,15 @@ def count_attributes_over_limit(html: bytes, limit: int) -> int:
 
 
 def _find_next_tag(html: bytes, start: int, end: int) -> int:
-    """Where the first tag with a name starts, or -1."""
-    place = html.find(b"<", start, end)
-    while place >= 0 and not html[place + 1 : place + 2].isalpha():
-        place = html.find(b"<", place + 1, end)
-    return place
+    """Return the position of the first tag with a name, or -1."""
+    position = html.find(b"<", start, end)
+    while position >= 0 and not html[position + 1 : position + 2].isalpha():
+        position = html.find(b"<", position + 1, end)
+    return position
 
 
 def count_attributes(html: bytes, limit: int) -> int:
-    """The attributes of all elements, counted to one beyond the limit; those in comments and programs count too."""
+    """Count the attributes of all elements, up to `limit` + 1; those in comments and scripts count too."""
     count = 0
     tag = _START_TAG.search(html)
     while tag and count <= limit:
@@ -64,7 +62,7 @@ def count_attributes(html: bytes, limit: int) -> int:
 
 
 def _count_tag_attributes(html: bytes, end: int, limit: int) -> tuple[int, int]:
-    """The attributes behind the name of a tag, counted to one beyond the limit, and where they end."""
+    """Return the number of attributes after the name of a tag, up to `limit` + 1, and their end."""
     count = 0
     while count <= limit and (found := _ATTRIBUTE.match(html, end)):
         count, end = count + 1, found.end()
@@ -74,14 +72,14 @@ def _count_tag_attributes(html: bytes, end: int, limit: int) -> tuple[int, int]:
 Nesting = Literal["linear", "square"]
 
 _TAG = re.compile(rb"<(/?)([a-zA-Z][^\s/>]*)")
-# Formatting elements open again by themselves; of `a` only one can be open.
+# Formatting elements that are reopened; `a` is left out, because only one can be open.
 _FORMATTING = frozenset(b"b big code em font i nobr s small strike strong tt u".split())
 _WELL_FORMED = rb'(?:\s++[a-z:-]++(?:="[^"<>]*+")?)*+\s*+>[^<]*+'
-# A formatting element around text and spans: its end tag ends it whatever it stands in.
+# A formatting element around text and spans only: its end tag always closes it.
 _CLOSED_AT_ONCE = re.compile(
     rb"<(%b)%b(?:</?span%b)*+</\1>" % (b"|".join(sorted(_FORMATTING)), _WELL_FORMED, _WELL_FORMED), re.IGNORECASE
 )
-# Elements that hold nothing, and those that the next of their kind closes.
+# Void elements, and those that the next one of their kind closes.
 _FLAT = frozenset(
     b"area base br col embed hr img input link meta source track wbr param p li dt dd tr td th thead tbody tfoot "
     b"colgroup rp rt html head body".split()
@@ -89,15 +87,15 @@ _FLAT = frozenset(
 # No end tag inside one of these closes what was opened outside (13.2.4.2, scopes).
 _SCOPES = frozenset(b"table template applet marquee object svg math select button".split())
 _BLOCKS_MOVED = 7  # an end tag moves its formatting element through at most so many blocks (13.2.6.4.7)
-_FEW = 4_000_000  # pairs of tags; the worst page with fewer makes a quarter as many nodes
-_SHORTEST_ATTRIBUTE = 2  # bytes, with what parts it from the one before
-_OPTION_STEPS = 16  # what one open option of a choice costs beside another element
+_FEW = 4_000_000  # pairs of tags; the worst page with fewer has a quarter as many nodes
+_SHORTEST_ATTRIBUTE = 2  # bytes, with the separator before it
+_OPTION_STEPS = 16  # cost of an open <option> relative to another element
 _STEPS_PER_NODE = 1_000  # open elements that a tag may have to look through
 
 
 @dataclass(frozen=True, slots=True)
 class LimitViolation:
-    """A limit that a page is beyond: what was counted, how much of it there is, and how much there may be."""
+    """A limit that a page exceeds: the counted quantity, its value, and the limit."""
 
     test: str
     value: float
@@ -107,18 +105,18 @@ class LimitViolation:
 def find_limit_violation(
     html: bytes, *, nesting: Nesting, max_nodes: int, max_attributes: int
 ) -> LimitViolation | None:
-    """The first limit that a page is beyond, or None.
+    """Return the first limit that a page exceeds, or None.
 
     Args:
-        html: the page; its length is the caller's to check.
-        nesting: how the parser's time grows with the depth of elements. Where it is by the square, a page may take
-            `_STEPS_PER_NODE` steps for each node that it may have.
-        max_nodes: elements, texts and attributes that may come of the page.
-        max_attributes: attributes that one element may have.
+        html: the page; the caller has checked its length.
+        nesting: growth of the parser's time with the depth of elements. With `square`, a page may take
+            `_STEPS_PER_NODE` steps for each of its allowed nodes.
+        max_nodes: limit of elements, texts and attributes of the page.
+        max_attributes: limit of attributes of one element.
     """
     is_tag = np.frombuffer(html, np.uint8) == ord("<")
     tags = int(np.count_nonzero(is_tag))
-    nodes = 2 * tags + 1  # an element and the text behind it
+    nodes = 2 * tags + 1  # an element and the text after it
     if nodes + len(html) // _SHORTEST_ATTRIBUTE > max_nodes:
         nodes += count_attributes(html, max_nodes - nodes)
     if nodes > max_nodes:
@@ -136,7 +134,7 @@ def find_limit_violation(
 
 
 def _count_open_formatting(html: bytes, is_tag: npt.NDArray[np.bool_]) -> int:
-    """How many formatting elements may stay open; others whose names begin with the same two letters count too."""
+    """Return an upper bound of the formatting elements that stay open, by the first two letters of their names."""
     data = np.frombuffer(html + b"  ", np.uint8)
     start = np.flatnonzero(is_tag) + 1
     starts = int(np.count_nonzero(_FORMATTING_STARTS[data[start], data[start + 1]]))
@@ -144,7 +142,7 @@ def _count_open_formatting(html: bytes, is_tag: npt.NDArray[np.bool_]) -> int:
 
 
 def _build_formatting_starts() -> npt.NDArray[np.bool_]:
-    """By the two bytes behind `<`: whether a formatting element may begin there."""
+    """Return, by the two bytes after `<`, whether a formatting element may begin there."""
     starts = np.zeros((256, 256), np.bool_)
     for name in _FORMATTING:
         for first in name[:1] + name[:1].upper():
@@ -156,10 +154,9 @@ _FORMATTING_STARTS = _build_formatting_starts()
 
 
 def count_open_elements(html: bytes) -> tuple[int, int, int]:
-    """The most elements that are open at a time, formatting elements that open again, and the weight of options.
+    """Return the maximum of open elements, of reopened formatting elements, and the weight of open options.
 
-    Where the rules of HTML are involved, more is counted rather than less: an end tag closes its element only when
-    it certainly does.
+    An end tag closes its element only where HTML's rules certainly close it, so that the counts are upper bounds.
     """
     page = _OpenElements()
     options = most_options = 0
@@ -177,32 +174,32 @@ def count_open_elements(html: bytes) -> tuple[int, int, int]:
 
 
 class _OpenElements:
-    """The elements that are open while one reads on, and the formatting elements that would open again."""
+    """The open elements at a position of the page, and the formatting elements that would be reopened."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
-        self.places: dict[bytes, list[int]] = {}  # where in `names` each name stands
-        self.scopes: list[int] = [-1]  # where the elements stand that end tags do not leave
+        self.positions: dict[bytes, list[int]] = {}  # indices in `names` of each name
+        self.scopes: list[int] = [-1]  # indices of the elements that end tags do not leave
         self.formatting: dict[bytes, list[int]] = {}  # how many elements were open when each was opened
         self.num_formatting = self.deepest = self.most_formatting = 0
 
     def open_element(self, name: bytes) -> None:
-        place = len(self.names)
+        index = len(self.names)
         self.names.append(name)
-        self.places.setdefault(name, []).append(place)
+        self.positions.setdefault(name, []).append(index)
         if name in _SCOPES:
-            self.scopes.append(place)
-        self.deepest = max(self.deepest, place + 1 + self.num_formatting)
+            self.scopes.append(index)
+        self.deepest = max(self.deepest, index + 1 + self.num_formatting)
 
     def close_element(self, name: bytes) -> None:
-        places = self.places.get(name)
-        if not places or places[-1] < self.scopes[-1]:
+        positions = self.positions.get(name)
+        if not positions or positions[-1] < self.scopes[-1]:
             return
-        place = places[-1]
-        for closed in self.names[place:]:
-            self.places[closed].pop()
-        del self.names[place:]
-        while self.scopes[-1] >= place:
+        index = positions[-1]
+        for closed in self.names[index:]:
+            self.positions[closed].pop()
+        del self.names[index:]
+        while self.scopes[-1] >= index:
             self.scopes.pop()
 
     def open_formatting(self, name: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Resiliparse's plain text, of the main content or of everything.
+"""Extract plain text with resiliparse, of the main content or of everything.
 
-Reads HTML as UTF-8, gives text. A page whose elements are nested deeper than the config allows, or many and
-deep, is extracted without looking for its main content, which would take time in the square of the depth.
+A page nested deeper than the config allows, or with many deep elements, is extracted without searching for its main
+content, which takes time quadratic in the depth.
 """
 
 import re
@@ -12,7 +12,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from data_pipeline.extract.extractor import Extractor
 from llmsys.config.extraction import ResiliparseExtractorConfig
 
-_STEPS = 20_000_000  # tags times depth, beyond which looking for the main content takes many seconds
+_STEPS = 20_000_000  # tags times depth, above which the search for the main content takes many seconds
 _TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
 # Elements that never nest in themselves: void ones, and those that the next of their kind closes.
 _FLAT = frozenset(
@@ -22,7 +22,7 @@ _FLAT = frozenset(
 
 
 def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Extractor:
-    """What makes text of a page with these settings."""
+    """Build the extractor with these settings."""
 
     def extract_text(html: bytes) -> str:
         depth = estimate_nesting_depth(html) if config.main_content else 0
@@ -33,7 +33,7 @@ def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Extractor
 
 
 def estimate_nesting_depth(html: bytes) -> int:
-    """An estimate of how deep the elements of a page are nested, without parsing it."""
+    """Estimate the nesting depth of a page without parsing it; at least 64."""
     if _estimate_max_open_tags(html) <= 64:
         return 64
     depth = deepest = 0
@@ -47,7 +47,7 @@ def estimate_nesting_depth(html: bytes) -> int:
 
 
 def _estimate_max_open_tags(html: bytes) -> int:
-    """The most tags that are open at a time when every tag counts, which is never fewer than there are."""
+    """Return an upper bound of the tags that are open at a time."""
     data = np.frombuffer(html + b" ", np.uint8)
     tags = np.flatnonzero(data[:-1] == ord("<"))
     if len(tags) == 0:

@@ -1,7 +1,7 @@
-"""Trafilatura's main content, for those who want the texts of FineWeb.
+"""Extract the main content with trafilatura, as in FineWeb.
 
-Reads HTML as UTF-8, gives text. Comments of readers are left out, as in FineWeb; its memory of repeated texts, which
-makes a text depend on the pages before it, stays off.
+Readers' comments are left out, as in FineWeb. Its cache of repeated texts, which makes a text depend on earlier pages,
+is off.
 """
 
 from importlib import metadata
@@ -12,7 +12,11 @@ from llmsys.errors import ConfigError
 
 
 def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Extractor:
-    """What makes text of a page with these settings; ConfigError when trafilatura is not installed."""
+    """Build the extractor with these settings.
+
+    Raises:
+        ConfigError: if trafilatura is not installed.
+    """
     get_trafilatura_version()
     from trafilatura import extract
 
@@ -28,7 +32,7 @@ def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Extractor
 
 
 def get_trafilatura_version() -> str:
-    """Return the version that is installed, as pip writes it."""
+    """Return the installed version as a requirement."""
     try:
         return f"trafilatura=={metadata.version('trafilatura')}"
     except metadata.PackageNotFoundError:

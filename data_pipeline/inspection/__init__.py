@@ -1,0 +1,1 @@
+"""Inspection of prepared datasets: verify, explain, compare, sweep thresholds."""

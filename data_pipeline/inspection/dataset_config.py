@@ -1,4 +1,4 @@
-"""The config that a dataset was made by, as its manifest says, and where the config of a file differs from it."""
+"""Read the config of a dataset from its manifest, and compare it with another one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,11 @@ MAX_SHOWN_DIFFERENCES = 8
 
 
 def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
-    """Return the config of the dataset in the folder of `data`; DataError when this version cannot read it."""
+    """Return the config of the dataset in the folder of `data`.
+
+    Raises:
+        DataError: if this version cannot read it.
+    """
     stored = to_current_names(manifest.config.get("data", {}), "data")
     own = {"folder": data.folder, "executor": data.executor.model_dump()}
     try:
@@ -29,12 +33,20 @@ def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
 
 
 def describe_config_differences(manifest: Manifest, data: CrawlConfig) -> str:
-    """Return one sentence on where `data` differs from what the dataset was made by; empty when it does not."""
+    """Describe the differences between a config and that of its dataset.
+
+    Args:
+        manifest: manifest of the dataset.
+        data: the config; its folder and executor are ignored.
+
+    Returns:
+        One sentence; "" if they are equal.
+    """
     made = read_dataset_config(manifest, data)
-    ignored = {"folder", "executor"}
-    pairs = [one.model_dump(mode="json", exclude=ignored) for one in (made, data)]
-    for one in pairs:
-        one["inputs"] = sorted(set(one["inputs"]))
+    ignored = {"folder", "executor"}  # they do not change the documents
+    pairs = [config.model_dump(mode="json", exclude=ignored) for config in (made, data)]
+    for values in pairs:
+        values["inputs"] = sorted(set(values["inputs"]))
     found = [f"data.{name} was {was!r} and is {now!r}" for name, was, now in _iter_differences("", *pairs)]
     if not found:
         return ""

@@ -1,8 +1,11 @@
-"""Where two dialects of the same rules differ on the documents of a config.
+"""Compare dialects of the same rules on the documents of a config.
 
-Reads the texts that an earlier preparation extracted, or extracts them from the inputs; takes them through URLs,
-Unicode and language as preparation does, and judges each document by each rule in each dialect, with the words and the
-profile of its language. Gives counts and examples; promises that neither depends on the order of the inputs.
+Reads the texts that an earlier preparation extracted, or extracts them from the inputs. Applies URL filter, Unicode
+repair and language identification as preparation does, then each rule in each dialect, with the words and the profile
+of the document's language.
+
+Invariants:
+- Counts and examples do not depend on the order of the inputs.
 """
 
 import tempfile
@@ -38,7 +41,7 @@ EXAMPLES = 3
 
 @dataclass(frozen=True, order=True)
 class DisagreementExample:
-    """One document on which two dialects differ, and what each says about it."""
+    """One document on which two dialects differ, with the sentence of each."""
 
     id: str
     url: str
@@ -47,14 +50,14 @@ class DisagreementExample:
 
 @dataclass
 class DialectDifference:
-    """What two dialects of one rule, or of all together, decide.
+    """The decisions of two dialects of one rule, or of all rules together.
 
     Attributes:
         rule: name of the family of rules.
-        dialects: the two.
-        verdicts: documents by (kept by the first, kept by the second).
-        tests: documents on which they differ, by (test of the first, test of the second), `kept` where one keeps.
-        examples: a few for each pair of tests, those with the smallest ids.
+        dialects: the two dialects.
+        verdicts: number of documents by (kept by the first, kept by the second).
+        tests: number of differing documents by (test of the first, test of the second), `kept` where one keeps.
+        examples: some documents for each pair of tests, those with the smallest ids.
     """
 
     rule: str
@@ -65,12 +68,12 @@ class DialectDifference:
 
     @property
     def num_documents(self) -> int:
-        """All documents that were judged."""
+        """Number of judged documents."""
         return self.verdicts.total()
 
     @property
     def num_differing(self) -> int:
-        """Documents that one keeps and the other drops."""
+        """Number of documents that one keeps and the other drops."""
         return self.verdicts[True, False] + self.verdicts[False, True]
 
     def add_document(self, tests: tuple[str, str], example: DisagreementExample) -> None:
@@ -86,17 +89,24 @@ class DialectDifference:
 
 
 def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[DialectDifference]:
-    """The first dialect beside each of the others, by family of rules and for all families together.
+    """Compare the first dialect with each of the others.
+
+    Args:
+        data: the config: inputs, rules and languages.
+        dialects: two or more of `DIALECTS`.
+
+    Returns:
+        A comparison per other dialect and family of rules, and for all families together.
 
     Raises:
-        ConfigError: a dialect does not exist, or there are not two.
-        DataError: there is no input.
+        ConfigError: if a dialect does not exist, or there are fewer than two.
+        DataError: if there is no input.
     """
     if len(set(dialects)) < 2:
         raise ConfigError(
             f"{','.join(dialects)} names {len(set(dialects))} dialect. Name two, such as datatrove,dolma."
         )
-    list_rule_libraries(data)
+    list_rule_libraries(data)  # fails early if a rule's library is not installed
     judges = _DialectJudge(data, dialects)
     families = list(translate_rules(data.rules, dialects[0]))
     differences = {
@@ -105,10 +115,10 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
         for family in [*families, *([ANY] if len(families) > 1 else [])]
     }
     for documents in _iter_language_batches(_iter_documents(data)):
-        said = judges.judge_documents(documents)
+        verdicts = judges.judge_documents(documents)
         names = list(zip(documents.column("id").to_pylist(), documents.column("url").to_pylist(), strict=True))
         for (other, family), difference in differences.items():
-            first, second = said[dialects[0]][family], said[other][family]
+            first, second = verdicts[dialects[0]][family], verdicts[other][family]
             for row, (name, url) in enumerate(names):
                 tests = (first.tests[row], second.tests[row])
                 sentences = (first.format_sentence(row, tests[1]), second.format_sentence(row, tests[0]))
@@ -117,7 +127,7 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
 
 
 def _iter_language_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The documents of each batch, language by language."""
+    """Yield the documents of each batch, language by language."""
     for batch in batches:
         codes = batch.column("language")
         for code in sorted(set(codes.to_pylist())):
@@ -125,12 +135,12 @@ def _iter_language_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 class _DialectJudge:
-    """The rules in each dialect, as the profile of each language changes them, with the words of the language."""
+    """The rules in each dialect per language, with the word splitter of the language."""
 
     def __init__(self, data: CrawlConfig, dialects: Sequence[str]) -> None:
         own = {dialect: translate_rules(data.rules, dialect) for dialect in dialects}
         self._names = {dialect: list(rules) for dialect, rules in own.items()}
-        self._of = {
+        self._rules_by_language = {
             dialect: parse_language_rules(serialize_rules_by_language(data, tuple(rules.values())))
             for dialect, rules in own.items()
         }
@@ -138,15 +148,15 @@ class _DialectJudge:
         self._splitters: dict[Words, WordSplitters] = {}
 
     def judge_documents(self, documents: pa.RecordBatch) -> dict[str, dict[str, "_DialectVerdicts"]]:
-        """What each dialect and family says about documents in one language."""
+        """Return the verdicts of each dialect and family on documents of one language."""
         code = documents.column("language")[0].as_py()
-        rules = {dialect: of.get(code, of[DEFAULT]) for dialect, of in self._of.items()}
+        rules = {dialect: own.get(code, own[DEFAULT]) for dialect, own in self._rules_by_language.items()}
         if code not in self._built:
             self._built[code] = {
                 dialect: {
-                    name: build_rule(rule, code) for name, rule in zip(self._names[dialect], one.rules, strict=True)
+                    name: build_rule(rule, code) for name, rule in zip(self._names[dialect], own.rules, strict=True)
                 }
-                for dialect, one in rules.items()
+                for dialect, own in rules.items()
             }
         words = next(iter(rules.values())).words
         if words not in self._splitters:
@@ -157,13 +167,13 @@ class _DialectJudge:
 
 @dataclass(frozen=True)
 class _DialectVerdicts:
-    """What one dialect of one family says about a batch."""
+    """The verdicts of one dialect of one family on a batch."""
 
     rules: Sequence[tuple[Rule, RuleVerdicts]]
     tests: list[str]
 
     def format_sentence(self, row: int, asked: str) -> str:
-        """Why a document goes; for one that stays, what it measures where the other dialect drops it."""
+        """Format the reason of a drop; for a kept document, the value that the other dialect's test measures."""
         for rule, verdicts in self.rules:
             number = int(verdicts.failed_D[row])
             if number >= 0:
@@ -182,7 +192,7 @@ def _replace_nan_with_none(value: float, threshold: float) -> tuple[float | None
 
 
 def _judge_batch(rules: Mapping[str, Rule], batch: DocumentBatch) -> dict[str, _DialectVerdicts]:
-    """What each rule says, and what all say together: the first that drops."""
+    """Return the verdicts of each rule, and of all together: the first that drops."""
     judged = [(family, rule, rule.apply(batch)) for family, rule in rules.items()]
     tests = {family: _list_failed_tests(verdicts, "") for family, _, verdicts in judged}
     named = [_list_failed_tests(verdicts, f"{rule.kind}: ") for _, rule, verdicts in judged]
@@ -196,7 +206,7 @@ def _list_failed_tests(verdicts: RuleVerdicts, prefix: str) -> list[str]:
 
 
 def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
-    """The documents as they reach the rules, from stored texts where there are any."""
+    """Yield the documents as they reach the rules, from stored texts where there are any."""
     stored = sorted((data.folder / "work" / "extracted").glob("*.arrow"))
     for path in stored:
         yield from _iter_rule_inputs(path, data)
@@ -222,4 +232,4 @@ def _iter_rule_inputs(path: Path, data: CrawlConfig) -> Iterator[pa.RecordBatch]
 
 
 def _ignore_progress(done: float, dropped: int) -> None:
-    """Progress is not shown."""
+    """Ignore progress."""

@@ -1,7 +1,7 @@
-"""What a dataset dropped, document by document: which test, its value beside the threshold, and the text.
+"""List the documents that a dataset dropped: the test, its value and threshold, and the text.
 
-Reads dropped/ and quarantine/ of a dataset folder; gives rows in the order of their ids. A place that could not be read
-is a row without address and text; an input in quarantine one with its traceback.
+Reads dropped/ and quarantine/ of a dataset folder; rows are sorted by id. A record that could not be read is a row
+without address and text. An input in quarantine is a row with its traceback.
 """
 
 import heapq
@@ -23,13 +23,21 @@ EXCERPT_CHARACTERS = 600
 
 
 def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many dropped documents match, and the `limit` of them with the smallest ids.
+    """Find dropped documents.
 
-    `wanted` says which values of stage, rule and test count. DataError when nothing was dropped by these, with what
-    there is.
+    Args:
+        folder: the dataset folder.
+        wanted: values of stage, rule and test to match.
+        limit: maximum number of rows.
+
+    Returns:
+        The number of matches, and the rows of those with the smallest ids.
+
+    Raises:
+        DataError: if nothing matches; names what was dropped.
     """
     total = 0
-    kept: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []  # at most `limit` rows: a dataset may drop millions
     for batch in _iter_dropped_batches(folder):
         mask = pa.array([True] * batch.num_rows)
         for name, value in wanted.items():
@@ -48,18 +56,36 @@ def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> 
 
 
 def parse_wanted(text: str) -> dict[str, str]:
-    """Read rule=gopher_quality or rule=gopher_quality,test=words; DataError for any other form."""
+    """Parse rule=gopher_quality or rule=gopher_quality,test=words.
+
+    Args:
+        text: comma-separated pairs of stage, rule or test and a value.
+
+    Returns:
+        Values by name.
+
+    Raises:
+        DataError: for any other form.
+    """
     parts = [part.partition("=") for part in text.split(",") if part]
     if not parts or any(name not in FIELDS or not value for name, _, value in parts):
         raise DataError(
-            f"--dropped {text!r} names no drops. Write stage=, rule= or test= and a value, "
+            f"--dropped {text!r} cannot be parsed. Write stage=, rule= or test= and a value, "
             f"such as rule=gopher_quality or rule=gopher_quality,test=words."
         )
     return {name: value for name, _, value in parts}
 
 
 def format_dropped_documents(total: int, rows: list[dict[str, Any]]) -> str:
-    """The rows as a person reads them."""
+    """Format dropped documents for the terminal.
+
+    Args:
+        total: number of matches.
+        rows: the rows to show.
+
+    Returns:
+        Lines of text.
+    """
     return "\n\n".join([*map(_format_row, rows), f"{len(rows)} of {total:,} dropped documents"])
 
 

@@ -1,8 +1,8 @@
-"""One page through every stage: what each made of it, with the numbers it went by.
+"""Explain what every stage did with one page, with the measured values.
 
-Reads work/extracted, documents/ and dropped/ of a prepared dataset, and asks language and rules about the page again,
-by the config of the dataset and not by that of a file; gives a step per stage, for every capture of the URL. Changes
-nothing.
+Reads work/extracted, documents/ and dropped/ of a prepared dataset, and applies language identification and rules to
+the page again, by the config of the dataset and not by that of a file. Returns a step per stage, for every capture of
+the URL. Changes nothing.
 """
 
 import textwrap
@@ -45,9 +45,17 @@ class CaptureExplanation:
 
 
 def explain_url(data: CrawlConfig, url: str) -> list[CaptureExplanation]:
-    """Follow every capture of a URL; DataError when the dataset is not there, is being changed, or has none.
+    """Explain every capture of a URL.
 
-    Only the folder of `data` counts: everything else is what the dataset was made by.
+    Args:
+        data: only its folder is used: all else is taken from the dataset's own config.
+        url: the address as the crawl has it.
+
+    Returns:
+        A list of captures, not empty.
+
+    Raises:
+        DataError: if the dataset does not exist, is being changed, or has no such page.
     """
     manifest = load_manifest(data.folder)
     if is_change_unfinished(data.folder):
@@ -96,33 +104,33 @@ def _explain_capture(
 
 
 def _format_stage_details(stage: str, counts: dict[str, int], left: dict[str, Any], limits: LanguageThresholds) -> str:
-    """What a stage measured of the document that left it, and between what it had to lie; or else its bytes."""
+    """Format the values that a stage measured, with their allowed ranges; otherwise the bytes in and out."""
     ranges = _format_ranges(limits, left["language"]) if "language" in left else {}
     if stage == "language" and left:
         return f"{left['language']}, score {left['language_score']:.3f}{ranges.get('language_score', '')}"
     own = {name: value for name, value in left.items() if name.startswith(f"{stage}.") and value is not None}
     if own:
-        said = (
+        measured = (
             f"{name.partition('.')[2]} {format_measured_value(value)}{ranges.get(name, '')}"
             for name, value in own.items()
         )
-        return ", ".join(said)
+        return ", ".join(measured)
     return f"{counts['bytes_in']:,} bytes in, {counts['bytes_out']:,} bytes out"
 
 
 def _format_ranges(limits: LanguageThresholds, code: str) -> dict[str, str]:
-    """What documents in a language keep, by column: ` [50 to 100000]`, ` [to 0.1]`, ` [from 2]`."""
+    """Format the allowed ranges for a language by column: ` [50 to 100000]`, ` [to 0.1]`, ` [from 2]`."""
     ends: dict[str, dict[str, str]] = {}
     for (_, _, drops), column, threshold in limits.get_thresholds(code):
         ends.setdefault(column, {})["to" if drops == "above" else "from"] = f"{threshold:.10g}"
     return {
-        column: f" [{one['from']} to {one['to']}]" if len(one) == 2 else f" [{' '.join(*one.items())}]"
-        for column, one in ends.items()
+        column: f" [{own['from']} to {own['to']}]" if len(own) == 2 else f" [{' '.join(*own.items())}]"
+        for column, own in ends.items()
     }
 
 
 def _add_dataset_steps(capture: CaptureExplanation, data: CrawlConfig) -> None:
-    """What the stages that compare documents made of it, as the dataset says."""
+    """Add the steps of the stages that compare documents, as the dataset records them."""
     if capture.steps[-1][1] == "dropped":
         return
     folder = data.folder
@@ -140,7 +148,7 @@ def _add_dataset_steps(capture: CaptureExplanation, data: CrawlConfig) -> None:
 
 
 def _iter_matching_pages(paths: Sequence[Path], column: str, value: str) -> Iterator[pa.RecordBatch]:
-    """Rows of some files with a value in a column, each as a batch of one."""
+    """Yield the rows with a value in a column, each as a batch of one."""
     for path in paths:
         for batch in read_batches(path):
             found = batch.filter(pc.equal(batch.column(column), value))
@@ -149,7 +157,14 @@ def _iter_matching_pages(paths: Sequence[Path], column: str, value: str) -> Iter
 
 
 def format_explanation(captures: Sequence[CaptureExplanation]) -> str:
-    """The captures as a person reads them."""
+    """Format captures for the terminal.
+
+    Args:
+        captures: the captures.
+
+    Returns:
+        Lines of text.
+    """
     return "\n\n".join(map(_format_capture, captures))
 
 

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a dataset folder, and several of them as a table."""
+"""A problem of a dataset folder, and a table of problems."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DatasetFinding:
-    """`file` is relative to the dataset folder; `where` is a part of it ("record batch 3"), or empty for all of it."""
+    """One problem of a dataset folder.
+
+    Attributes:
+        file: path relative to the dataset folder.
+        where: a part of the file, such as "record batch 3"; "" for all of it.
+        problem: description of the problem.
+    """
 
     file: str
     where: str
@@ -14,7 +20,10 @@ class DatasetFinding:
 
 
 def format_findings(findings: Sequence[DatasetFinding]) -> str:
-    """The findings in columns, a line each, under a head."""
-    rows = [("file", "where", "what is wrong"), *((one.file, one.where, one.problem) for one in findings)]
+    """Format findings as a table with a header."""
+    rows = [
+        ("file", "where", "what is wrong"),
+        *((finding.file, finding.where, finding.problem) for finding in findings),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows)

@@ -1,4 +1,4 @@
-"""What an inspection found, as lines for people and as data for programs."""
+"""Format the result of an inspection for people and for programs."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,8 +11,15 @@ from llmsys.manifest import LanguageUsage, TokenizerUsage
 SHOWN_SAMPLES, EXCERPT = 3, 160
 
 
-def inspection_to_dict(inspection: InspectionResult) -> dict[str, Any]:
-    """Everything, as JSON can hold it."""
+def build_inspection_dict(inspection: InspectionResult) -> dict[str, Any]:
+    """Convert the result of an inspection to JSON-serializable values.
+
+    Args:
+        inspection: the result.
+
+    Returns:
+        A dictionary with all counts, samples and findings.
+    """
     manifest = inspection.manifest
     return {
         "folder": str(inspection.folder),
@@ -33,13 +40,20 @@ def inspection_to_dict(inspection: InspectionResult) -> dict[str, Any]:
 
 
 def format_inspection(inspection: InspectionResult) -> str:
-    """Counts, the tokenizer's fit, some samples, and what is wrong."""
+    """Format the result of an inspection for the terminal.
+
+    Args:
+        inspection: the result.
+
+    Returns:
+        Lines with counts, the tokenizer's fit, some samples, and the findings.
+    """
     manifest = inspection.manifest
     lines = [f"{inspection.folder}: {inspection.files} files, {inspection.bytes:,} bytes read and hashed"]
     for name, split in manifest.splits.items():
         lines.append(f"  {name:<10} {split.documents:>12,} documents {split.tokens:>15,} tokens in {len(split.files)}")
-    for room, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
-        lines.append(f"  {room:<10} {sum(file.rows for file in listing.files):>12,} in {len(listing.files)} files")
+    for subfolder, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
+        lines.append(f"  {subfolder:<10} {sum(file.rows for file in listing.files):>12,} in {len(listing.files)} files")
     if manifest.usage is not None:
         lines += ["", *format_tokenizer_usage(manifest.usage)]
     if inspection.samples:
@@ -60,16 +74,16 @@ def _format_samples(samples: list[DocumentSample]) -> list[str]:
     head = f"{len(samples)} documents encoded again, with the same ids, and decoded; {same} give their text back"
     lines = [f"{head}{others}:"]
     for sample in samples[:SHOWN_SAMPLES]:
-        place = f"{sample.file} at {sample.offset}"
-        lines.append(f"  {sample.split} {sample.document}: {sample.url or sample.id} ({place})")
+        origin = f"{sample.file} at {sample.offset}"
+        lines.append(f"  {sample.split} {sample.document}: {sample.url or sample.id} ({origin})")
         lines.append(f"    {' '.join(sample.text[:EXCERPT].split())}")
     return lines
 
 
 def format_tokenizer_usage(usage: TokenizerUsage) -> list[str]:
-    """The tokenizer's fit by language, as a table."""
+    """Format the tokenizer's fit by language as a table."""
     head = f"{'language':<10}{'documents':>11}{'bytes':>15}{'bytes/token':>13}{'words/token':>13}"
-    rows = [_format_usage_row(name, one) for name, one in usage.languages.items()]
+    rows = [_format_usage_row(name, language) for name, language in usage.languages.items()]
     return [
         f"{head}{'unknown':>10}{'as bytes':>10}",
         *rows,
@@ -79,11 +93,11 @@ def format_tokenizer_usage(usage: TokenizerUsage) -> list[str]:
     ]
 
 
-def _format_usage_row(name: str, one: LanguageUsage) -> str:
-    tokens = max(one.tokens, 1)
+def _format_usage_row(name: str, usage: LanguageUsage) -> str:
+    tokens = max(usage.tokens, 1)
     return (
-        f"{name or '(none)':<10}{one.documents:>11,}{one.bytes:>15,}{one.bytes / tokens:>13.2f}"
-        f"{one.words / tokens:>13.2f}{one.unknown_tokens / tokens:>10.2%}{one.byte_tokens / tokens:>10.2%}"
+        f"{name or '(none)':<10}{usage.documents:>11,}{usage.bytes:>15,}{usage.bytes / tokens:>13.2f}"
+        f"{usage.words / tokens:>13.2f}{usage.unknown_tokens / tokens:>10.2%}{usage.byte_tokens / tokens:>10.2%}"
     )
 
 

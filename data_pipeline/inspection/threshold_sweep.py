@@ -1,8 +1,8 @@
-"""What if a threshold were another: counted from what a prepared dataset stores, without reading the crawl again.
+"""Count how many documents other thresholds would keep, from the stored statistics of a dataset.
 
-Reads the statistics in documents/ and the values in dropped/; gives per threshold how many documents would stay. What a
-stricter threshold takes is exact (duplicates aside: a copy of a document that goes might stay in its place). What a
-looser one gives back is an upper bound, because the tests behind it were never asked.
+Reads the statistics in documents/ and the values in dropped/; the crawl is not read again. The documents that a
+stricter threshold drops are exact (except that a duplicate might be kept instead). Those that a looser one returns are
+an upper bound, because the later tests were not applied to them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _DROPPED = ("rule", "test", "value", "threshold")
 
 @dataclass(frozen=True)
 class SweepValue:
-    """One threshold: documents that stay for certain, and how many of the dropped ones might come back."""
+    """One threshold: the documents that are kept for certain, and how many dropped ones might return."""
 
     value: float
     stay: int
@@ -39,8 +39,14 @@ class SweepValue:
 
 @dataclass(frozen=True)
 class ThresholdSweep:
-    """Thresholds of one field. `test` is what compares with it, `now` its values in the dataset: one, unless languages
-    differ.
+    """Thresholds of one field.
+
+    Attributes:
+        field: name of the field, `rule.field`.
+        test: test that compares with it.
+        now: its values in the dataset: one, unless languages differ.
+        documents: number of kept documents.
+        values: results per threshold.
     """
 
     field: str
@@ -51,7 +57,18 @@ class ThresholdSweep:
 
 
 def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
-    """Answer `rule.field=a,b,c` about a dataset; DataError when it has no such rule, field or test."""
+    """Count the documents that other values of a threshold would keep.
+
+    Args:
+        folder: the dataset folder.
+        wanted: `rule.field=a,b,c`.
+
+    Returns:
+        The counts for each value.
+
+    Raises:
+        DataError: if the dataset has no such rule, field or test.
+    """
     name, values = _parse_sweep(wanted)
     manifest = load_manifest(folder)
     kind, _, field = name.partition(".")
@@ -62,7 +79,7 @@ def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
         rules = _resolve_rules(manifest, folder, kind, field)
         tried = [_find_threshold_test(rule, field, value, name) for rule in rules for value in values]
     now = sorted({getattr(rule, field) for rule in rules})
-    limit = next((one for one in tried if one is not None), None)
+    limit = next((test for test in tried if test is not None), None)
     if limit is None:
         raise DataError(
             f"no test compares a stored statistic with {name}: it decides what is measured, or all values are "
@@ -76,14 +93,21 @@ def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
 
 
 def format_sweep(found: ThresholdSweep) -> str:
-    """A table with a line per value."""
+    """Format a sweep as a table.
+
+    Args:
+        found: the sweep.
+
+    Returns:
+        Lines of text, one per value.
+    """
     now = f"{found.now[0]:g}" if len(found.now) == 1 else f"{found.now[0]:g} to {found.now[-1]:g} by language"
     lines = [
         f"{found.field} is {now} ({found.test}), and {found.documents:,} documents are kept.",
         f"{'value':>12}{'stay':>12}{'at most':>12}",
     ]
-    for one in found.values:
-        lines.append(f"{one.value:>12g}{one.stay:>12,}{one.stay + one.might_return:>12,}")
+    for row in found.values:
+        lines.append(f"{row.value:>12g}{row.stay:>12,}{row.stay + row.might_return:>12,}")
     return "\n".join([*lines, "At most: all that this test dropped and would let pass, if no test behind it objects."])
 
 
@@ -92,16 +116,15 @@ def _parse_sweep(wanted: str) -> tuple[str, list[float]]:
     values = [parse_yaml(part, "--sweep")[0] for part in text.split(",") if part.strip()]
     if name.count(".") != 1 or not values or not all(isinstance(value, int | float) for value in values):
         raise DataError(
-            f"--sweep {wanted!r} is no question. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."
+            f"--sweep {wanted!r} cannot be parsed. Write rule.field=a,b,c: gopher_quality.min_words=30,50,80."
         )
     return name, values
 
 
 def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> list[Any]:
-    """The rule of a name as the languages of the dataset have it, each reading once."""
-    rules = [
-        _RULE.validate_python(rule) for rule in to_current_names(manifest.config["data"].get("rules", []), "data.rules")
-    ]
+    """Return the distinct versions of a rule over the languages of the dataset."""
+    stored = to_current_names(manifest.config["data"].get("rules", []), "data.rules")
+    rules = [_RULE.validate_python(rule) for rule in stored]
     rule = next((one for one in rules if one.title == kind), None)
     if rule is None:
         there = ", ".join(one.title for one in rules) or "none"
@@ -122,26 +145,27 @@ def _read_language(manifest: Manifest) -> LanguageConfig:
 
 
 def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> ThresholdTest | None:
-    """The test whose threshold follows the field, None when this value moves none."""
+    """Return the test whose threshold follows the field, None if this value changes none."""
     try:
         changed = _RULE.validate_python(rule.model_dump() | {field: value})
     except ValidationError as error:
         raise DataError(f"{name}={value:g} is refused: {error.errors()[0]['msg']}.") from None
+    # Compare all tests of the rule: the name of a field does not tell which test reads it.
     pairs = zip(list_thresholds(rule), list_thresholds(changed), strict=False)
     return next((one for one, other in pairs if one.threshold != other.threshold), None)
 
 
 def _compute_stay_mask(values: Any, limit: ThresholdTest, threshold: float) -> Any:
-    edge = values.dtype.type(threshold)  # as the statistics are stored, so that a value at its threshold stays
+    edge = values.dtype.type(threshold)  # in the stored dtype, so that a value equal to its threshold stays
     return values <= edge if limit.drop_side == "above" else values >= edge
 
 
 def _count_documents(
     folder: Path, manifest: Manifest, where: tuple[str, str], limit: ThresholdTest, values: Sequence[float]
 ) -> tuple[list[int], list[int]]:
-    """For each threshold, how many kept documents stay and how many of those this test dropped would pass it.
+    """Count, per threshold, the kept documents that stay and the documents dropped by this test that would pass it.
 
-    `where` is the name of the rule and the column of kept documents that holds what it measured.
+    `where` is the name of the rule and the column of kept documents with its measured value.
     """
     stay, back = [0] * len(values), [0] * len(values)
     rule, column = where
@@ -164,8 +188,8 @@ def _count_documents(
 
 
 def _iter_columns(path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
-    """Some columns of each record batch of a file, without unpacking the others."""
+    """Yield the named columns of each record batch of a file, without decompressing the others."""
     if missing := [name for name in names if name not in read_schema(path).names]:
-        raise DataError(f"{path} has no column {missing[0]}, so that it cannot say. Prepare the dataset again.")
+        raise DataError(f"{path} has no column {missing[0]}, which --sweep needs. Prepare the dataset again.")
     for batch in read_columns(path, names.__contains__):
         yield [batch.column(name).to_numpy(zero_copy_only=False) for name in names]

@@ -1,4 +1,4 @@
-"""Where one token came from: its document, crawl file, record offset, URL, and the text around it."""
+"""Trace one token to its document, crawl file, record offset and URL, with the text around it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ AROUND = 40
 
 @dataclass(frozen=True)
 class TokenLineage:
-    """A token by its number in a split; `url` is None when its document is gone, and empty when that has none."""
+    """A token by its number in a split; `url` is None if its document is missing, and "" if that has none."""
 
     split: str
     token: int
@@ -35,16 +35,27 @@ class TokenLineage:
 
 
 def locate_token(folder: Path, name: str) -> TokenLineage:
-    """Find a token by its name "train:12345", counted from 0 through all files; DataError when there is none."""
+    """Find the origin of a token.
+
+    Args:
+        folder: the dataset folder.
+        name: split and number of the token, such as "train:12345"; counted from 0 over all files of the split.
+
+    Returns:
+        The document, crawl record and text around the token.
+
+    Raises:
+        DataError: if there is no such token.
+    """
     split, _, number = name.partition(":")
     if not number.isdigit():
-        raise DataError(f"--token {name} names no token. Write the split and a number from 0 on, such as train:12345.")
+        raise DataError(f"--token {name} cannot be parsed. Write the split and a number from 0, such as train:12345.")
     shards, token = open_tokens(folder, split), int(number)
     ends = np.cumsum(shards.lengths)
     if token >= ends[-1]:
         raise DataError(f"--token {name}: split {split} has {int(ends[-1]):,} tokens. Use a smaller number.")
     document = int(np.searchsorted(ends, token, side="right"))
-    place = token - int(ends[document] - shards.lengths[document])
+    index = token - int(ends[document] - shards.lengths[document])
     tokens = shards.get_tokens(document).tolist()
     lineage = shards.get_lineage(document)
     decode = load_tokenizer(folder / "tokenizer").decode
@@ -52,26 +63,34 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
         split=split,
         token=token,
         document=document,
-        token_of_document=place,
+        token_of_document=index,
         id=str(lineage["id"]),
         file=str(lineage["file"]),
         offset=int(lineage["offset"]),
         url_hash=f"{int(lineage['url_hash']):016x}",
         url=_find_url(folder, str(lineage["id"])),
-        before=decode(tokens[max(0, place - AROUND) : place]),
-        piece=decode(tokens[place : place + 1]),
-        behind=decode(tokens[place + 1 : place + 1 + AROUND]),
+        before=decode(tokens[max(0, index - AROUND) : index]),
+        piece=decode(tokens[index : index + 1]),
+        behind=decode(tokens[index + 1 : index + 1 + AROUND]),
     )
 
 
-def format_token_lineage(place: TokenLineage) -> str:
-    """A few lines for people."""
+def format_token_lineage(lineage: TokenLineage) -> str:
+    """Format the origin of a token for the terminal.
+
+    Args:
+        lineage: the origin.
+
+    Returns:
+        Lines of text.
+    """
     return (
-        f"token {place.token:,} of {place.split} is token {place.token_of_document:,} of document {place.document:,}\n"
-        f"  id      {place.id}\n"
-        f"  record  {format_record_place(place.file, place.offset)}\n"
-        f"  url     {_describe_url(place.url)}  (xxh64 {place.url_hash})\n"
-        f"  text    {place.before}⟦{place.piece}⟧{place.behind}"
+        f"token {lineage.token:,} of {lineage.split} is token {lineage.token_of_document:,} "
+        f"of document {lineage.document:,}\n"
+        f"  id      {lineage.id}\n"
+        f"  record  {format_record_place(lineage.file, lineage.offset)}\n"
+        f"  url     {_describe_url(lineage.url)}  (xxh64 {lineage.url_hash})\n"
+        f"  text    {lineage.before}⟦{lineage.piece}⟧{lineage.behind}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Documents encoded and decoded again: do the tokens stand for the texts, and where does each come from?
+"""Compare the tokens of sampled documents with their texts and lineage.
 
-Reads documents/ and tokens/. The sample is the documents with the smallest hashes of their ids, so that two people look
-at the same ones. Of pairs the two sides are held against the two token files.
+Reads documents/ and tokens/. The sample is the documents with the smallest hashes of their ids, so it is the same for
+everybody. The two sides of a pair are compared with the two token files.
 """
 
 import heapq
@@ -21,10 +21,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class DocumentSample:
-    """One document that was looked at: its place among the tokens, its lineage, and the text of its tokens.
+    """One sampled document: its index among the tokens, its lineage, and its decoded text.
 
-    `same_text` says whether that is the document's text, character by character; a tokenizer that normalises text
-    gives another one back.
+    Attributes:
+        same_text: whether the decoded text equals the document's. A tokenizer that normalizes text returns another one.
     """
 
     split: str
@@ -41,7 +41,7 @@ class DocumentSample:
 def verify_samples(
     folder: Path, manifest: Manifest, tokenizer: Tokenizer, count: int
 ) -> tuple[list[DocumentSample], list[DatasetFinding]]:
-    """Decode `count` documents and compare them with their texts; gives them, and what is wrong."""
+    """Decode `count` documents and compare them with their texts; return them, and the findings."""
     rows: dict[str, Row] = {row["id"]: row for row in _read_sample_rows(folder, manifest, count)}
     samples: list[DocumentSample] = []
     findings: list[DatasetFinding] = []
@@ -71,15 +71,15 @@ def verify_samples(
 
 
 def _read_sample_rows(folder: Path, manifest: Manifest, count: int) -> list[Row]:
-    """The rows of the documents with the smallest hashes, without reading the texts of the others."""
-    places: list[tuple[int, str, int, int]] = []
+    """Return the rows of the documents with the smallest hashes, without reading the texts of the others."""
+    smallest: list[tuple[int, str, int, int]] = []
     for entry in manifest.documents.files:
         for index, batch in enumerate(read_batches(folder / "documents" / entry.name)):
             hashes = hash_positions(batch.column("id").to_pylist(), "inspect", 0).tolist()
-            here = [(place, entry.name, index, row) for row, place in enumerate(hashes)]
-            places = heapq.nsmallest(count, [*places, *here])
+            here = [(key, entry.name, index, row) for row, key in enumerate(hashes)]
+            smallest = heapq.nsmallest(count, [*smallest, *here])
     rows = []
-    for _, name, index, row in places:
+    for _, name, index, row in smallest:
         batch = next(read_batches(folder / "documents" / name, [index]))
         rows += batch.slice(row, 1).to_pylist()
     return rows
@@ -90,7 +90,7 @@ def _find_document_indices(shards: TokenShards, ids: Sequence[str]) -> list[int]
 
 
 def _decode_tokens(tokens: list[int], split: str, tokenizer: Tokenizer, labels: Sequence[str]) -> str:
-    """The text of tokens; the target of a labelled text is its label."""
+    """Return the text of tokens; the target of a labelled text is its label."""
     if labels and not split.endswith("_source"):
         return labels[tokens[0]]
     return tokenizer.decode(tokens)
@@ -114,14 +114,14 @@ def _build_sample(shards: TokenShards, split: str, number: int, row: Row, text: 
 def _compare_sample(
     tokens: list[int], sample: DocumentSample, row: Row, tokenizer: Tokenizer, labelled: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) where the tokens of a document are not its text, or its lineage is not its own."""
+    """Yield (split, problem) where the tokens of a document do not match its text, or its lineage is wrong."""
     source = sample.split.endswith("_source")
     expected = tokenizer.encode(_get_expected_text(row, sample.split))
     if source:  # the source of a pair may have been cut at its limit
         expected = expected[: len(tokens)]
     if tokens != expected and not (labelled and not source):  # the target of a label is its number
-        place = next((at for at, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), len(tokens))
-        yield sample.split, f"from token {place:,} on it is not what its text encodes to"
+        index = next((at for at, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), len(tokens))
+        yield sample.split, f"from token {index:,} on it is not what its text encodes to"
     place_of_row = row["file"], row["offset"] if "offset" in row else row["line"]
     if (sample.file, sample.offset) != place_of_row:
         theirs = " at ".join(map(str, place_of_row))

@@ -1,6 +1,6 @@
-"""A whole dataset folder against its manifest: every file hashed, every row counted, some documents decoded.
+"""Verify a dataset folder against its manifest: hash every file, count every row, decode some documents.
 
-Gives an `InspectionResult`; reads everything and changes nothing. Progress is in bytes of files.
+Reads every file and changes nothing. Progress is in bytes of files.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_da
 from llmsys.progress import Progress
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
-ROOMS = ("documents", "dropped", "tokens")
+SUBFOLDERS = ("documents", "dropped", "tokens")
 
 
 @dataclass
 class InspectionResult:
-    """What was looked at, and what is wrong with it."""
+    """The inspected files, the samples and the findings."""
 
     folder: Path
     manifest: Manifest
@@ -31,9 +31,17 @@ class InspectionResult:
 
 
 def verify_dataset(folder: Path, samples: int) -> InspectionResult:
-    """Check everything that the manifest names; DataError when there is no manifest that can be read.
+    """Verify everything that the manifest names.
 
-    `samples` documents, chosen by the hashes of their ids, are encoded and decoded again.
+    Args:
+        folder: the dataset folder.
+        samples: number of documents to encode and decode again, chosen by the hashes of their ids.
+
+    Returns:
+        The result; a sound dataset has no findings.
+
+    Raises:
+        DataError: if there is no readable manifest.
     """
     inspection = InspectionResult(folder, load_manifest(folder))
     manifest, findings = inspection.manifest, inspection.findings
@@ -42,12 +50,12 @@ def verify_dataset(folder: Path, samples: int) -> InspectionResult:
     findings += _find_unlisted_files(folder, manifest)
     end = tokenizer.eos_id if tokenizer is not None and not manifest.labels else None
     with Progress("inspect", sum(entry.size for _, entry in _iter_entries(manifest)), "B") as progress:
-        for room, entry in _iter_entries(manifest):
-            findings += _verify_entry(folder, room, entry, manifest.vocab_size or 0, end)
+        for subfolder, entry in _iter_entries(manifest):
+            findings += _verify_entry(folder, subfolder, entry, manifest.vocab_size or 0, end)
             inspection.files += 1
             inspection.bytes += entry.size
             progress.advance(entry.size, wrong=len(findings))
-    if not findings and tokenizer is not None:  # in a file that is damaged a sample would say nothing more
+    if not findings and tokenizer is not None:  # samples of a damaged file add no information
         inspection.samples, wrong = verify_samples(folder, manifest, tokenizer, samples)
         findings += wrong
     return inspection
@@ -57,33 +65,34 @@ def _iter_entries(manifest: Manifest) -> Iterator[tuple[str, TokenFile | Documen
     for split in manifest.splits.values():
         for tokens in split.files:
             yield "tokens", tokens
-    for room, listing in (
+    for subfolder, listing in (
         ("documents", manifest.documents),
         ("dropped", manifest.dropped),
         ("documents", manifest.copies),
     ):
         for documents in listing.files:
-            yield room, documents
+            yield subfolder, documents
 
 
 def _verify_entry(
-    folder: Path, room: str, entry: TokenFile | DocumentFile, vocab_size: int, end: int | None
+    folder: Path, subfolder: str, entry: TokenFile | DocumentFile, vocab_size: int, end: int | None
 ) -> list[DatasetFinding]:
-    path = folder / room / entry.name
+    path = folder / subfolder / entry.name
     if not path.is_file():
-        return [DatasetFinding(f"{room}/{entry.name}", "", "it is missing, but the manifest names it")]
+        return [DatasetFinding(f"{subfolder}/{entry.name}", "", "it is missing, but the manifest names it")]
     try:
         if isinstance(entry, TokenFile):
             return list(verify_token_file(path, entry, vocab_size, end))
-        return list(verify_document_file(path, room, entry))
+        return list(verify_document_file(path, subfolder, entry))
     except (DataError, OSError) as error:
-        return [DatasetFinding(f"{room}/{entry.name}", "", f"it cannot be read: {error}")]
+        return [DatasetFinding(f"{subfolder}/{entry.name}", "", f"it cannot be read: {error}")]
 
 
 def _verify_manifest(manifest: Manifest) -> Iterator[DatasetFinding]:
-    """Sums and the fingerprint of the manifest itself."""
+    """Yield wrong sums and a wrong fingerprint of the manifest itself."""
     for name, split in manifest.splits.items():
         yield from _verify_split_sums(name, split)
+    # A dataset without tokens is identified by its documents.
     files = [entry for split in manifest.splits.values() for entry in split.files] or manifest.documents.files
     expected = compute_dataset_fingerprint(manifest.tokenizer_fingerprint, [entry.digest for entry in files])
     if manifest.fingerprint != expected:
@@ -97,15 +106,15 @@ def _verify_split_sums(name: str, split: Split) -> Iterator[DatasetFinding]:
         "tokens": (split.tokens, sum(file.tokens for file in split.files)),
         "bytes": (split.bytes, sum(file.text_bytes for file in split.files)),
     }
-    for what, (said, found) in sums.items():
-        if said != found:
+    for unit, (listed, found) in sums.items():
+        if listed != found:
             yield DatasetFinding(
-                "manifest.json", f"splits.{name}", f"it says {said:,} {what}, and its files have {found:,}"
+                "manifest.json", f"splits.{name}", f"it says {listed:,} {unit}, and its files have {found:,}"
             )
 
 
 def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[DatasetFinding]) -> Tokenizer | None:
-    """The dataset's tokenizer, when it is the one that the tokens were made by."""
+    """Return the dataset's tokenizer if it is the one that encoded the tokens."""
     if manifest.tokenizer_fingerprint is None:
         return None
     try:
@@ -121,9 +130,9 @@ def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[Dat
 
 
 def _find_unlisted_files(folder: Path, manifest: Manifest) -> Iterator[DatasetFinding]:
-    """Files that a person could take for part of the dataset, and no reader would read."""
-    named = {f"{room}/{entry.name}" for room, entry in _iter_entries(manifest)}
-    for room in ROOMS if manifest.splits else ROOMS[:2]:
-        for path in sorted((folder / room).glob("*")):
-            if (name := f"{room}/{path.name}") not in named and not path.name.startswith("."):
+    """Yield files that look like part of the dataset and that no reader would read."""
+    named = {f"{subfolder}/{entry.name}" for subfolder, entry in _iter_entries(manifest)}
+    for subfolder in SUBFOLDERS if manifest.splits else SUBFOLDERS[:2]:
+        for path in sorted((folder / subfolder).glob("*")):
+            if (name := f"{subfolder}/{path.name}") not in named and not path.name.startswith("."):
                 yield DatasetFinding(name, "", "the manifest does not name it")

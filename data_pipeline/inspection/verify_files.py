@@ -1,8 +1,7 @@
-"""A file of documents, kept or dropped, hashed and recounted against its entry in the manifest.
+"""Verify one file of documents or tokens against its entry in the manifest: hashes, counts, ids.
 
-A token file recounted and hashed again, every byte of it, against its entry in the manifest.
-
-Nothing is given to Arrow before the bytes that Arrow must trust have the checksum that they were written with.
+Invariants:
+- Arrow parses a token file only after the checksum of the bytes that Arrow trusts was verified.
 """
 
 from collections.abc import Iterator
@@ -27,9 +26,9 @@ from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
 
 
-def verify_document_file(path: Path, room: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
-    """Yield what is wrong with one file of `room` ("documents" or "dropped")."""
-    name = f"{room}/{entry.name}"
+def verify_document_file(path: Path, subfolder: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
+    """Yield the problems of one file of `subfolder` ("documents" or "dropped")."""
+    name = f"{subfolder}/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
         yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
     elif (digest := compute_file_digest(path)) != entry.digest:
@@ -48,7 +47,7 @@ def _verify_row_count(path: Path, name: str, entry: DocumentFile) -> Iterator[Da
         yield DatasetFinding(name, "", f"it has {rows:,} documents, the manifest says {entry.rows:,}")
 
 
-_SAID = {
+_FIELD_NAMES = {
     "rows": "number of documents",
     "tokens": "number of tokens",
     "begin": "first byte",
@@ -60,7 +59,7 @@ _SAID = {
 
 
 def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | None) -> Iterator[DatasetFinding]:
-    """Yield what is wrong with one file; `end` is the id that every document ends with, None where there is none."""
+    """Yield the problems of one token file; `end` is the last id of every document, None if there is none."""
     name = f"tokens/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
         yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
@@ -68,7 +67,7 @@ def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | 
     data = memory_map_file(path)
     if (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:
         yield DatasetFinding(name, "headers", f"their checksum is {frame}, the manifest says {entry.frame_checksum}")
-        return  # nothing in it can be trusted
+        return  # Arrow must not parse wrong headers
     arrow = open_arrow(path, data)
     batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
     damaged = False
@@ -81,10 +80,10 @@ def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | 
 
 
 def _verify_batch(name: str, index: int, found: TokenBatch, expected: TokenBatch) -> Iterator[DatasetFinding]:
-    for field, said in _SAID.items():
+    for field, name_of_field in _FIELD_NAMES.items():
         ours, theirs = getattr(found, field), getattr(expected, field)
         if ours != theirs:
-            problem = f"the {said} is {_format_value(ours)}, not {_format_value(theirs)}"
+            problem = f"the {name_of_field} is {_format_value(ours)}, not {_format_value(theirs)}"
             where = f"bytes {expected.begin:,} to {expected.end:,}"
             yield DatasetFinding(name, f"record batch {index}", f"{problem} ({where})")
 
@@ -92,7 +91,7 @@ def _verify_batch(name: str, index: int, found: TokenBatch, expected: TokenBatch
 def _verify_tokens(
     name: str, index: int, batch: pa.RecordBatch, vocab_size: int, end: int | None
 ) -> Iterator[DatasetFinding]:
-    """What a checksum cannot know: ids that no piece has, documents that do not end."""
+    """Yield problems that a checksum cannot show: ids above the vocabulary, documents without an end token."""
     column = batch.column("tokens")
     values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
     where = f"record batch {index}"
@@ -108,15 +107,15 @@ def _verify_tokens(
 
 
 def _verify_totals(name: str, entry: TokenFile, batches: list[pa.RecordBatch], digest: str) -> Iterator[DatasetFinding]:
-    """Sums and bytes of a file whose batches are right."""
+    """Yield wrong totals and a wrong digest of a file whose batches are right."""
     counted = {
         "documents": (sum(batch.num_rows for batch in batches), entry.rows),
         "tokens": (int(sum(get_document_lengths(batch).sum() for batch in batches)), entry.tokens),
         "bytes of text": (int(sum(get_text_bytes(batch).sum() for batch in batches)), entry.text_bytes),
     }
-    for what, (found, expected) in counted.items():
+    for unit, (found, expected) in counted.items():
         if found != expected:
-            yield DatasetFinding(name, "", f"it has {found:,} {what}, the manifest says {expected:,}")
+            yield DatasetFinding(name, "", f"it has {found:,} {unit}, the manifest says {expected:,}")
     if digest != entry.digest:
         yield DatasetFinding(
             name, "padding", f"its digest is {digest}, not {entry.digest}: bytes between columns changed, no token did"

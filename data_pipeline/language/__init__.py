@@ -1,1 +1,1 @@
-"""Text in, language code and probability out."""
+"""Language identification: texts in, language codes and probabilities out."""

@@ -1,7 +1,7 @@
-"""One code per language, whatever its identifier calls it.
+"""One code per language, whatever the identifier calls it.
 
-The codes are ISO 639-1 where it has one and ISO 639-3 otherwise; nb and nn are told apart, and `no`, which both
-identifiers use for Bokmål beside nn, becomes nb. Traditional and simplified Chinese are both zh.
+Codes are ISO 639-1 where it has one and ISO 639-3 otherwise. nb and nn are distinct; `no`, which both identifiers use
+for Bokmål as opposed to nn, becomes nb. Traditional and simplified Chinese are both zh.
 """
 
 CODE_OF = {
@@ -14,7 +14,7 @@ CODE_OF = {
     "zh-Hant": "zh",
 }
 
-# What each identifier may say, in these codes; the models are slow to load, and a wrong code is refused before that.
+# The codes that each identifier can return. Listed here to reject a wrong code before the slow models are loaded.
 _BAYES = """
 ace af am an ar ary arz as az ba bcl be bg bn br bs ca crh cs cy da de dz el en eo es et eu ext fa fi fo fr fuv
 fy ga gcf gcr gd gl gom grc gu gug guw ha hbo he hi hr ht hu hy id ig is it ja jv ka kab kik kk km kn ko ku ky
@@ -34,10 +34,17 @@ COMPACT_CODES = frozenset(_COMPACT.split())
 
 
 def normalize_language_code(code: str) -> str:
-    """The code that the pipeline uses for an identifier's label."""
+    """Return the pipeline's code for an identifier's label."""
     return CODE_OF.get(code, code)
 
 
 def list_known_codes(kind: str) -> frozenset[str]:
-    """The codes that an identifier of this kind may give, `und` (not known) aside."""
+    """List the codes that an identifier can return.
+
+    Args:
+        kind: `py3langid`, `cld2` or `combined`.
+
+    Returns:
+        Codes, without `und` (unknown).
+    """
     return {"py3langid": BAYES_CODES, "cld2": COMPACT_CODES}.get(kind, BAYES_CODES | COMPACT_CODES)

@@ -1,11 +1,12 @@
-"""Texts in, language codes and probabilities out, by models that ship inside their packages.
+"""Identify the language of texts, with models that ship inside their packages.
 
-`py3langid` gives probabilities that can be compared with a threshold; `cld2` knows more languages; `combined` asks
-both, believes CLD2 only where py3langid cannot know better, and counts words that tell close neighbours apart. Each
-reads the beginning of a text only, which costs little accuracy and makes long pages cheap.
+`py3langid` returns probabilities that can be compared with a threshold. `cld2` knows more languages. `combined` runs
+both, accepts CLD2 only for languages that py3langid does not know, and counts marker words of close languages. Only the
+beginning of a text is read, which costs little accuracy and makes long pages cheap.
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from data_pipeline.language.naive_bayes import load_naive_bayes_model
 from data_pipeline.language.similar_languages import GROUPS, count_marker_words
 from llmsys.config.language import LanguageConfig
 
-# No language that CLD2 alone knows is taken for one of these with more than this probability.
+# py3langid does not mistake any language that only CLD2 knows for one of these with more than this probability.
 _APART = "ar cs da de el en es fa fi fr he hu it ja ko nl pl pt ro ru sv th tr uk vi zh"
 _UNMISTAKABLE = frozenset(_APART.split())
 _SURE = 0.9
@@ -26,14 +27,14 @@ _Identified = tuple[list[str], npt.NDArray[np.float64]]
 
 
 def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Array, pa.Array]:
-    """The best language of each text.
+    """Identify the best language of each text.
 
     Args:
         texts: string or large_string without nulls.
-        config: which identifier to ask, and how much of each text to read.
+        config: the identifier, and the number of characters to read.
 
     Returns:
-        Codes as in `code.py` (string) and probabilities (float32).
+        Codes as in `language.codes` (string) and probabilities (float32).
     """
     beginnings = [text[: config.max_characters] for text in texts.to_pylist()]
     match config.kind:
@@ -43,11 +44,22 @@ def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Arra
             codes, scores = _identify_with_cld2(beginnings)
         case "combined":
             codes, scores = _identify_with_both(beginnings)
+        case unreachable:
+            assert_never(unreachable)
     return pa.array(codes, pa.string()), pa.array(scores, pa.float32())
 
 
 def compute_keep_mask(codes: pa.Array, scores: pa.Array, config: LanguageConfig) -> pa.Array:
-    """Which texts stay: a wanted language with a probability above the minimum."""
+    """Mask the texts to keep: those in a wanted language with a probability above the minimum.
+
+    Args:
+        codes: string, from `identify_languages`.
+        scores: float32, from `identify_languages`.
+        config: the wanted languages (empty: all) and the minimum score.
+
+    Returns:
+        Boolean array.
+    """
     sure = np.asarray(scores.to_numpy(zero_copy_only=False) > config.min_score)
     wanted = np.array([not config.languages or code in config.languages for code in codes.to_pylist()], np.bool_)
     return pa.array(sure & wanted)
@@ -59,16 +71,16 @@ def _identify_with_py3langid(texts: Sequence[str]) -> _Identified:
 
 
 def _identify_with_cld2(texts: Sequence[str]) -> _Identified:
-    """CLD2's language, and the share of the text that is in it, halved when CLD2 is not sure."""
+    """Return CLD2's languages and shares of the text, halved where CLD2 is not sure."""
     found = detect_languages(texts)
-    scores = np.array([one.share * (1 if one.sure else 0.5) for one in found], np.float64)
-    return [normalize_language_code(one.code) for one in found], scores
+    scores = np.array([result.share * (1 if result.sure else 0.5) for result in found], np.float64)
+    return [normalize_language_code(result.code) for result in found], scores
 
 
 def _identify_with_both(texts: Sequence[str]) -> _Identified:
-    """py3langid's language and probability; CLD2's where it names a language that py3langid does not know.
+    """Return py3langid's languages and probabilities; CLD2's where it names a language that py3langid does not know.
 
-    CLD2 is not asked where py3langid is sure of a language that no such language is taken for.
+    CLD2 is skipped where py3langid is sure of a language that no such language is mistaken for.
     """
     codes, scores = _identify_with_py3langid(texts)
     asked = [number for number, code in enumerate(codes) if code not in _UNMISTAKABLE or scores[number] <= _SURE]
@@ -82,11 +94,11 @@ def _identify_with_both(texts: Sequence[str]) -> _Identified:
 
 
 _ASKED = frozenset({"hr", "bs"})
-_LATIN_SERBIAN = frozenset({"sr", "hr", "bs", "sl"})  # what py3langid shares the probability of such a text among
+_LATIN_SERBIAN = frozenset({"sr", "hr", "bs", "sl"})  # py3langid divides the probability of such a text among these
 
 
 def _find_latin_serbian(texts: Sequence[str], codes: list[str], scores: npt.NDArray[np.float64]) -> None:
-    """Correct the codes of texts in Serbian with Latin letters; the score is as for neighbours."""
+    """Correct the codes of Serbian texts in Latin letters; scores as in `_resolve_similar_languages`."""
     for number, code in enumerate(codes):
         if code not in _ASKED:
             continue
@@ -101,8 +113,10 @@ def _find_latin_serbian(texts: Sequence[str], codes: list[str], scores: npt.NDAr
 def _resolve_similar_languages(
     texts: Sequence[str], codes: list[str], scores: npt.NDArray[np.float64], group: frozenset[str]
 ) -> None:
-    """Let marker words decide between the languages of a group; the score is the probability of the group, times that
-    of the language by its share of the words (Laplace's rule of succession), where that is more than py3langid's.
+    """Choose between the languages of a group by marker words.
+
+    The score is the probability of the group times the language's share of the marker words (Laplace's rule of
+    succession), or py3langid's probability if that is larger.
     """
     asked = [number for number, code in enumerate(codes) if code in group]
     sure = load_naive_bayes_model().compute_probability([texts[number] for number in asked], group)

@@ -1,9 +1,12 @@
-"""Texts in, a probability per language out: py3langid's naive Bayes model, scored for a whole batch at once.
+"""Score py3langid's naive Bayes model for a whole batch of texts at once.
 
 The model counts byte n-grams with an automaton and adds, per language, log(1 + count) times a weight (Lui and Baldwin
-2012). The state of such an automaton depends on the last few bytes alone (Aho and Corasick 1975), so texts are cut into
-short segments that are walked side by side, each from a few bytes before its beginning. Codes and probabilities are the
-library's; sums are taken in an order of their own, so that they do not depend on the number of cores.
+2012). The state of the automaton depends on the last few bytes alone (Aho and Corasick 1975), so texts are cut into
+short segments that are scanned in parallel, each from a few bytes before its beginning.
+
+Invariants:
+- Codes and probabilities are those of the library.
+- Sums are taken in a fixed order, so that they do not depend on the number of cores.
 """
 
 import unicodedata
@@ -19,8 +22,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-# D documents, L labels of the model, F features (byte n-grams), T steps, S segments walked side by side.
-_SLICE_BYTES = 1 << 21  # text that is walked together; the tables take about eight times as much
+# D documents, L labels of the model, F features (byte n-grams), T steps, S segments scanned in parallel.
+_SLICE_BYTES = 1 << 21  # bytes of text scanned together; the tables take about eight times as much
 _SLICE_TEXTS = 1 << 12
 _SHORTEST_SEGMENT, _LONGEST_SEGMENT = 16, 256
 
@@ -31,11 +34,11 @@ class NaiveBayesModel:
 
     Attributes:
         moves: next state, at row base + byte.
-        row_base: where the row of a state begins in `moves`.
-        feature: number of the n-gram that ends in a state, -1 for none.
-        weights_FL: float32, less the mean of each row, which no probability depends on and which costs precision.
+        row_base: start of each state's row in `moves`.
+        feature: index of the n-gram that ends in a state, -1 for none.
+        weights_FL: float32, without the mean of each row, on which no probability depends and which costs precision.
         prior_L: log prior.
-        labels: code of each column; the columns of one code are added up.
+        labels: code of each column; columns of equal codes are added.
     """
 
     moves: npt.NDArray[np.uint32]
@@ -47,14 +50,14 @@ class NaiveBayesModel:
 
     @cached_property
     def num_context_bytes(self) -> int:
-        """The longest way from the first state to any other: so many bytes decide the state."""
+        """Number of preceding bytes that decide the state: the longest path from the first state to any other."""
         rows, row_of = self.moves.reshape(-1, 256), self.row_base >> 8
         seen, read = np.zeros(len(row_of), np.bool_), np.zeros(len(rows), np.bool_)
         states, steps = np.zeros(1, np.int64), -1
         while len(states):
             seen[states] = True
             steps += 1
-            # Marked, not sorted, and a row that states share is read once: this is asked in every process that starts.
+            # Masks instead of sorted sets, and each shared row once: this runs at the start of every process.
             new, following = np.zeros_like(read), np.zeros_like(seen)
             new[row_of[states]] = True
             following[rows[new & ~read]] = True
@@ -63,9 +66,9 @@ class NaiveBayesModel:
         return steps
 
     def predict_languages(self, texts: Sequence[str]) -> tuple[list[str], Floats]:
-        """The most probable code of each text, and its probability; a text without features has no winner above 1 / L.
+        """Return the most probable code of each text, and its probability.
 
-        Equal to py3langid's `predict_languages` with `norm_probs`.
+        Equal to py3langid's `predict_languages` with `norm_probs`. A text without features has no language above 1 / L.
         """
         codes: list[str] = []
         parts: list[Floats] = [np.zeros(0)]
@@ -77,7 +80,7 @@ class NaiveBayesModel:
         return codes, np.concatenate(parts)
 
     def compute_probability(self, texts: Sequence[str], codes: Collection[str]) -> Floats:
-        """How probable it is that each text is in one of these languages."""
+        """Return the probability that each text is in one of these languages."""
         chosen = np.array([label in codes for label in self.labels])
         parts = [
             self._compute_label_probabilities(encoded)[:, chosen].sum(axis=1) for encoded in _iter_encoded_slices(texts)
@@ -87,7 +90,7 @@ class NaiveBayesModel:
     def _compute_label_probabilities(self, encoded: Sequence[bytes]) -> Floats:
         lengths_D = np.fromiter(map(len, encoded), np.int64, len(encoded))
         scores_DL = self._compute_log_posteriors(_count_features(self, encoded, lengths_D), len(encoded))
-        # Divided by the root of the length in bytes, the probabilities of short and long texts can be compared.
+        # Dividing by the root of the length in bytes makes the probabilities of short and long texts comparable.
         scores_DL /= np.sqrt(np.maximum(lengths_D, 1))[:, None]
         np.exp(scores_DL - scores_DL.max(axis=1, keepdims=True), out=scores_DL)
         scores_DL /= scores_DL.sum(axis=1, keepdims=True)
@@ -101,7 +104,7 @@ class NaiveBayesModel:
     def _compute_log_posteriors(
         self, counts: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers], num_documents: int
     ) -> Floats:
-        """Log posteriors (D, L), all 0 for a document without features."""
+        """Return the log posteriors (D, L), all 0 for a document without features."""
         from scipy.sparse import csr_array  # slow to import
 
         document, feature, count = counts
@@ -115,7 +118,7 @@ class NaiveBayesModel:
 
 @lru_cache(maxsize=1)
 def load_naive_bayes_model() -> NaiveBayesModel:
-    """py3langid's model, read from its package once per process; about 140 MB."""
+    """Load py3langid's model from its package, once per process; about 140 MB."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     library = LanguageIdentifier.from_model_file(MODEL_FILE)
@@ -132,12 +135,12 @@ def load_naive_bayes_model() -> NaiveBayesModel:
 
 
 def _as_numpy(values: Any) -> npt.NDArray[Any]:
-    """A standard library array as numpy's, without a copy."""
+    """View a standard library array as numpy's, without a copy."""
     return np.frombuffer(values, np.dtype(values.typecode))
 
 
 def _iter_encoded_slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
-    """The texts as bytes, as the library would read them, in slices of bounded size."""
+    """Yield slices of bounded size of the texts as bytes, encoded as the library encodes them."""
     piece: list[bytes] = []
     size = 0
     for text in texts:
@@ -155,16 +158,16 @@ def _iter_encoded_slices(texts: Sequence[str]) -> Iterator[list[bytes]]:
 def _count_features(
     model: NaiveBayesModel, encoded: Sequence[bytes], lengths_D: Integers
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers]:
-    """Document, feature and count of every feature that occurs, in the order of documents and features."""
+    """Return document, feature and count of every feature that occurs, sorted by document and feature."""
     segment = min(_LONGEST_SEGMENT, max(_SHORTEST_SEGMENT, isqrt(int(lengths_D.sum()))))
     segments_D = -(-lengths_D // segment)
     document_S = np.repeat(np.arange(len(encoded), dtype=np.int32), segments_D)
     number_S = np.arange(len(document_S)) - np.repeat(np.cumsum(segments_D) - segments_D, segments_D)
     starts_S = np.repeat(np.cumsum(lengths_D) - lengths_D, segments_D) + number_S * segment
-    room_S = np.minimum(lengths_D[document_S] - number_S * segment, segment)
+    lengths_S = np.minimum(lengths_D[document_S] - number_S * segment, segment)
 
     features_TS = model.feature[_compute_states(model, b"".join(encoded), starts_S, number_S == 0, segment)]
-    features_TS[np.arange(segment)[:, None] >= room_S] = -1
+    features_TS[np.arange(segment)[:, None] >= lengths_S] = -1
     step, lane = np.nonzero(features_TS >= 0)
     shift = len(model.weights_FL).bit_length()
     keys = (document_S[lane] << shift) | features_TS[step, lane]  # 32 bits hold both, and sort faster than 64
@@ -177,14 +180,14 @@ def _count_features(
 def _compute_states(
     model: NaiveBayesModel, joined: bytes, starts_S: Integers, is_first_S: npt.NDArray[np.bool_], segment: int
 ) -> npt.NDArray[np.uint32]:
-    """States (T, S) of the automaton after each byte of each segment; rows behind a segment's end mean nothing."""
+    """Return the automaton's states (T, S) after each byte of each segment; undefined after a segment's end."""
     reach = model.num_context_bytes
     letters = np.frombuffer(bytes(reach) + joined + bytes(segment), np.uint8)
     states_TS = np.empty((segment, len(starts_S)), np.uint32)
     state_S = np.zeros(len(starts_S), np.uint32)
     for step in range(reach + segment):
         if step == reach:
-            state_S[is_first_S] = 0  # nothing stands before the beginning of a text
+            state_S[is_first_S] = 0  # the context bytes belong to the text before
         state_S = model.moves[model.row_base[state_S] + letters[starts_S + step]]
         if step >= reach:
             states_TS[step - reach] = state_S

@@ -1,7 +1,7 @@
-"""From the config of a dataset to what is asked of each of its languages.
+"""Resolve the config of a dataset into rules per language.
 
-Reads the config and the profiles that it means, once and in the first process; tasks get the result as text. Refuses a
-language that no document can have, and one without a profile.
+Reads the config and its language profiles, once and in the first process; tasks get the result as text. A language that
+no document can have, or one without a profile, is rejected.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,44 @@ from llmsys.config.quality_rules import RuleConfig
 
 
 def serialize_rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = None) -> str:
-    """The words and rules of every language that can stay, see `serialize_language_rules`; `rules` stand in for the
-    config's.
+    """Serialize the words and rules of every language that can be kept.
 
-    Raises ConfigError for a code without a model or a profile, with the nearest ones.
+    Args:
+        data: the config.
+        rules: replacement for the rules of the config; None for those.
+
+    Returns:
+        The text that `serialize_language_rules` writes.
+
+    Raises:
+        ConfigError: for a code without a model or a profile; names the nearest ones.
     """
     return serialize_language_rules(_load_profiles(data), data.rules if rules is None else rules)
 
 
 def get_character_dedup_flags(data: CrawlConfig) -> dict[str, bool]:
-    """For each language with a profile, whether near duplicates are found by characters: it writes no spaces."""
+    """Return the languages whose near duplicates are found by characters, because they are written without spaces.
+
+    Args:
+        data: the config.
+
+    Returns:
+        A flag for each language with a profile.
+    """
     return {code: profile.words.kind != "spaces" for code, profile in sorted(_load_profiles(data).items())}
 
 
 def list_dictionaries(data: CrawlConfig) -> list[str]:
-    """The dictionaries that find the words of some language, in order."""
+    """List the dictionaries that split the words of some language.
+
+    Args:
+        data: the config.
+
+    Returns:
+        Sorted names of dictionaries.
+    """
     words = [profile.words for profile in _load_profiles(data).values()]
-    return sorted({one.dictionary for one in words if isinstance(one, DictionaryWordsConfig)})
+    return sorted({splitter.dictionary for splitter in words if isinstance(splitter, DictionaryWordsConfig)})
 
 
 def _load_profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:

@@ -1,14 +1,14 @@
-"""Serbian in Latin letters, told from Croatian and Bosnian by one vowel: `reka` where these have `rijeka`.
+"""Distinguish Serbian in Latin letters from Croatian and Bosnian by one vowel: `reka` where these have `rijeka`.
 
-The old vowel yat became e in the standard Serbian of Serbia, and ije or je in Croatian and Bosnian. A text that has
-more words of the first kind than of the second is Serbian; no word of a topic, a name or a place is among them. What is
-written in Serbian with ije, as in Montenegro and Bosnia, has no such mark and stays what the identifier said. Slovene
-has e too: only texts taken for Croatian or Bosnian are asked.
+The old vowel yat became e in the standard Serbian of Serbia, and ije or je in Croatian and Bosnian. A text with more
+words of the first kind than of the second is Serbian. The lists hold no words of a topic, names or places. Serbian
+written with ije, as in Montenegro and Bosnia, has no such mark and keeps its identified language. Slovene has e too, so
+only texts identified as Croatian or Bosnian are tested.
 """
 
 from data_pipeline.language.similar_languages import build_marker_pattern
 
-# Words; a stem, which all words that begin with it count for, ends with `*`.
+# Words, and stems that end with `*` and match every word that begins with them.
 _EKAVIAN = """
     vreme mesto mesta mestu mestom mestima mestimi* dete deteta deca dece deci čovek* reč reči rečima pesma pesme
     pesmu pesnik* mleko mleka hleb* beo belo bele beli belog svet svetsk* reka reke reku rekom uvek gde ovde negde
@@ -38,7 +38,7 @@ _IJEKAVIAN = """
 
 
 def find_serbian_share(text: str) -> float | None:
-    """Return the share of Serbian words among those with either vowel (by Laplace), None when they are no majority."""
+    """Return the share of Serbian words among those with either vowel (by Laplace), None if they are no majority."""
     lower = text.lower()
     ekavian, ijekavian = (len(build_marker_pattern(words).findall(lower)) for words in (_EKAVIAN, _IJEKAVIAN))
     return (ekavian + 1) / (ekavian + ijekavian + 2) if ekavian > ijekavian else None

@@ -1,15 +1,15 @@
-"""Languages so close that identifiers guess: told apart by words that one has and the other does not.
+"""Distinguish languages so close that identifiers guess, by marker words that one has and the other has not.
 
-Reads the beginning of a text that was taken for a language of a group, and counts marker words: spellings, names of
-months, loan words, as grammars and dictionaries of the two list them. The language with most of them wins; a draw
-leaves what the identifier said. Words of topics are none: a page about Zagreb is not for that in Croatian.
+Marker words are spellings, names of months and loan words, as grammars and dictionaries of the two list them. The
+language with most of them wins; a draw keeps the identified language. Topical words are excluded: a page about Zagreb
+is not Croatian because of that.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-# Words; a stem, which all words that begin with it count for, ends with `*`.
+# Words, and stems that end with `*` and match every word that begins with them.
 _MARKERS: Mapping[str, str] = {
     "ms": """
         kerana ialah iaitu syarikat bahawa manakala pelbagai isnin khamis jumaat ahad mac jun julai ogos disember wang
@@ -54,14 +54,14 @@ GROUPS: Sequence[frozenset[str]] = (frozenset({"ms", "id"}), frozenset({"hr", "b
 
 
 def count_marker_words(text: str, group: frozenset[str]) -> dict[str, int]:
-    """How many marker words of each language of a group stand in a text."""
+    """Count the marker words of each language of a group in a text."""
     lower = text.lower()
     return {code: len(build_marker_pattern(_MARKERS[code]).findall(lower)) for code in sorted(group)}
 
 
 @cache
 def build_marker_pattern(markers_of_language: str) -> re.Pattern[str]:
-    """Return the expression that finds the words of a list, and those that begin with a stem (`*`) of it."""
+    """Build a pattern of the words of a list, and of the words that begin with its stems (`*`)."""
     entries = markers_of_language.split()
     words = [entry for entry in entries if not entry.endswith("*")]
     stems = [entry[:-1] for entry in entries if entry.endswith("*")]

@@ -1,1 +1,1 @@
-"""E-mail addresses, IP addresses and telephone numbers: found in linear time, replaced by what follows from them."""
+"""Personal data: find e-mail addresses, IP addresses and telephone numbers in linear time, and replace them."""

@@ -1,13 +1,14 @@
-"""Public IPv6 addresses in a text, as RFC 4291 writes them: groups of hexadecimal digits, `::` once, IPv4 at the end.
+"""Find public IPv6 addresses in a text (RFC 4291): groups of hexadecimal digits, `::` once, IPv4 at the end.
 
-Reads a text, gives spans. Linear: a candidate has at most 45 characters.
+Invariants:
+- Time is linear in the text: a candidate has at most 45 characters.
 """
 
 import re
 from collections.abc import Iterator
 from ipaddress import AddressValueError, IPv6Address
 
-# Public addresses begin with 2 or 3, or are IPv4 behind NAT64 (RFC 6052); a time or a MAC address does neither.
+# Public addresses begin with 2 or 3, or are IPv4 after the NAT64 prefix (RFC 6052); times and MAC addresses do not.
 _CANDIDATE = re.compile(
     r"(?<![\w:.])(?:[23][0-9A-Fa-f]{3}|0{0,2}64:[fF][fF]9[bB]):[0-9A-Fa-f:]{1,35}(?:(?:\.[0-9]{1,3}){3})?(?![\w])"
 )
@@ -23,7 +24,7 @@ def find_ipv6(text: str) -> Iterator[tuple[int, int]]:
     for found in _CANDIDATE.finditer(text):
         written = found[0]
         if written.endswith(":") and not written.endswith("::"):
-            written = written[:-1]  # what follows is explained by a sentence
+            written = written[:-1]  # the colon of a sentence
         elif written.endswith(":::"):
             continue
         if is_public_ipv6(written):
@@ -31,7 +32,7 @@ def find_ipv6(text: str) -> Iterator[tuple[int, int]]:
 
 
 def is_public_ipv6(address: str) -> bool:
-    """Whether an IPv6 address is well-formed and reached from everywhere."""
+    """Return whether an IPv6 address is well-formed and globally reachable."""
     try:
         value = int(IPv6Address(address))
     except AddressValueError:

@@ -1,16 +1,16 @@
-"""Where personal data stand in a text: e-mail addresses, public IP addresses, telephone numbers.
+"""Replace e-mail addresses, public IP addresses and telephone numbers in texts.
 
-Reads a text, gives spans in its order that do not overlap. E-mail addresses of ASCII and IPv4 addresses are what
-datatrove's expressions match; letters of other alphabets belong to an address too (RFC 6531), and letters of scripts
-without spaces do where nothing else is on their side of the `@`, because otherwise they are the text around it. Every
-search is linear in the text, however it is made: e-mail addresses are looked for around each `@`, and the other
-patterns have a bounded length.
+E-mail addresses in ASCII and IPv4 addresses are those of datatrove's expressions. Letters of other alphabets are part
+of an address too (RFC 6531). Letters of scripts without spaces are part of it only if nothing else is on their side of
+the `@`, because otherwise they are the text around it.
 
-Texts in, texts without personal data out, and how much of each kind was replaced.
+Replacements are addresses and numbers that belong to nobody: example.com and example.org (RFC 2606), the documentation
+networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199.
 
-A replacement follows from the seed and the match (and, when asked, the document's id), so that it does not matter who
-replaced what before. Reserved replacements are addresses and numbers that belong to nobody: example.com and example.org
-(RFC 2606), the documentation networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199.
+Invariants:
+- Time is linear in the text: e-mail addresses are searched around each `@`, other patterns have a bounded length.
+- Spans are sorted and do not overlap.
+- A replacement is a function of the seed and the match (and, if configured, the document's id).
 """
 
 import hashlib
@@ -32,14 +32,14 @@ Span = tuple[int, int]
 _ASCII_ATOM = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~-")
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 _LITERAL = rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]"
-# Thai, Lao, Myanmar, Khmer, kana, Han: their words have no spaces, so that text and address may touch.
+# Thai, Lao, Myanmar, Khmer, kana, Han: written without spaces, so that text and address may touch.
 _UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
              (0x20000, 0x3FFFF))  # fmt: skip
 _MAX_UNSPACED = 64  # characters of a local part (RFC 5321)
 _IP = re.compile(rf"(?:{_BYTE}\.){{3}}{_BYTE}")
 
-# IANA's registry of special IPv4 addresses that are not global, as first address and length of the prefix. Written down
-# here because Python's own table changes between its releases, and the output must not.
+# IANA's registry of special IPv4 addresses that are not global, as first address and length of the prefix. Copied here
+# because Python's own table changes between releases, and the output must not.
 _NOT_GLOBAL = (
     ("0.0.0.0", 8), ("10.0.0.0", 8), ("100.64.0.0", 10), ("127.0.0.0", 8), ("169.254.0.0", 16), ("172.16.0.0", 12),
     ("192.0.0.0", 24), ("192.0.2.0", 24), ("192.168.0.0", 16), ("198.18.0.0", 15), ("198.51.100.0", 24),
@@ -63,9 +63,9 @@ def _is_unspaced(character: str) -> bool:
 
 @cache
 def _list_letters() -> tuple[str, str]:
-    """Return letters, marks and digits beyond ASCII for the brackets of an expression: of scripts with spaces, and not.
+    """Return non-ASCII letters, marks and digits as character classes: those of scripts with spaces, and without.
 
-    Planes beyond the second have Han only.
+    Planes after the second contain Han only.
     """
     codes = [code for code in range(0x80, 0x20000) if chr(code).isalnum() or category(chr(code))[0] == "M"]
     ranges: list[list[int]] = []
@@ -80,27 +80,27 @@ def _list_letters() -> tuple[str, str]:
 
 
 @cache
-def _domain_pattern() -> re.Pattern[str]:
-    """A host name: each label is of letters with spaces between their words, or of letters without."""
+def _build_domain_pattern() -> re.Pattern[str]:
+    """Build the pattern of a host name; each label has letters of scripts with spaces, or of scripts without."""
     spaced, unspaced = (f"A-Za-z0-9{letters}" for letters in _list_letters())
     label = rf"(?:[{spaced}](?:[{spaced}-]*[{spaced}])?|[{unspaced}](?:[{unspaced}-]*[{unspaced}])?)"
     return re.compile(rf"(?:{label}\.)+{label}|{_LITERAL}")
 
 
 def _is_atom(character: str) -> bool:
-    """Whether a character belongs to a local part: ASCII, or a letter, mark or digit of a script with spaces."""
+    """Return whether a character can be in a local part: ASCII, or a letter, mark or digit of a script with spaces."""
     if character.isascii():
         return character in _ASCII_ATOM
     return (character.isalnum() or category(character)[0] == "M") and not _is_unspaced(character)
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """Yield the spans of e-mail addresses: a dotted local part behind a word boundary, `@`, a host name with a dot."""
+    """Yield the spans of e-mail addresses: a dotted local part after a word boundary, `@`, a host name with a dot."""
     end = 0
     at = text.find("@")
     while at >= 0:
         begin = _find_local_part(text, end, at)
-        found = _domain_pattern().match(text, at + 1) if begin < at else None
+        found = _build_domain_pattern().match(text, at + 1) if begin < at else None
         if found:
             end = found.end()
             yield begin, end
@@ -108,7 +108,7 @@ def find_emails(text: str) -> Iterator[Span]:
 
 
 def _find_local_part(text: str, first: int, at: int) -> int:
-    """Where the local part before position `at` begins, not before `first`; `at` when there is none."""
+    """Return the start of the local part before position `at`, not before `first`; `at` if there is none."""
     begin = at
     if begin > first and _is_unspaced(text[begin - 1]):
         while begin > max(first, at - _MAX_UNSPACED) and (_is_unspaced(text[begin - 1]) or text[begin - 1].isalnum()):
@@ -135,7 +135,7 @@ def _is_word_character(character: str) -> bool:
 
 
 def find_ips(text: str) -> Iterator[Span]:
-    """Yield the spans of public IP addresses. As in datatrove a longer row of numbers counts by its first four."""
+    """Yield the spans of public IP addresses; as in datatrove, a longer row of numbers counts by its first four."""
     end = 0
     longer = find_ipv6(text) if ":" in text else iter(())
     next_longer = next(longer, None)
@@ -151,7 +151,7 @@ def find_ips(text: str) -> Iterator[Span]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IPv4 address is well-formed, without leading zeros, and reached from everywhere."""
+    """Return whether an IPv4 address is well-formed, without leading zeros, and globally reachable."""
     parts = address.split(".")
     if any(len(part) > 1 and part.startswith("0") for part in parts):
         return False
@@ -178,7 +178,7 @@ Counts = dict[PiiKind, np.ndarray[tuple[int], np.dtype[np.int64]]]
 _FIND: dict[PiiKind, Callable[[str], Iterator[Span]]] = {
     "email": find_emails, "ip": find_ips, "phone": find_phones,
 }  # fmt: skip
-# What a text must hold to be searched at all; asked of all texts at once.
+# Necessary condition for a match; tested for all texts at once.
 _NEEDS: dict[PiiKind, str] = {
     "email": "@",
     "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]|64:[fF][fF]9[bB]:",
@@ -190,7 +190,16 @@ _NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 
 
 def replace_pii(texts: pa.Array, ids: Sequence[str], config: PiiReplacementConfig) -> tuple[pa.Array, Counts]:
-    """Return the texts with each match replaced, and per kind how many matches each text had."""
+    """Replace personal data in texts.
+
+    Args:
+        texts: N texts (string or large_string).
+        ids: N ids of documents, for replacements per document.
+        config: kinds, seed and replacements.
+
+    Returns:
+        The texts, and for each kind the number of matches in each text, (N,) int64.
+    """
     counts: Counts = {}
     for kind in config.kinds:
         counts[kind] = np.zeros(len(texts), np.int64)
@@ -214,7 +223,7 @@ def _replace_matches(text: str, kind: PiiKind, name: str, config: PiiReplacement
 
 
 def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacementConfig) -> str:
-    """Return what stands for a match; `name` is the document's id, or "" when equal matches are equal everywhere."""
+    """Return the replacement of a match; `name` is the document's id, or "" for equal replacements in all documents."""
     if config.replacement == "token":
         return _TOKEN[kind]
     data = f"{kind}\0{name}\0{match}".encode("utf-8", "surrogatepass")
@@ -234,5 +243,13 @@ def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacem
 
 
 def sum_counts(counts: Counts, kinds: Iterable[PiiKind]) -> dict[str, int]:
-    """Return how many matches of each kind all texts had, for the funnel."""
+    """Sum the matches of all texts for the funnel.
+
+    Args:
+        counts: matches per text, from `replace_pii`.
+        kinds: the kinds to sum.
+
+    Returns:
+        `{"email replaced": 3, ...}`.
+    """
     return {f"{kind} replaced": int(counts[kind].sum()) for kind in kinds}

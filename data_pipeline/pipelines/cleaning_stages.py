@@ -18,6 +18,7 @@ from data_pipeline.stages.clean import ContaminationInput, clean_file
 from data_pipeline.stages.find_contamination import filter_matches, write_matches
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.config.migration import to_recorded_names
 
 INDEX = ("work/decontamination/ngrams.arrow", "work/decontamination/items.arrow")
 MATCHES = "work/decontamination/matches.arrow"

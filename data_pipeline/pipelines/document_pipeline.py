@@ -120,7 +120,7 @@ class DocumentPipeline:
         data = to_recorded_names(self.data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
         settings: list[Any] = [data["extract"], data["read"], data["url"]]
         lists = compute_file_digests(self.runner.journal, list_url_files(self.data))
-        settings += list_extractor_versions(config)
+        settings += list_extractor_versions(self.data)
         tasks = []
         for block in blocks:
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]

@@ -18,7 +18,7 @@ from llmsys.threshold_report import ThresholdReport
 
 
 def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:
-    """Write final documents in the formats of `data.documents.copies`; no stage if there are none.
+    """Write final documents in the formats of `data.documents.export_formats`; no stage if there are none.
 
     Args:
         data: The crawl section of a run.
@@ -28,7 +28,7 @@ def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord
     Returns:
         One record per exported file, ordered by format.
     """
-    if not data.documents.copies:
+    if not data.documents.export_formats:
         return []
     from data_pipeline.stages.export_documents import export_documents
 

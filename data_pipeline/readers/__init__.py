@@ -1,1 +1,1 @@
-"""Crawl files in, record batches of pages out."""
+"""Readers: crawl files in, record batches of pages out."""

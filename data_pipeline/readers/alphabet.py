@@ -1,7 +1,6 @@
-"""Letters beyond ASCII of the languages that were written in charsets of one byte.
+"""Non-ASCII letters of the languages that were written in single-byte charsets.
 
-Reads text, gives whether one language has all of its letters. That a wrong charset gives the letters of one language
-alone is rare, whatever the language of the page: it takes letters from all over its table.
+A wrong charset rarely yields letters of one language only: its wrong letters come from its whole table.
 """
 
 import re
@@ -24,16 +23,16 @@ _ALPHABETS = {
     "ar": _ARABIC, "fa": _ARABIC + "پچژکگی", "ur": _ARABIC + "ٹپچڈڑکگںھہیے",
 }  # fmt: skip
 _LETTERS = tuple(frozenset(letters) for letters in _ALPHABETS.values())
-_SIGN_INSIDE = re.compile(r"(?<=[^\W\d_])[¹²³¼½¾¤¥£¢¦§©®¬¯±¶¸×÷€†‡‰¡¿\u2500-\u259f](?=[^\W\d_])")
-_SCRIPTS_MEET = re.compile(r"[a-z][\u0370-\u1fff]|[\u0370-\u1fff][a-z]")  # Latin beside another script in one word
-_DOTTED = "\u0307"  # what lower-case makes of the Turkish dotted I
+_SYMBOL_IN_WORD = re.compile(r"(?<=[^\W\d_])[¹²³¼½¾¤¥£¢¦§©®¬¯±¶¸×÷€†‡‰¡¿\u2500-\u259f](?=[^\W\d_])")
+_SCRIPTS_MEET = re.compile(r"[a-z][\u0370-\u1fff]|[\u0370-\u1fff][a-z]")  # Latin and another script in one word
+_DOTTED = "\u0307"  # str.lower() turns the Turkish dotted I into i and this combining dot
 
 
 def count_letters(text: str) -> Counter[str]:
-    """Count the letters beyond ASCII, in lower case, and the signs that stand where only a letter can."""
+    """Count the non-ASCII letters in lower case, and the symbols found inside words, where only letters belong."""
     lower = text.lower()
     letters = Counter(letter for letter in lower if letter > "\x7f" and letter.isalpha() and letter != _DOTTED)
-    return letters + Counter(_SIGN_INSIDE.findall(lower)) + Counter(_SCRIPTS_MEET.findall(lower))
+    return letters + Counter(_SYMBOL_IN_WORD.findall(lower)) + Counter(_SCRIPTS_MEET.findall(lower))
 
 
 def is_latin(letters: Counter[str]) -> bool:
@@ -42,6 +41,6 @@ def is_latin(letters: Counter[str]) -> bool:
 
 
 def is_one_alphabet(letters: Counter[str], min_share: float) -> bool:
-    """Return whether one language has at least this share of the letters; the rest are foreign names."""
+    """Return whether one language has at least `min_share` of the letters; the rest are taken for foreign names."""
     needed = letters.total() * min_share
     return any(sum(letters[letter] for letter in letters.keys() & own) >= needed for own in _LETTERS)

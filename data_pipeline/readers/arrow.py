@@ -1,12 +1,12 @@
-"""How large the parts of an Arrow file or stream become, before anything is decoded.
+"""Read documents from Arrow files (Feather included) and Arrow streams, a few rows at a time.
 
-Reads the headers of messages and the footer alone (Apache Arrow's Message and Footer in flatbuffers), gives rows and
-bytes. What cannot be understood counts for nothing here: decoding it says why.
+Message headers and the footer are parsed first (flatbuffers), so that the decoded size is known before pyarrow decodes.
 
-Arrow files (Feather is one) and streams in, documents out, a few rows at a time.
+Reads only the columns that the configuration names.
 
-Reads the columns that the configuration names. What is damaged costs its record batch; so does one that would take more
-memory than a process may. A stream cannot be read behind such a batch.
+Invariants:
+- A damaged record batch, or one over the memory limit, loses its own rows only; in a stream it ends the reading.
+- A header that cannot be parsed counts as size 0 here. pyarrow reports the error when it decodes.
 """
 
 import struct
@@ -29,13 +29,19 @@ from data_pipeline.readers.row_reader import (
 )
 from llmsys.config.read import ReadConfig
 
-_MOST_METADATA = 16 << 20
-_RECORD_BATCH, _DICTIONARY = 3, 2
+_MAX_METADATA = 16 << 20
+_RECORD_BATCH, _DICTIONARY = 3, 2  # MessageHeader in Message.fbs of Apache Arrow
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowMessage:
-    """A record batch of so many rows, or what else an Arrow file consists of; `size` in bytes once it is unpacked."""
+    """One message of an Arrow file or stream.
+
+    Attributes:
+        is_batch: whether it is a record batch; otherwise a schema or a dictionary.
+        rows: number of rows of a record batch.
+        size: decompressed bytes of its buffers.
+    """
 
     is_batch: bool
     rows: int
@@ -43,16 +49,17 @@ class ArrowMessage:
 
 
 class _IllegibleError(Exception):
-    """Not what a header looks like."""
+    """The bytes are not a valid flatbuffers header."""
 
 
 def read_file_messages(source: InputStream) -> list[ArrowMessage]:
-    """The dictionaries and then the record batches of an Arrow file, by its footer; [] when that is not legible."""
-    size = int.from_bytes(source.read_at(source.size - 10, 4), "little")
+    """Return the messages listed in the footer of an Arrow file, dictionaries first; [] if the footer is invalid."""
+    size = int.from_bytes(source.read_block(source.size - 10, 4), "little")
     try:
-        if not 0 < size <= _MOST_METADATA:
+        if not 0 < size <= _MAX_METADATA:
             return []
-        footer = _FlatbufferTable(source.read_at(source.size - 10 - size, size))
+        # File.fbs: field 2 lists the dictionaries, 3 the record batches; a Block takes 24 bytes, its offset is first.
+        footer = _FlatbufferTable(source.read_block(source.size - 10 - size, size))
         blocks = [struct.unpack_from("<q", block)[0] for field in (2, 3) for block in footer.read_structs(field, 24)]
         return [_read_message(source, offset)[1] for offset in blocks]
     except (_IllegibleError, IndexError, struct.error):
@@ -60,7 +67,7 @@ def read_file_messages(source: InputStream) -> list[ArrowMessage]:
 
 
 def read_stream_messages(source: InputStream) -> Iterator[ArrowMessage]:
-    """The messages of an Arrow stream, up to the first that is not legible."""
+    """Yield the messages of an Arrow stream up to the first invalid one."""
     position = 0
     while position < source.size:
         try:
@@ -72,83 +79,84 @@ def read_stream_messages(source: InputStream) -> Iterator[ArrowMessage]:
 
 
 def _read_message(source: InputStream, position: int) -> tuple[int, ArrowMessage]:
-    """Bytes of the message that begins here, and what it says."""
-    mark, size = struct.unpack("<II", source.read_at(position, 8))
-    if mark != 0xFFFF_FFFF or not 0 < size <= _MOST_METADATA:
+    """Return the length in bytes of the message at `position`, and the message."""
+    mark, size = struct.unpack("<II", source.read_block(position, 8))
+    if mark != 0xFFFF_FFFF or not 0 < size <= _MAX_METADATA:
         raise _IllegibleError
-    message = _FlatbufferTable(source.read_at(position + 8, size))
+    message = _FlatbufferTable(source.read_block(position + 8, size))
+    # Message.fbs: field 1 is the kind of header, 2 the header, 3 the length of the body.
     length, kind, begin = message.read_number(3, "q"), message.read_number(1, "B"), position + 8 + size
     if length < 0:
         raise _IllegibleError
     if kind not in (_RECORD_BATCH, _DICTIONARY):
         return 8 + size + length, ArrowMessage(False, 0, 0)
     batch = message.read_table(2) if kind == _RECORD_BATCH else message.read_table(2).read_table(1)
-    buffers = [struct.unpack("<qq", one) for one in batch.read_structs(2, 16)]
+    buffers = [struct.unpack("<qq", buffer) for buffer in batch.read_structs(2, 16)]
     unpacked = sum(max(0, size) for _, size in buffers)
-    if batch.has_field(3):  # packed: the bytes that each becomes stand in front of it, -1 where it is as it is
-        said = [source.read_at(begin + start, 8) for start, packed in buffers if packed >= 8]
-        unpacked += sum(max(0, int.from_bytes(one, "little", signed=True)) for one in said)
+    if batch.has_field(3):  # compressed: each buffer is preceded by its decompressed size, -1 if it is uncompressed
+        prefixes = [source.read_block(begin + start, 8) for start, packed in buffers if packed >= 8]
+        unpacked += sum(max(0, int.from_bytes(prefix, "little", signed=True)) for prefix in prefixes)
     return 8 + size + length, ArrowMessage(kind == _RECORD_BATCH, max(0, batch.read_number(0, "q")), unpacked)
 
 
 class _FlatbufferTable:
-    """A table of flatbuffers: the root of some bytes, or one that it leads to."""
+    """A flatbuffers table: the root table of `data`, or the table at `position`."""
 
-    def __init__(self, data: bytes, place: int | None = None) -> None:
+    def __init__(self, data: bytes, position: int | None = None) -> None:
         self.data = data
-        self.place = struct.unpack_from("<I", data)[0] if place is None else place
+        self.position = struct.unpack_from("<I", data)[0] if position is None else position
 
     def _get_field_offset(self, number: int) -> int:
-        shapes = self.place - self._read_scalar(self.place, "i")
-        if 4 + 2 * number >= self._read_scalar(shapes, "H"):
-            return 0
-        return self._read_scalar(shapes + 4 + 2 * number, "H")
+        vtable = self.position - self._read_scalar(self.position, "i")
+        if 4 + 2 * number >= self._read_scalar(vtable, "H"):
+            return 0  # an optional field that was not written
+        return self._read_scalar(vtable + 4 + 2 * number, "H")
 
-    def _read_scalar(self, place: int, kind: str) -> int:
-        if place < 0:
+    def _read_scalar(self, position: int, kind: str) -> int:
+        if position < 0:
             raise _IllegibleError
-        return int(struct.unpack_from("<" + kind, self.data, place)[0])
+        return int(struct.unpack_from("<" + kind, self.data, position)[0])
 
     def has_field(self, number: int) -> bool:
         return self._get_field_offset(number) != 0
 
     def read_number(self, number: int, kind: str) -> int:
         field = self._get_field_offset(number)
-        return self._read_scalar(self.place + field, kind) if field else 0
+        return self._read_scalar(self.position + field, kind) if field else 0
 
     def read_table(self, number: int) -> "_FlatbufferTable":
         field = self._get_field_offset(number)
         if not field:
             raise _IllegibleError
-        return _FlatbufferTable(self.data, self.place + field + self._read_scalar(self.place + field, "I"))
+        return _FlatbufferTable(self.data, self.position + field + self._read_scalar(self.position + field, "I"))
 
     def read_structs(self, number: int, size: int) -> list[bytes]:
         field = self._get_field_offset(number)
         if not field:
             return []
-        begin = self.place + field + self._read_scalar(self.place + field, "I")
+        begin = self.position + field + self._read_scalar(self.position + field, "I")
         count = self._read_scalar(begin, "I")
         if begin + 4 + count * size > len(self.data):
             raise _IllegibleError
         return [self.data[begin + 4 + n * size : begin + 4 + (n + 1) * size] for n in range(count)]
 
 
-_MOST_BATCH = 128 << 20  # bytes of a record batch that is unpacked, and of all dictionaries
-_SHARED_BYTES = 64 << 20  # that some rows may take when they can share bytes
+_MAX_BATCH = 128 << 20  # decompressed bytes of one record batch, and of all dictionaries
+_SHARED_BYTES = 64 << 20  # limit of a slice whose rows can share bytes: each row may decode to the whole buffer
 
 
 def read_arrow(source: InputStream, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of an Arrow file (Feather is one) or stream."""
+    """Yield the documents of an Arrow file (Feather included) or stream."""
     reader = RowReader(source, max_text_bytes, config)
-    is_file = source.read_at(0, 6) == b"ARROW1"
+    is_file = source.read_block(0, 6) == b"ARROW1"
     messages = read_file_messages(source) if is_file else []
-    said = [message for message in messages if message.is_batch]
-    rows = sum(message.rows for message in said)
+    record_batches = [message for message in messages if message.is_batch]
+    rows = sum(message.rows for message in record_batches)
     try:
         file = pa.PythonFile(source, mode="r")
         shared = sum(message.size for message in messages if not message.is_batch)
-        if shared > _MOST_BATCH:
-            raise DecodeLimitError(f"dictionaries of {shared} bytes, more than {_MOST_BATCH}")
+        if shared > _MAX_BATCH:
+            raise DecodeLimitError(f"dictionaries of {shared} bytes, more than {_MAX_BATCH}")
         arrow: Any = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
         columns = list_columns(arrow.schema, config)
         batches = arrow.num_record_batches if is_file else None
@@ -166,29 +174,29 @@ def read_arrow(source: InputStream, max_text_bytes: int, config: ReadConfig) -> 
         )
     else:
         for index in range(batches):
-            message = said[index] if len(said) == batches else ArrowMessage(True, 1, 0)
+            message = record_batches[index] if len(record_batches) == batches else ArrowMessage(True, 1, 0)
             part = _iter_batch_slices(_iter_file_batch(arrow, index, message), columns)
             yield from reader.iter_documents(part, "record batch", message.rows)
 
 
 def _iter_file_batch(arrow: Any, index: int, message: ArrowMessage) -> Iterator[pa.RecordBatch]:
-    """One record batch of a file."""
-    if message.size > _MOST_BATCH:
-        raise DecodeLimitError(f"a record batch of {message.size} bytes, more than {_MOST_BATCH}: write smaller ones")
+    """Yield one record batch of a file, if it is within the memory limit."""
+    if message.size > _MAX_BATCH:
+        raise DecodeLimitError(f"a record batch of {message.size} bytes, more than {_MAX_BATCH}: write smaller ones")
     yield arrow.get_batch(index)
 
 
 def _iter_stream_batches(source: InputStream, arrow: Any) -> Iterator[pa.RecordBatch]:
-    """The record batches of a stream, which cannot be read behind one that is too large."""
+    """Yield the record batches of a stream; the first one over the memory limit ends it."""
     shared = 0
     messages = read_stream_messages(source)
     while True:
         for message in messages:
             shared += 0 if message.is_batch else message.size
-            if max(shared, message.size) > _MOST_BATCH:
+            if max(shared, message.size) > _MAX_BATCH:
                 size = max(shared, message.size)
                 raise DecodeLimitError(
-                    f"{size} bytes at once, more than {_MOST_BATCH}: the rest of the stream is not read"
+                    f"{size} bytes at once, more than {_MAX_BATCH}: the rest of the stream is not read"
                 )
             if message.is_batch:
                 break
@@ -199,7 +207,7 @@ def _iter_stream_batches(source: InputStream, arrow: Any) -> Iterator[pa.RecordB
 
 
 def _iter_batch_slices(batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of batches, a few at a time: fewer where each may be as long as all that lies behind it."""
+    """Yield slices of batches, with fewer rows where rows can share bytes (dictionaries, views, nested types)."""
     for batch in batches:
         batch = batch.select(columns)
         simple = all(_has_unshared_bytes(column.type) for column in batch.columns)
@@ -209,7 +217,7 @@ def _iter_batch_slices(batches: Iterator[pa.RecordBatch], columns: Sequence[str]
 
 
 def _has_unshared_bytes(kind: pa.DataType) -> bool:
-    """Whether no two rows of a column can share their bytes."""
+    """Return whether no two rows of a column can share bytes."""
     return bool(pa.types.is_primitive(kind)) or any(
         test(kind)
         for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)

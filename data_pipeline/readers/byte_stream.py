@@ -1,7 +1,7 @@
-"""Decoded bytes of a file with a view ahead: from a plain file by position, from a compressed one member by member.
+"""Decoded bytes of a file with look-ahead: by position for a plain file, member by member for a compressed one.
 
-Reads a `Source`; gives `peek` and `advance`, where in the file the current byte came from, and what stands in the way.
-Promises: memory is bounded by the bytes that are peeked at.
+Invariants:
+- Memory is bounded by the bytes that were peeked at.
 """
 
 from collections import deque
@@ -15,64 +15,64 @@ _STEP = 1 << 16
 
 
 class ByteStream(Protocol):
-    """What the careful reader needs of a file.
+    """The decoded bytes that `record_parser` reads.
 
     Attributes:
         offset: byte of the file where the current byte lies, or where its compressed member begins.
-        broken: the damage that ends what can be peeked at, None for the end of the file or when there is more.
+        damage: the damage that ends the bytes that can be peeked at; None at the end of the file and before it.
     """
 
     offset: int
     damage: DamagedMember | None
 
     def peek(self, size: int, begin: int = 0) -> bytes:
-        """Return up to `size` bytes, `begin` bytes from here, fewer only in front of damage or the end."""
+        """Return up to `size` bytes, `begin` bytes after the current one; fewer only before damage or the end."""
 
     def advance(self, size: int) -> None:
-        """Go on by `size` bytes, or up to damage or the end."""
+        """Move forward by `size` bytes, or up to damage or the end."""
 
     def find_next_member(self, size: int) -> int | None:
-        """Bytes from here to the next beginning of a member among the next `size` that were peeked at."""
+        """Return the distance to the next member that begins within the next `size` peeked bytes."""
 
     def is_at_member(self) -> bool:
-        """Whether a reader that knows nothing could begin to read the file here."""
+        """Return whether the current byte is one at which another reader could start."""
 
     def skip_damage(self) -> None:
-        """Go on behind the damage."""
+        """Continue after the damage."""
 
     def peek_far(self, distance: int, size: int) -> bytes | None:
-        """Return bytes far ahead without reading those between; None where that cannot be done."""
+        """Return `size` bytes `distance` bytes ahead without reading those between; None where that is impossible."""
 
 
 class PlainByteStream:
-    """A file that is not compressed."""
+    """An uncompressed file."""
 
     def __init__(self, source: InputStream, start: int) -> None:
         self._source, self.offset = source, start
         self.damage: DamagedMember | None = None
 
     def peek(self, size: int, begin: int = 0) -> bytes:
-        """Return up to `size` bytes, `begin` bytes from here."""
-        return self._source.read_at(self.offset + begin, size)
+        """Return up to `size` bytes, `begin` bytes after the current one."""
+        return self._source.read_block(self.offset + begin, size)
 
     def advance(self, size: int) -> None:
-        """Go on by `size` bytes."""
+        """Move forward by `size` bytes."""
         self.offset = min(self.offset + size, self._source.size)
 
     def find_next_member(self, size: int) -> int | None:
-        """Return where the next member begins."""
+        """Return None: a plain file has no members."""
         return None
 
     def is_at_member(self) -> bool:
-        """Whether a reader could begin here."""
+        """Return True: a reader could start at any byte."""
         return True
 
     def skip_damage(self) -> None:
-        """Nothing is ever in the way."""
+        """Do nothing: a plain file has no damage of its own."""
 
     def peek_far(self, distance: int, size: int) -> bytes | None:
-        """Return bytes far ahead, where that can be done."""
-        return self._source.read_at(self.offset + distance, size)
+        """Return `size` bytes `distance` bytes ahead."""
+        return self._source.read_block(self.offset + distance, size)
 
 
 class CompressedByteStream:
@@ -81,14 +81,14 @@ class CompressedByteStream:
     def __init__(self, members: CompressedMembers, start: int) -> None:
         self._pieces: Iterator[MemberChunk | DamagedMember] = members.iter_chunks(start)
         self._buffer = bytearray()
-        self._used = 0  # bytes at the front of the buffer that are behind us
-        self._begins: deque[tuple[int, int]] = deque()  # (place in the buffer, offset of the member)
+        self._used = 0  # consumed bytes at the front of the buffer
+        self._begins: deque[tuple[int, int]] = deque()  # (index in the buffer, offset of the member)
         self.offset = start
         self.damage: DamagedMember | None = None
         self._ended = False
 
     def peek(self, size: int, begin: int = 0) -> bytes:
-        """Return up to `size` bytes, `begin` bytes from here."""
+        """Return up to `size` bytes, `begin` bytes after the current one."""
         while len(self._buffer) - self._used < begin + size and self._fill_buffer():
             pass
         return bytes(memoryview(self._buffer)[self._used + begin : self._used + begin + size])
@@ -107,40 +107,40 @@ class CompressedByteStream:
         return False
 
     def advance(self, size: int) -> None:
-        """Go on by `size` bytes."""
+        """Move forward by `size` bytes."""
         while size:
             step = min(size, _STEP)
-            there = len(self.peek(step))
-            self._used += there
-            size -= there
+            available = len(self.peek(step))
+            self._used += available
+            size -= available
             self._discard_consumed()
-            if there < step:
+            if available < step:
                 return
 
     def _discard_consumed(self) -> None:
-        """Let go of what is behind us, and say which member we are in."""
+        """Drop the consumed bytes and update `offset` to the current member."""
         while self._begins and self._begins[0][0] <= self._used:
             self.offset = self._begins[0][1]
             if self._begins[0][0] == self._used:
-                break  # kept, to know that we stand on it
+                break  # is_at_member needs it
             self._begins.popleft()
         if self._used >= _STEP and self._used * 2 >= len(self._buffer):
             del self._buffer[: self._used]
-            self._begins = deque((place - self._used, offset) for place, offset in self._begins)
+            self._begins = deque((index - self._used, offset) for index, offset in self._begins)
             self._used = 0
 
     def find_next_member(self, size: int) -> int | None:
-        """Return where the next member begins."""
-        places = (place - self._used for place, _ in self._begins)
-        return next((place for place in places if 0 < place < size), None)
+        """Return the distance to the next member within `size` bytes."""
+        distances = (index - self._used for index, _ in self._begins)
+        return next((distance for distance in distances if 0 < distance < size), None)
 
     def is_at_member(self) -> bool:
-        """Whether a reader could begin here."""
+        """Return whether the current byte is the first of a member."""
         self.peek(1)
         return bool(self._begins) and self._begins[0][0] == self._used
 
     def skip_damage(self) -> None:
-        """Go on behind the damage."""
+        """Continue after the damage."""
         if self.damage:
             self.offset = self.damage.offset
             self._buffer.clear()
@@ -149,5 +149,5 @@ class CompressedByteStream:
             self.damage = None
 
     def peek_far(self, distance: int, size: int) -> bytes | None:
-        """Return bytes far ahead, where that can be done."""
+        """Return None: the bytes ahead must be decoded first."""
         return None

@@ -1,13 +1,10 @@
-"""Which charset decodes a page: byte order mark, HTTP header, meta element and content, each believed only if it fits.
+"""Detect the charset of a page from its byte order mark, HTTP header, meta element and content.
 
-Reads bytes and what the header claims, gives the name of a Python codec. A claim fits when almost nothing of the page
-has to be replaced; a page that is UTF-8 throughout and says something else is UTF-8, because that does not happen by
-accident. A declared charset that decodes the page without an error is overruled only on strong evidence
-(`charset_evidence`), and that is noted.
-
-Charsets that show in the bytes of a page without weighing them: by their mark, by zeros, by escapes, by ASCII alone.
-
-Reads bytes, gives the name of a Python codec, or "" where the bytes beyond ASCII have to be weighed.
+Invariants:
+- A declared charset is accepted only if almost nothing of the page has to be replaced.
+- A page that is valid UTF-8 throughout is UTF-8, whatever it declares: other charsets do not produce that by accident.
+- A declared charset that decodes the page without an error is overruled only on strong evidence (`charset_evidence`),
+  and the page gets a note.
 """
 
 import codecs
@@ -27,7 +24,7 @@ _META = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,512}?(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""", re.IGNORECASE
 )
 
-# What pages mean when they name a subset: the superset that browsers and the vendors use.
+# Pages that name a subset use the superset: browsers decode it so (WHATWG Encoding).
 _SUPERSETS = {
     "shift_jis": "cp932",
     "gbk": "gb18030",
@@ -52,7 +49,7 @@ _NARROW = (
     *("iso8859-2", "iso8859-3", "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-10"),
     *("iso8859-13", "iso8859-15", "iso8859-16", "koi8-r", "koi8-u", "mac_cyrillic", "mac_roman", "cp850"),
 )
-# What a page may claim: charsets of text, of all the codecs of Python. The last ones are only ever claimed.
+# Python codecs that a page may declare. Those of the last line are never guessed.
 _CLAIMABLE = frozenset(
     codecs.lookup(name).name
     for name in (
@@ -62,9 +59,9 @@ _CLAIMABLE = frozenset(
         *("iso8859-14", "cp437", "cp852", "cp855", "cp862", "koi8-t", "kz1048", "mac_latin2", "mac_greek"),
     )
 )
-_MOST_REPLACED = 0.02  # of the bytes beyond ASCII
-# How much a claim weighs against what the content looks like, in natural logarithms; the content weighs more the more
-# there is of it, up to so many bytes. Western charsets are what servers say who say nothing.
+_MAX_REPLACED = 0.02  # of the non-ASCII bytes
+# Weights of the declarations against the likelihood of the content, in natural logarithms. The content weighs more the
+# longer it is, up to _MAX_EVIDENCE bytes. "default": servers declare Western charsets that nobody configured.
 _CLAIM = {
     "meta": 9.0,
     "header": 7.0,
@@ -78,58 +75,63 @@ _CLAIM = {
 _USUAL = (FALLBACK, "cp1251", "gb18030", "cp932", "big5hkscs", "cp949")
 _RARE = ("iso8859-13", "iso8859-15", "mac_roman", "cp1258")
 _RAREST = ("iso8859-3", "iso8859-4", "iso8859-10", "iso8859-16", "cp850", "johab")
-_MOST_EVIDENCE = 120
+_MAX_EVIDENCE = 120
 _NEVER = -1e9
 _MAX_DAMAGED = 100
-_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # what no charset has on purpose; \x85 ends lines
+_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # C1 controls, never intended in a page; \x85 ends lines
 _HUNGARIAN_CODECS = ("cp1250", "iso8859-2")
 _HUNGARIAN = frozenset("áéíóöőúüűÁÉÍÓÖŐÚÜŰ".encode("cp1250"))
-_HUNGARIAN_ALL = [group.encode("cp1250") for group in ("áÁéÉ", "őŐűŰ", "öÖüÜ")]  # some of each
+_HUNGARIAN_ALL = [
+    group.encode("cp1250") for group in ("áÁéÉ", "őŐűŰ", "öÖüÜ")
+]  # a Hungarian page has some of each group
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCharset:
-    """The Python codec that decodes a page, and a note when that overrules a charset that could decode it, too."""
+    """The Python codec that decodes a page, and a note if it overrules a declared charset that fits too."""
 
     codec: str
     note: str = ""
 
 
 def detect_charset(payload: bytes, http_charset: str) -> str:
-    """Name of the Python codec for a page.
+    """Return the name of the Python codec for a page.
 
     Args:
-        payload: the page.
-        http_charset: charset of the Content-Type header, "" when there is none.
+        payload: bytes of the page.
+        http_charset: charset of the Content-Type header, "" if there is none.
+
+    Returns:
+        A name that `bytes.decode` accepts.
     """
     return decide_charset(payload, http_charset).codec
 
 
 def decide_charset(payload: bytes, http_charset: str) -> FoundCharset:
-    """Return the codec of a page, and what it overrules; the arguments are those of `detect_charset`."""
+    """Return the codec of a page, with a note on the charset it overrules; arguments as in `detect_charset`."""
     header, meta = _resolve_codec(http_charset), _resolve_codec(_find_meta_charset(payload))
     shown = detect_marked_charset(payload) or ("utf-8" if _is_utf8(payload) else "")
     codec = shown or _guess_codec(payload, header, meta)
     for source, label, declared in (("header", http_charset, header), ("meta element", "", meta)):
-        if declared and not payload.isascii() and _overrules(payload, codec, declared):
-            said = f" {label.strip().lower()[:40]}" if label else f" {declared}"
-            return FoundCharset(codec, f"charset{said} of the {source} overruled: {codec}")
+        if declared and not payload.isascii() and _is_overruled(payload, codec, declared):
+            name = label.strip().lower()[:40] if label else declared
+            return FoundCharset(codec, f"charset {name} of the {source} overruled: {codec}")
     return FoundCharset(codec)
 
 
-def _overrules(payload: bytes, codec: str, declared: str) -> bool:
-    """Return whether a declared charset could decode a page, and to something else."""
-    if codec == declared or not decodes(payload, declared):
+def _is_overruled(payload: bytes, codec: str, declared: str) -> bool:
+    """Return whether a declared charset decodes the page cleanly to a text other than the one of `codec`."""
+    if codec == declared or not can_decode_cleanly(payload, declared):
         return False
     return payload.decode(codec, "replace") != payload.decode(declared, "replace")
 
 
 def _guess_codec(payload: bytes, header: str, meta: str) -> str:
-    """Return the likeliest codec: a declared one that decodes the page, unless the content is strongly against it."""
+    """Return the likeliest codec; a declared one that decodes the page yields only to strong evidence."""
     words = extract_non_ascii_words(payload)
     scores = _score(payload, words, header, meta)
     best = max(scores, key=lambda codec: (scores[codec], codec == FALLBACK))
-    declared = [codec for codec in (header, meta) if codec and codec != best and decodes(payload, codec)]
+    declared = [codec for codec in (header, meta) if codec and codec != best and can_decode_cleanly(payload, codec)]
     if declared and best not in (header, meta):
         likelier = max(declared, key=lambda codec: scores.get(codec, _NEVER))
         is_known = _is_hungarian(words) and best in _HUNGARIAN_CODECS
@@ -141,8 +143,8 @@ def _guess_codec(payload: bytes, header: str, meta: str) -> str:
 
 
 def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, float]:
-    """Return how likely each codec is, as what the content looks like and what header and meta element say."""
-    evidence = min(len(words) - words.count(b" "), _MOST_EVIDENCE)
+    """Return the log score of each codec: the likelihood of the content plus the weight of header and meta element."""
+    evidence = min(len(words) - words.count(b" "), _MAX_EVIDENCE)
     weights: dict[str, float] = dict.fromkeys((*_NARROW, *WIDE), 0.0)
     for codec, kind in ((meta, "meta"), (header, "header")):
         if codec not in ("", "utf-8", "hz", "iso2022_jp"):
@@ -150,7 +152,7 @@ def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, fl
             weights[codec] += _CLAIM["wide"] if codec in WIDE and can_decode(payload, codec) else 0.0
     for kind, members in (("usual", _USUAL), ("rare", _RARE), ("rarest", _RAREST)):
         for codec in members:
-            if kind == "usual" or codec not in (meta, header):  # nobody names a rare one by mistake
+            if kind == "usual" or codec not in (meta, header):  # nobody declares a rare one by mistake
                 weights[codec] += _CLAIM[kind]
     if _is_hungarian(words):
         for codec in _HUNGARIAN_CODECS:
@@ -159,19 +161,20 @@ def _score(payload: bytes, words: bytes, header: str, meta: str) -> dict[str, fl
 
 
 def _is_hungarian(words: bytes) -> bool:
-    """Whether the letters beyond ASCII are Hungarian's, with the two that Western Europe reads as õ and û.
+    """Return whether the non-ASCII letters are Hungarian, with the two that Western charsets read as õ and û.
 
-    Pairs cannot tell: õ is common in Estonian and Portuguese, û in French, and none of them has these letters alone.
+    Pairs of letters cannot decide: õ is common in Estonian and Portuguese, û in French. No other language has all of
+    these letters and only these.
     """
     letters = [byte for byte in words if byte >= 0xC0]
     others = sum(byte not in _HUNGARIAN for byte in letters)
     return others * 50 <= len(letters) and all(any(byte in group for byte in letters) for group in _HUNGARIAN_ALL)
 
 
-def decodes(payload: bytes, codec: str) -> bool:
-    """Return whether a codec decodes a page without an error: no byte replaced, and none a control character.
+def can_decode_cleanly(payload: bytes, codec: str) -> bool:
+    """Return whether a codec decodes a page without replaced bytes and without control characters.
 
-    One damaged byte in `_MAX_DAMAGED` bytes beyond ASCII counts for nothing.
+    One damaged byte in `_MAX_DAMAGED` non-ASCII bytes is ignored.
     """
     text = payload.decode(codec, "replace")
     damaged = text.count("\ufffd") - payload.count("\ufffd".encode()) + len(_CONTROLS.findall(text))
@@ -180,10 +183,10 @@ def decodes(payload: bytes, codec: str) -> bool:
 
 
 def can_decode(payload: bytes, codec: str) -> bool:
-    """Whether the codec decodes the page, but for a few damaged bytes."""
+    """Return whether a codec decodes a page with at most `_MAX_REPLACED` of the non-ASCII bytes replaced."""
     replaced = payload.decode(codec, "replace").count("�") - payload.count("�".encode())
     beyond_ascii = int(np.count_nonzero(np.frombuffer(payload, np.uint8) >= 128))
-    return replaced <= beyond_ascii * _MOST_REPLACED
+    return replaced <= beyond_ascii * _MAX_REPLACED
 
 
 def _find_meta_charset(payload: bytes) -> str:
@@ -192,7 +195,7 @@ def _find_meta_charset(payload: bytes) -> str:
 
 
 def _resolve_codec(label: str) -> str:
-    """The Python codec for a label of the web, "" for one nobody knows."""
+    """Return the Python codec for a charset label of the web, "" for an unknown label."""
     label = label.strip(" \t\"';").lower()
     if not label:
         return ""
@@ -200,7 +203,7 @@ def _resolve_codec(label: str) -> str:
         known = _ALIASES.get(label) or map_encoding_to_html5(label, False) or label
         known = _SUPERSETS.get(known, known)
         name = codecs.lookup(known).name if known else ""
-    except (LookupError, ValueError):  # the latter for NULs and lone surrogates
+    except (LookupError, ValueError):  # ValueError: NULs and lone surrogates in the label
         return ""
     return known if name in _CLAIMABLE else ""
 
@@ -214,7 +217,7 @@ def _is_utf8(payload: bytes) -> bool:
 
 
 def decode_text(content: bytes, charset: str) -> str:
-    """Text that is UTF-8 by its format, or in the charset that its header names, or in what it looks like."""
+    """Decode bytes as UTF-8 if they are, else in the charset of the header, else in the detected one."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -234,7 +237,11 @@ _ESCAPES = ((b"\x1b$B", "iso2022_jp"), (b"\x1b$@", "iso2022_jp"), (b"\x1b(J", "i
 
 
 def detect_marked_charset(payload: bytes) -> str:
-    """Name of the codec that nothing else in the page can change."""
+    """Return the codec that shows without scoring the content: a byte order mark, zero bytes, escapes, or ASCII only.
+
+    Returns:
+        A Python codec; "" if the non-ASCII bytes have to be scored.
+    """
     for mark, codec in _MARKS:
         if payload.startswith(mark):
             return codec
@@ -244,7 +251,7 @@ def detect_marked_charset(payload: bytes) -> str:
 
 
 def _detect_escaped_charset(payload: bytes) -> str:
-    """Bytes of ASCII alone: charsets that switch by escapes, or nothing to decide."""
+    """Return the codec of an ASCII-only page: one that switches charsets by escapes, otherwise UTF-8."""
     for escape, codec in _ESCAPES if b"\x1b" in payload else ():
         if escape in payload and _can_decode_strictly(payload, codec):
             return codec
@@ -254,14 +261,14 @@ def _detect_escaped_charset(payload: bytes) -> str:
 
 
 def _is_chinese_hz(payload: bytes) -> bool:
-    """Whether what HZ decodes to is common Chinese, and not a page about tildes and braces."""
+    """Return whether the HZ sequences decode to common Chinese: a page about `~{` and `~}` would not."""
     found = re.findall(rb"~\{((?:[!-~]{2})+?)~\}", payload[:_SAMPLE_BYTES])
     words = b"".join(bytes(byte | 0x80 for byte in word) for word in found)
     return bool(words) and compute_mean_likelihood(words, "gb18030") > -9.0
 
 
 def _can_decode_strictly(payload: bytes, codec: str) -> bool:
-    """Whether the codec decodes the page without an error."""
+    """Return whether the codec decodes the page without any error."""
     try:
         payload.decode(codec)
     except (UnicodeDecodeError, ValueError):
@@ -270,7 +277,10 @@ def _can_decode_strictly(payload: bytes, codec: str) -> bool:
 
 
 def _detect_wide_charset(payload: bytes) -> str:
-    """UTF-16 or UTF-32 without a mark, which shows in what is zero of four bytes, or of two beside signs of markup."""
+    """Return UTF-16 or UTF-32 without a byte order mark, "" if the page is neither.
+
+    UTF-32 has zeros in the same bytes of every four. UTF-16 has them next to ASCII punctuation and markup.
+    """
     start = np.frombuffer(payload[: min(_SAMPLE_BYTES, len(payload)) & ~3], np.uint8).reshape(-1, 4)
     zeros = np.count_nonzero(start == 0, axis=0) * 10
     for codec, upper, lower in (("utf-32-le", 3, 2), ("utf-32-be", 0, 1)):

@@ -1,30 +1,36 @@
-"""Whether the content of a page speaks strongly enough against the charset that the page declares.
+"""Decide whether the content of a page is strong evidence against the charset that the page declares.
 
-Reads the words of a page that have bytes beyond ASCII (`likelihood.words_beyond_ascii`). Invariants:
-- A language that the table of pairs was not counted on is unlikely in every charset, so that one which is somewhat less
-  unlikely proves nothing: the other charset must read like text in itself.
-- Beside that, it must give the letters of one language where the declared one does not, or be better by very much.
+Invariants:
+- The other charset must be likely in itself. A language that the table of pairs was not counted on is unlikely in every
+  charset, so that a somewhat smaller unlikelihood proves nothing.
+- It must also yield the letters of one language where the declared one does not, or be better by a wide margin.
 """
 
 from data_pipeline.readers.alphabet import count_letters, is_latin, is_one_alphabet
 from data_pipeline.readers.charset_likelihood import WIDE, compute_mean_likelihood
 
-_MIN_CHARACTERS = 4  # beyond ASCII: fewer prove nothing
-_MIN_LETTERS = 3  # different ones
+_MIN_CHARACTERS = 4  # non-ASCII characters: fewer prove nothing
+_MIN_LETTERS = 3  # distinct letters
 _MIN_GAIN = 12.0  # natural logarithms, over the whole sample
-_MIN_LIKELIHOOD = -8.0  # mean of a pair of characters that reads like text
-_MIN_WIDE_LIKELIHOOD = -9.0  # the same of a Chinese, Japanese or Korean character
-_MIN_WIDE_SHARE = 0.5  # of the bytes of these words that are beyond ASCII
-_MIN_CLEAR_GAIN = 4.0  # mean, from which letters of one language are not asked for
+_MIN_LIKELIHOOD = -8.0  # mean log probability per pair of characters in real text
+_MIN_WIDE_LIKELIHOOD = -9.0  # the same per Chinese, Japanese or Korean character
+_MIN_WIDE_SHARE = 0.5  # of the bytes of these words that are not ASCII
+_MIN_CLEAR_GAIN = 4.0  # mean gain from which the letters need not be of one language
 _SHARE = 0.96  # of the letters that are of one language; the rest are foreign names
 _FOREIGN_SHARE = 0.85  # the same where the declared charset gives another script
 _MAX_EVIDENCE = 120
 
 
 def is_strong_evidence(words: bytes, found: str, declared: str) -> bool:
-    """Return whether the words show that a page is in `found` and not, as it declares, in `declared`.
+    """Return whether the words show that a page is in `found` and not in `declared`.
 
-    Both are names of Python codecs.
+    Args:
+        words: the words with non-ASCII bytes, from `extract_non_ascii_words`.
+        found: Python codec that the content suggests.
+        declared: Python codec that the page declares.
+
+    Returns:
+        False where there is too little text to tell.
     """
     likelihood = compute_mean_likelihood(words, found)
     gain = likelihood - compute_mean_likelihood(words, declared)
@@ -38,7 +44,7 @@ def is_strong_evidence(words: bytes, found: str, declared: str) -> bool:
         num_high_bytes = sum(byte >= 128 for byte in words)
         return likelihood >= _MIN_WIDE_LIKELIHOOD and num_high_bytes >= _MIN_WIDE_SHARE * size
     letters, declared_letters = count_letters(text), count_letters(words.decode(declared, "replace"))
-    # A table of Cyrillic or Greek gives letters of one language for any bytes.
+    # A Cyrillic or Greek table yields letters of one language for any bytes.
     is_western = is_latin(declared_letters)
     share = _SHARE if is_western else _FOREIGN_SHARE
     if likelihood < _MIN_LIKELIHOOD or letters.total() < _MIN_CHARACTERS or not is_one_alphabet(letters, share):

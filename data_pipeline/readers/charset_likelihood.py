@@ -1,10 +1,11 @@
-"""How much a decoding of bytes looks like text that people write, in any language that has charsets of its own.
+"""Score how likely a decoding of bytes is as human text, in any language that has charsets of its own.
 
-Reads the bytes beyond ASCII of a page and a codec, gives the mean natural logarithm of the probability of what they
-decode to: of pairs of neighbouring characters in alphabets, of single characters in Chinese, Japanese and Korean. The
-pairs (`pairs.tsv`: level, then all pairs with a probability of about e^-level in some language) were counted in
-sentences of 70 languages of the Leipzig Corpora Collection (CC BY) as the Lingua project ships them; those of Spanish,
-of which the sentences have next to none, were added by hand.
+The score is the mean natural logarithm of the probability of pairs of neighbouring characters for alphabets, and of
+single characters for Chinese, Japanese and Korean.
+
+Reads `pairs.tsv`: a level, then all pairs with a probability of about e^-level in some language. The pairs were counted
+in sentences of 70 languages of the Leipzig Corpora Collection (CC BY), as the Lingua project ships them. Spanish pairs
+were added by hand, because its sentences have next to none.
 """
 
 import codecs
@@ -17,21 +18,22 @@ import numpy as np
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
-# From the first byte beyond ASCII on; what a word begins with is looked for behind, because looking for it ahead takes
-# quadratic time in long runs of ASCII. The other bytes of wide characters may be ASCII, from 0x40 or digits (GB 18030).
+# A match starts at the first non-ASCII byte. The ASCII start of the word is searched backwards, because a forward
+# search takes quadratic time in long runs of ASCII. Trailing bytes of wide characters may be ASCII: from 0x40, or
+# digits (GB 18030).
 _WORDS = re.compile(rb"[\x80-\xff][\x30-\x39\x40-\x7e\x80-\xff]{0,200}")
 _BEGIN = re.compile(rb"[\x40-\x7e]+\Z")
 _LONGEST_BEGIN = 24
 _SAMPLE_BYTES = 600
-_FLOOR = -14.0  # of a pair that no language has
-_UPPER_INSIDE = -6.0  # an upper-case letter behind a lower-case one
+_FLOOR = -14.0  # a pair that no language has
+_UPPER_INSIDE = -6.0  # an upper-case letter after a lower-case one
 _MARKS_ONLY = -9.0  # symbols and punctuation, which every charset has
 _ASCII = -5.0
-_IMPOSSIBLE = -30.0  # what no charset means: replaced bytes, controls
+_IMPOSSIBLE = -30.0  # replaced bytes and controls
 
 
 def extract_non_ascii_words(payload: bytes) -> bytes:
-    """The words of a page that have bytes beyond ASCII, enough of them to tell charsets apart."""
+    """Return the words of a page that have non-ASCII bytes, joined by spaces, up to about `_SAMPLE_BYTES` bytes."""
     words: list[bytes] = []
     size = 0
     for match in _WORDS.finditer(payload):
@@ -44,7 +46,7 @@ def extract_non_ascii_words(payload: bytes) -> bytes:
 
 
 def compute_mean_likelihood(words: bytes, codec: str) -> float:
-    """Mean logarithm of the probability of a decoding; `_IMPOSSIBLE` when there is nothing to judge."""
+    """Return the mean log probability of a decoding; `_IMPOSSIBLE` for no words or an unsupported codec."""
     if codec not in WIDE and not _is_single_byte_codec(codec):
         return _IMPOSSIBLE
     values = _score_wide_words(words, codec) if codec in WIDE else _score_narrow_words(words, codec)
@@ -58,22 +60,22 @@ def _score_wide_words(words: bytes, codec: str) -> Values:
 
 def _score_narrow_words(words: bytes, codec: str) -> Values:
     data = np.frombuffer(b" " + words + b" ", np.uint8)
-    before, behind = data[:-1], data[1:]
-    counts = (before | behind) >= 128
-    values: Values = _build_byte_pair_scores(codec)[before[counts], behind[counts]]
+    first, second = data[:-1], data[1:]
+    counts = (first | second) >= 128
+    values: Values = _build_byte_pair_scores(codec)[first[counts], second[counts]]
     return values
 
 
 @lru_cache(maxsize=64)
 def _is_single_byte_codec(codec: str) -> bool:
-    """Whether every byte is a character of its own."""
+    """Return whether every byte decodes to one character."""
     decoder = codecs.getincrementaldecoder(codec)("replace")
     return all(len(decoder.decode(bytes([byte]))) == 1 for byte in range(32, 256))
 
 
 @lru_cache(maxsize=64)
 def _build_byte_pair_scores(codec: str) -> Values:
-    """The logarithm of the probability of each pair of bytes, (256, 256)."""
+    """Return the log probability of each pair of bytes, (256, 256) float64."""
     characters = bytes(range(256)).decode(codec, "replace")
     lower = np.array([ord(character.lower()[0].replace("\xa0", " ")) for character in characters], np.uint32)
     is_letter, is_lower, is_upper = (
@@ -82,11 +84,11 @@ def _build_byte_pair_scores(codec: str) -> Values:
     )
     keys = (lower[:, None] << np.uint32(16)) | lower[None, :]
     known, levels = _load_known_pairs()
-    places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    indices = np.minimum(np.searchsorted(known, keys), len(known) - 1)
     unknown = np.where(is_letter[:, None] | is_letter[None, :], _FLOOR, _MARKS_ONLY)
-    values = np.where(known[places] == keys, levels[places], unknown)
+    values = np.where(known[indices] == keys, levels[indices], unknown)
     is_ascii = lower < 128
-    values = np.where(is_ascii[:, None] & is_ascii[None, :], _ASCII, values)  # beside a space that does not break
+    values = np.where(is_ascii[:, None] & is_ascii[None, :], _ASCII, values)  # a non-breaking space next to ASCII
     values += np.where(is_lower[:, None] & is_upper[None, :], _UPPER_INSIDE, 0.0)
     impossible = np.array([character == "�" or "\x7f" <= character < "\xa0" for character in characters], np.bool_)
     values[impossible, :] = values[:, impossible] = _IMPOSSIBLE
@@ -105,7 +107,7 @@ WIDE = {
 
 @lru_cache(maxsize=1 << 15)
 def _score_wide_character(character: str, codec: str) -> float:
-    """A character of a charset with thousands of them; the common ones are those that its first standard lists."""
+    """Return the log probability of a character of a multi-byte charset; its first standard lists the common ones."""
     if character < "\x80":
         return -6.0
     if character == "�" or character < "\xa0" or "\ue000" <= character < "\uf900":
@@ -115,7 +117,7 @@ def _score_wide_character(character: str, codec: str) -> float:
     if "\u3040" <= character < "\u3100":
         return -5.0 if codec in ("cp932", "euc_jp") else -13.0
     if "\uff61" <= character <= "\uff9f":
-        return -12.0  # half-width kana, which bytes of anything look like
+        return -12.0  # half-width kana: any bytes look like them
     try:
         lead = character.encode(WIDE[codec])
     except UnicodeEncodeError:
@@ -137,13 +139,13 @@ def _score_listed_character(codec: str, code: bytes) -> float:
 
 
 def _is_letter_or_box(character: str) -> bool:
-    """Whether a character stands beside others like it; what draws boxes is what other charsets have for letters."""
+    """Return whether a character occurs next to others like it; where one charset draws boxes, others have letters."""
     return character.isalpha() or "\u2500" <= character < "\u2600"
 
 
 @lru_cache(maxsize=1)
 def _load_known_pairs() -> tuple[np.ndarray[Any, np.dtype[np.uint32]], Values]:
-    """The known pairs as sorted keys (first character in the upper 16 bits), and their levels."""
+    """Return the sorted keys of the known pairs (first character in the upper 16 bits) and their levels."""
     table: dict[int, float] = {}
     content = resources.files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8")
     for line in content.split("\n"):

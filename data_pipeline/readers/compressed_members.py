@@ -1,10 +1,12 @@
-"""A compressed file as its members: what each decodes to, and over damage on to the next that can be read.
+"""Decode a compressed file member by member, and resume at the next readable member after damage.
 
-Reads gzip members, zstd and lz4 frames from a `Source`, gives `MemberChunk`s of decoded bytes and a `DamagedMember`
-where something is damaged. Promises: memory is bounded whatever a member decodes to; everything between two members
-that were read is named by one `DamagedMember`; time is linear in the bytes of the file, because what damage costs is
-counted: where members that lead nowhere lie in one another, as no accident makes them, the rest of
-the file is one `DamagedMember`.
+Reads gzip members, zstd frames and lz4 frames; yields decoded `MemberChunk`s and a `DamagedMember` per damage.
+
+Invariants:
+- Memory is bounded, whatever a member decodes to.
+- Everything between two readable members is named by one `DamagedMember`.
+- Time is linear in the bytes of the file. The cost of damage is counted, and a file that nests undecodable members
+  (never by accident) ends with one `DamagedMember` for the rest.
 """
 
 import io
@@ -29,12 +31,12 @@ from data_pipeline.readers.frame_scanner import (
 from data_pipeline.readers.input_stream import InputStream, ReadError
 
 GZIP = b"\x1f\x8b\x08"
-_BLOCK = 1 << 14  # what is decoded in one call is lost when the call meets damage
+_BLOCK = 1 << 14  # zlib discards the output of a call that meets damage
 _PIECE = 1 << 17
-_HEAD = 1 << 10  # compressed bytes that must decode for a place to count as the beginning of a member
-_FIRST = 1 << 9  # a search begins with so many bytes: most often the next member is near
-_MOST_WASTE, _WASTE_ROOM = 32, 64 << 20  # bytes that may be read in vain: so many times the file, and so many more
-_DECODED_COSTS = 64  # decoded bytes that cost as much as reading one
+_HEAD = 1 << 10  # compressed bytes that must decode for a position to count as the start of a member
+_FIRST = 1 << 9  # first step of a search: the next member is usually near
+_MAX_WASTE, _EXTRA_WASTE = 32, 64 << 20  # bytes that searches may waste: a multiple of the file size, and a constant
+_DECODED_COSTS = 64  # decoding so many bytes costs as much as reading one
 _ENOUGH = "more damage than is searched: the rest is not read"
 _MAGIC = {
     GZIP: re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
@@ -47,7 +49,7 @@ Plausible = Callable[[bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class MemberChunk:
-    """Decoded bytes; `is_first` where they are the first of the member that lies at byte `offset` of the file."""
+    """Decoded bytes of the member at byte `offset` of the file; `is_first` marks its first chunk."""
 
     offset: int
     data: bytes
@@ -56,15 +58,15 @@ class MemberChunk:
 
 @dataclass(frozen=True, slots=True)
 class DamagedMember:
-    """The member at `offset` is damaged: its pieces so far are all there is, and the last of them cannot be trusted."""
+    """The member at `offset` is damaged: the chunks so far are all of it, and the last of them may be wrong."""
 
     offset: int
     reason: str
 
 
 def detect_compression(source: InputStream) -> bytes:
-    """The magic bytes of the compression of a file, b"" for a plain one."""
-    head = source.read_at(0, 4)
+    """Return the magic bytes of the compression of a file, b"" for a plain one."""
+    head = source.read_block(0, 4)
     if is_skippable(head):
         return ZSTD
     return next((magic for magic in _MAGIC if head.startswith(magic) or (head and magic.startswith(head))), b"")
@@ -74,14 +76,20 @@ class CompressedMembers:
     """The members of one compressed file."""
 
     def __init__(self, source: InputStream, magic: bytes, plausible: Plausible) -> None:
-        """`plausible` judges the first decoded bytes of a place that might begin a member behind damage."""
+        """Open the members of `source`.
+
+        Args:
+            source: the file.
+            magic: magic bytes of its compression, from `detect_compression`.
+            plausible: returns whether decoded bytes look like the start of a member; used to resume after damage.
+        """
         self.source, self.magic, self.plausible = source, magic, plausible
         self._zstd = _build_decompressor(source) if magic == ZSTD else None
         self._decoded = 0  # bytes of the current member
-        self._left = _MOST_WASTE * source.size + _WASTE_ROOM  # of what may be read in vain
+        self._left = _MAX_WASTE * source.size + _EXTRA_WASTE  # remaining bytes that searches may waste
 
     def iter_chunks(self, start: int) -> Iterator[MemberChunk | DamagedMember]:
-        """Decode from the member at `start` to the end of the file."""
+        """Decode from the member at byte `start` to the end of the file."""
         position: int | None = start
         while position is not None and position < self.source.size:
             began, self._decoded = self.source.work, 0
@@ -96,16 +104,16 @@ class CompressedMembers:
                     return
 
     def _find_next_member(self, position: int) -> int | None:
-        """Where the next plausible member begins, or the search was given up; None when there is none."""
+        """Return the offset of the next plausible member, or where the search was given up; None if there is none."""
         pattern, size = _MAGIC[self.magic], _FIRST
         while position < self.source.size:
             began = self.source.work
-            block = self.source.read_at(position, size + 8)
+            block = self.source.read_block(position, size + 8)
             for match in pattern.finditer(block):
-                place = position + match.start()
-                if match.start() < size and (self._is_member_start(place) or self.source.work - began > self._left):
+                start = position + match.start()
+                if match.start() < size and (self._is_member_start(start) or self.source.work - began > self._left):
                     self._left -= self.source.work - began
-                    return place
+                    return start
             self._left -= self.source.work - began
             position += size
             size = min(size * 2, _BLOCK)
@@ -114,15 +122,15 @@ class CompressedMembers:
     def _is_member_start(self, position: int) -> bool:
         try:
             if self.magic != GZIP:
-                end = ENDS[self.magic](self.source, position)  # without it lz4 reads on, into damage behind the frame
+                end = ENDS[self.magic](self.source, position)  # lz4 would read into damage after the frame
                 return self.plausible(next(self._decode_frame(position, end)).data[:_HEAD])
-            return self.plausible(zlib.decompressobj(31).decompress(self.source.read_at(position, _HEAD), _HEAD))
+            return self.plausible(zlib.decompressobj(31).decompress(self.source.read_block(position, _HEAD), _HEAD))
         except (FrameError, zlib.error, StopIteration):
             return False
 
     def _decode_member(self, position: int) -> Generator[MemberChunk, None, int]:
-        """Decode one member and return where it ends."""
-        head = self.source.read_at(position, 4)
+        """Decode one member and return the offset of its end."""
+        head = self.source.read_block(position, 4)
         if self.magic == ZSTD and is_skippable(head):
             return find_skippable_frame_end(self.source, position)
         if not head.startswith(self.magic):
@@ -132,7 +140,7 @@ class CompressedMembers:
         try:
             end = ENDS[self.magic](self.source, position)
         except FrameError:
-            yield from self._decode_frame(position)  # what is there of it
+            yield from self._decode_frame(position)  # the bytes before the cut
             raise
         yield from self._decode_frame(position, end)
         return end
@@ -140,7 +148,7 @@ class CompressedMembers:
     def _decode_gzip(self, start: int) -> Generator[MemberChunk, None, int]:
         inflate, position, begins = zlib.decompressobj(31), start, True
         while not inflate.eof:
-            block = inflate.unconsumed_tail or self.source.read_at(position, _BLOCK)
+            block = inflate.unconsumed_tail or self.source.read_block(position, _BLOCK)
             if not inflate.unconsumed_tail:
                 position += len(block)
             if not block:
@@ -175,16 +183,16 @@ _NAMES = {GZIP: "gzip member", ZSTD: "zstd frame", LZ4: "lz4 frame"}
 
 
 def _build_decompressor(source: InputStream) -> zstandard.ZstdDecompressor:
-    """With the dictionary of the file; a damaged one is as good as none, and each frame will say so."""
+    """Build a decompressor with the dictionary of the file, if it has one."""
     content = read_dictionary(source)
     try:
         return zstandard.ZstdDecompressor(zstandard.ZstdCompressionDict(content) if content else None)
-    except zstandard.ZstdError:
+    except zstandard.ZstdError:  # a damaged dictionary: each frame then reports its own error
         return zstandard.ZstdDecompressor()
 
 
 class _StreamSlice(io.RawIOBase):
-    """Some bytes of a source as a file of their own."""
+    """A byte range of a source as a binary file."""
 
     def __init__(self, source: InputStream, start: int, end: int) -> None:
         self._source, self._start, self._position, self._end = source, start, start, end
@@ -202,6 +210,6 @@ class _StreamSlice(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         left = self._end - self._position
-        data = self._source.read_at(self._position, left if size is None or size < 0 else min(size, left))
+        data = self._source.read_block(self._position, left if size is None or size < 0 else min(size, left))
         self._position += len(data)
         return data

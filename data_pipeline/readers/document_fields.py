@@ -1,6 +1,6 @@
-"""The fields of a document in a file of documents: found by name, made text, held to the limit.
+"""Build a page from the fields of one row of a file of documents.
 
-Reads the values of one row, gives a page that needs no extraction, or why the row is no document.
+Fields are found by name and converted to text; text over the limit is rejected. Such pages need no extraction.
 """
 
 from collections.abc import Collection, Mapping
@@ -8,13 +8,13 @@ from typing import Any
 
 from data_pipeline.readers.page_batch import Page, remove_invalid_characters
 
-TOO_LONG = object()  # in place of a text that was not even decoded
+TOO_LONG = object()  # placeholder for a text that is too long to decode
 _SHOWN_FIELDS, _NAME_CHARACTERS = 8, 40
-_ID_CHARACTERS = 256  # a longer id is none: ids are kept with every document and in memory
+_ID_CHARACTERS = 256  # longer ids are ignored: ids are kept in memory for every document
 
 
 def get_field(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a field; `a.b` is the field b of the mapping a, unless a field has that very name."""
+    """Return the value of a field; `a.b` is the field b of the mapping a, unless a field has that literal name."""
     if name in row:
         return row[name]
     value: Any = row
@@ -26,16 +26,16 @@ def get_field(row: Mapping[str, Any], name: str) -> Any:
 
 
 def find_text_fields(row: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fields that hold text, fields of a mapping in the field a as `a.b`."""
+    """Return the names of the fields that hold text; fields of a mapping a are named `a.b`."""
     names = [name for name, value in row.items() if isinstance(value, str)]
     mappings = [(name, value) for name, value in row.items() if isinstance(value, Mapping)]
     return names + [
-        f"{name}.{inner}" for name, one in mappings for inner, value in one.items() if isinstance(value, str)
+        f"{name}.{inner}" for name, mapping in mappings for inner, value in mapping.items() if isinstance(value, str)
     ]
 
 
 def describe_missing_text(text_field: str, names: Collection[str] | None = None) -> str:
-    """Return why a row is no document, with the fields that could be meant; None: they are not known."""
+    """Return the reason why a row is no document, with the fields that hold text; `names` None means unknown."""
     if names is None:
         return f"no text in field '{text_field}'"
     shown = [f"'{remove_invalid_characters(name)[:_NAME_CHARACTERS]}'" for name in sorted(names)[:_SHOWN_FIELDS]]
@@ -49,7 +49,18 @@ def describe_missing_text(text_field: str, names: Collection[str] | None = None)
 def build_document_page(
     offset: int, values: Mapping[str, Any], limit: int, text_field: str, names: Collection[str] | None = None
 ) -> Page | str:
-    """A row as a page with its text; `limit` is in UTF-8 bytes of text, `names` are the fields of the row with text."""
+    """Build the page of one row.
+
+    Args:
+        offset: position of the row, as `PAGE_SCHEMA` defines it.
+        values: values of the row under the keys text, url, id and date.
+        limit: maximum length of the text in UTF-8 bytes.
+        text_field: configured name of the text field, for messages.
+        names: fields of the row that hold text, for messages; None if they are unknown.
+
+    Returns:
+        The page, or the reason why the row is no document.
+    """
     text = values["text"]
     if text is TOO_LONG:
         return f"longer than {limit} bytes"
@@ -70,7 +81,7 @@ def build_document_page(
 
 
 def _format_value(value: Any) -> str:
-    """A value as text: times as ISO 8601, nothing for what is neither text, number nor time."""
+    """Format a value as text: times as ISO 8601, "" for anything but text, numbers and times."""
     if isinstance(value, str):
         return remove_invalid_characters(value)
     if isinstance(value, int | float) and not isinstance(value, bool):

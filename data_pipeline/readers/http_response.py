@@ -1,13 +1,12 @@
-"""The named fields of a header, as WARC records and HTTP responses both have them (ISO 28500, 4; RFC 9112, 5).
+"""Parse the HTTP response in a record, and undo its transfer and content codings.
 
-The HTTP response in a record: status, headers and body, forgiving about what real servers send.
+Named fields have one syntax in WARC records and HTTP responses (ISO 28500, 4; RFC 9112, 5).
 
-Reads the block of a record, gives a `HttpResponse`; None when there is no status line.
-
-Undoes HTTP transfer and content codings, bounded by the size of the result and forgiving about headers that lie.
-
-Many crawlers store the decoded body and keep the header of the coded one; a body that cannot be decoded as its header
-says is given back as it is. A coded body that ends too early gives what there is of it, and says so.
+Invariants:
+- The decoded body is bounded by a limit.
+- Wrong headers are tolerated: many crawlers store the decoded body under the header of the coded one, so a body that
+  cannot be decoded as declared is returned unchanged.
+- A coded body that ends early is returned up to its end, with a note.
 """
 
 import io
@@ -20,11 +19,11 @@ from typing import Any
 from fastwarc.stream_io import BrotliReader, GzipReader, ZstdReader
 from zstandard import ZstdDecompressor, ZstdError
 
-_FOLD = re.compile(r"\n[ \t]+")  # a value that goes on in another line
+_FOLD = re.compile(r"\n[ \t]+")  # a value continued in the next line
 
 
 def parse_header_fields(header: str) -> dict[str, str]:
-    """The first value of each field by its name in lower case, without the line that the header begins with."""
+    """Return the first value of each field by its lower-case name; the first line of `header` is skipped."""
     fields: dict[str, str] = {}
     for line in _FOLD.sub(" ", header.replace("\r", "")).split("\n")[1:]:
         name, colon, value = line.partition(":")
@@ -42,7 +41,7 @@ _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s;"',]+)""", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """One HTTP response; names of headers are lower case, the first of several of a name counts."""
+    """One HTTP response. Header names are lower case; of repeated headers the first counts."""
 
     status: int
     headers: dict[str, str]
@@ -50,18 +49,18 @@ class HttpResponse:
 
     @property
     def content_type(self) -> str:
-        """The media type, lower case, without parameters."""
+        """The media type in lower case, without parameters."""
         return self.headers.get("content-type", "").split(";", 1)[0].strip().lower()
 
     @property
     def charset(self) -> str:
-        """The charset as the header says it, "" when it says none."""
+        """The charset that the header declares, "" if it declares none."""
         found = _CHARSET.search(self.headers.get("content-type", ""))
         return found.group(1) if found else ""
 
 
 def parse_response(block: bytes) -> HttpResponse | None:
-    """Split a block into header and body."""
+    """Split a block into status, headers and body; None without a status line."""
     status = _STATUS.match(block)
     if status is None:
         return None
@@ -81,14 +80,14 @@ _READERS: dict[str, Callable[[io.BytesIO], Any]] = {
 }
 _ZLIB_CODINGS = ("gzip", "x-gzip", "deflate")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_GZIP_OR_ZLIB, _RAW_DEFLATE = 47, -15  # what zlib calls window bits
+_GZIP_OR_ZLIB, _RAW_DEFLATE = 47, -15  # wbits of zlib.decompressobj
 _STEP = 1 << 16
 _HEAD_BYTES = 1_024
-_BINARY = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # in no text of any charset
+_BINARY = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # bytes that no charset uses for text
 
 
 class BodyTooLargeError(Exception):
-    """The decoded body is longer than the limit."""
+    """The decoded body is larger than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,8 @@ class DecodedBody:
 
     Attributes:
         payload: the decoded bytes, or as many as there are.
-        cut: what shows that bytes are missing at its end; "" when nothing does.
-        is_text: False when the body is coded and nothing of it can be decoded.
+        cut: evidence that bytes are missing at the end; "" if there is none.
+        is_text: False if the body is coded and nothing of it can be decoded.
     """
 
     payload: bytes
@@ -110,7 +109,7 @@ def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
     """Return the body without its codings, at most `limit` bytes.
 
     Raises:
-        TooLongError: if decoding gives more.
+        BodyTooLargeError: if the decoded body is larger.
     """
     body, cut = decode_chunked(response), _find_cut_chunk(response)
     coding = response.headers.get("content-encoding", "").strip().lower()
@@ -119,7 +118,7 @@ def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
         return DecodedBody(body, cut)
     decoded, is_whole = _read_limited_body(reader(io.BytesIO(body)), limit)
     if coding in _ZLIB_CODINGS and not (is_whole and _has_end(body, decoded)):
-        decoded, is_whole = inflate_members(body, limit)
+        decoded, is_whole = decode_zlib_members(body, limit)
     elif not decoded and body.startswith(_ZSTD_MAGIC):
         decoded, is_whole = _read_limited_body(ZstdDecompressor().stream_reader(body), limit)
     if not decoded:
@@ -128,7 +127,7 @@ def decode_body(response: HttpResponse, limit: int) -> DecodedBody:
 
 
 def decode_chunked(response: HttpResponse) -> bytes:
-    """The body without its transfer coding, as it is when it has none."""
+    """Return the body without its transfer coding."""
     body = bytes(response.body)
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return body
@@ -137,7 +136,7 @@ def decode_chunked(response: HttpResponse) -> bytes:
 
 
 def _find_cut_chunk(response: HttpResponse) -> str:
-    """Return what shows that a chunked body ends inside a chunk, "" when it does not."""
+    """Return a note if a chunked body ends inside a chunk, "" otherwise."""
     if "chunked" not in response.headers.get("transfer-encoding", "").lower():
         return ""
     body, position = response.body, 0
@@ -152,24 +151,25 @@ def _find_cut_chunk(response: HttpResponse) -> str:
 
 
 def _has_end(body: bytes, decoded: bytes) -> bool:
-    """Return whether the last bytes are what gzip (RFC 1952) or zlib (RFC 1950) writes after this content."""
+    """Return whether the body ends with the trailer that gzip (RFC 1952) or zlib (RFC 1950) writes for this content."""
     end = len(decoded) & 0xFFFFFFFF
     return body[-4:] == (
         end.to_bytes(4, "little") if body[:2] == b"\x1f\x8b" else zlib.adler32(decoded).to_bytes(4, "big")
     )
 
 
-def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:
-    """Return what gzip, zlib or raw deflate holds up to where it ends or is damaged, and whether it ends.
+def decode_zlib_members(body: bytes, limit: int) -> tuple[bytes, bool]:
+    """Decode gzip, zlib or raw deflate up to its end or damage; return the bytes and whether the end was reached.
 
     Raises:
-        TooLongError: if that is more than `limit` bytes.
+        BodyTooLargeError: if that is more than `limit` bytes.
     """
-    form = _RAW_DEFLATE if body[0] & 0x0F != 8 and body[:2] != b"\x1f\x8b" else _GZIP_OR_ZLIB
+    # Servers send "deflate" with and without the zlib header (RFC 9110, 8.4.1.2 notes it).
+    wbits = _RAW_DEFLATE if body[0] & 0x0F != 8 and body[:2] != b"\x1f\x8b" else _GZIP_OR_ZLIB
     parts: list[bytes] = []
     size, rest, is_whole = 0, body, False
     while rest:
-        inflate = zlib.decompressobj(form)
+        inflate = zlib.decompressobj(wbits)
         try:
             for begin in range(0, len(rest), _STEP):
                 parts.append(inflate.decompress(rest[begin : begin + _STEP], limit - size + 1))
@@ -178,7 +178,7 @@ def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:
                     raise BodyTooLargeError
                 if inflate.eof:
                     break
-        except zlib.error:  # damage, or what some servers send after the last member
+        except zlib.error:  # damage, or bytes that some servers append
             break
         is_whole = inflate.eof
         rest = inflate.unused_data + rest[begin + _STEP :] if inflate.eof else b""
@@ -186,7 +186,7 @@ def inflate_members(body: bytes, limit: int) -> tuple[bytes, bool]:
 
 
 def _read_limited_body(stream: Any, limit: int) -> tuple[bytes, bool]:
-    """Return what a stream gives before it ends or fails, and whether it did not fail."""
+    """Return the bytes of a stream up to its end or failure, and whether it did not fail."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -201,9 +201,7 @@ def _read_limited_body(stream: Any, limit: int) -> tuple[bytes, bool]:
 
 
 def _join_chunks(body: bytes) -> bytes | None:
-    """The chunks of a chunked body put together (RFC 9112, 7.1), None if it is not chunked. A cut last chunk is
-    kept.
-    """
+    """Return the chunks of a chunked body joined (RFC 9112, 7.1), with a cut last one; None if it is not chunked."""
     parts: list[bytes] = []
     position = 0
     while match := _CHUNK_HEADER.match(body, position):

@@ -1,6 +1,6 @@
-"""Which files a configuration names: paths, URLs, patterns and lists in, existing files out, each once, in order.
+"""Find the input files that a configuration names: paths, URLs, patterns and lists of them.
 
-Reads `data.inputs`; gives paths and URLs as text, sorted, and for each an identity that changes when the file does.
+Reads `data.inputs`; returns each existing file once, sorted, and an identity per file that changes when the file does.
 """
 
 import os
@@ -39,10 +39,17 @@ _LISTS_IN_LISTS = 8
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
-    """Return the files that the patterns match, sorted; DataError when a pattern matches none.
+    """Return the files that the patterns match, sorted and each once.
 
-    A pattern is a path or a URL, with `*`, `?`, `[…]` and `**`, or `@` and a file with one pattern a line. `**` enters
-    each folder once, whatever symbolic links lead to it.
+    Args:
+        patterns: paths or URLs, with `*`, `?`, `[…]` and `**`; or `@` and the path of a list, one pattern a line. `**`
+            enters each folder once, whatever symbolic links lead to it.
+
+    Returns:
+        Paths and URLs. A path that is not UTF-8 holds surrogates (PEP 383).
+
+    Raises:
+        DataError: if a pattern matches no file, a list cannot be read, or a URL is redacted.
     """
     if not patterns:
         raise DataError("data.inputs is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
@@ -58,19 +65,40 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
 
 
 def get_input_name(path: str) -> str:
-    """Return the last part of a path or URL, as UTF-8."""
+    """Return the last component of an input's path as UTF-8.
+
+    Args:
+        path: a path or URL; the query of a URL is ignored.
+
+    Returns:
+        The file name, see `format_file_name`.
+    """
     return format_file_name(Path(path.split("?", 1)[0] if is_remote(path) else path).name)
 
 
 def get_input_size(path: str) -> int:
-    """Bytes of an input; 0 when it cannot be known."""
+    """Return the size of an input.
+
+    Args:
+        path: a path or URL.
+
+    Returns:
+        Bytes; 0 if the size cannot be found.
+    """
     if is_remote(path):
         return get_remote_size(path)
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
 def compute_file_stamp(path: str) -> list[int]:
-    """Return what a local file must change to be looked at again, see `compute_stat_stamp`; [] without a file."""
+    """Return size, modification time and inode of a local file: a file with an unchanged stamp is not read again.
+
+    Args:
+        path: a path.
+
+    Returns:
+        The stamp, see `compute_stat_stamp`; [] if there is no such file.
+    """
     try:
         return compute_stat_stamp(os.stat(path))
     except OSError:
@@ -78,12 +106,20 @@ def compute_file_stamp(path: str) -> list[int]:
 
 
 def compute_input_identity(journal: Journal, path: str) -> str:
-    """Return what decides whether an input is read again: the digest of a local file, tag or time of a remote one."""
+    """Return the identity of an input: it is read again when its identity changes.
+
+    Args:
+        journal: caches the digests of local files.
+        path: a path or URL.
+
+    Returns:
+        The digest of a local file; the entity tag or modification time of a remote one.
+    """
     return get_remote_identity(path, compute_remote_digest) if is_remote(path) else journal.get_input_digest(Path(path))
 
 
 def _iter_patterns(patterns: Sequence[str], where: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield each pattern with the place that names it, those of lists in their place."""
+    """Yield each pattern and the location that names it; lists are replaced by their patterns."""
     for pattern in patterns:
         if not pattern.startswith("@"):
             yield pattern, where
@@ -99,13 +135,13 @@ def _read_list_lines(path: str, where: str) -> list[str]:
     try:
         with open_input_stream(path) as source:
             # A path may hold bytes that are not UTF-8 (PEP 383); a text file holds no NUL.
-            content = source.read_at(0, source.size)
+            content = source.read_block(0, source.size)
             if b"\0" in content:
-                raise OSError("it is no text")
+                raise OSError("it is not a text file")
             return content.decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
         raise DataError(
-            f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with a path a line."
+            f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with one path per line."
         ) from error
 
 
@@ -120,7 +156,7 @@ def _list_local_files(pattern: str, where: str) -> list[str]:
 
 
 def _is_folder_named_like_file(folder: str, pattern: str) -> bool:
-    """Whether a folder that a wildcard matches stands where a file should be: reading it will say so."""
+    """Return whether a wildcard matched a folder that is named like a data file: reading it reports the error."""
     return folder.endswith(_DATA_FILE) and os.path.normpath(pattern) != folder
 
 
@@ -134,10 +170,10 @@ def _list_remote_files(pattern: str, where: str) -> list[str]:
 def _format_no_match(pattern: str, folders: Sequence[str], where: str) -> str:
     if folders:
         return f"{where}: '{pattern}' is a folder, not a file. Name the files in it: '{folders[0]}/*.warc.gz'."
-    place = "" if is_remote(pattern) else f" (in {Path.cwd()})"
-    mend = (
+    working_directory = "" if is_remote(pattern) else f" (in {Path.cwd()})"
+    fix = (
         "Correct the address."
         if is_remote(pattern)
         else "Correct the pattern; relative ones start in the working directory."
     )
-    return f"{where}: no file matches '{pattern}'{place}. {mend}"
+    return f"{where}: no file matches '{pattern}'{working_directory}. {fix}"

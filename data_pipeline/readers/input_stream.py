@@ -1,9 +1,12 @@
-"""The bytes of one file, here or elsewhere, at any position; a read that fails is tried again with back-off.
+"""Random-access bytes of one local or remote file; failed reads are retried with exponential back-off.
 
-Reads a path or URL, gives a `InputStream` that FastWARC, Arrow and our own readers take for a binary file. Promises:
-what is read is complete and of one version of the file (known by size, time and inode here, and by its tag elsewhere),
-or an `ReadError`; a stream that ends before the size of the file is an error too, and is tried again like any
-other; waiting decides when, never what.
+An `InputStream` is a binary file for FastWARC, Arrow and the readers of this package.
+
+Invariants:
+- Every read is complete and of one version of the file (size, modification time and inode locally, entity tag
+  remotely), or raises `ReadError`.
+- A stream that ends before the size of the file is an error and retried like any other.
+- Retries change when bytes arrive, never which.
 """
 
 import errno
@@ -22,48 +25,48 @@ from llmsys.redact import redact_secrets, redact_url
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
 _READ_AHEAD = 8 << 20
-_READ_COSTS = 128  # what a read takes beside its bytes, in bytes
+_READ_COSTS = 128  # overhead of one read, in bytes
 
 Result = TypeVar("Result")
 sleep = time.sleep  # tests wait less
 
 
 class ReadError(OSError):
-    """A read failed for good; `position` is where, in bytes."""
+    """A read failed after all retries, at byte `position`."""
 
     def __init__(self, position: int, tries: int, cause: Exception) -> None:
         self.position = position
-        said = redact_secrets(str(cause))
-        super().__init__(f"unreadable after {tries} {'tries' if tries > 1 else 'try'}: {said}")
+        reason = redact_secrets(str(cause))
+        super().__init__(f"unreadable after {tries} {'tries' if tries > 1 else 'try'}: {reason}")
 
 
 class FileChangedError(OSError):
-    """The file is another one than when it was opened first: what was read does not belong to the rest."""
+    """The file is not the one that was opened first: its bytes do not belong to those read before."""
 
 
 class NotRegularError(OSError):
-    """A pipe, a socket or a device in place of a file."""
+    """The path is a pipe, a socket or a device."""
 
 
 _CHANGED = "the file changed while it was read"
-# Trying again does not help.
+# Retrying does not help.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotRegularError, FileChangedError)
 
 
 class _OpenFile(Protocol):
-    """What a place must offer."""
+    """An open file of some storage."""
 
     size: int
     version: str  # changes when the file does
 
-    def read_at(self, position: int, size: int) -> bytes: ...
+    def read_block(self, position: int, size: int) -> bytes: ...
     def close(self) -> None: ...
 
 
 class _LocalFile:
-    """A file on this machine; reading it holds no position, so that nothing can lose it.
+    """A local file, read by absolute position.
 
-    Each read asks afterwards whether the file is still what was opened: what was rewritten in place is of two versions.
+    Each read is followed by a check that the file is still the one opened: one rewritten in place mixes two versions.
     """
 
     def __init__(self, path: str) -> None:
@@ -71,11 +74,11 @@ class _LocalFile:
         if stat.S_ISDIR(about.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(about.st_mode):
-            raise NotRegularError("Not a regular file")  # a pipe would wait for ever
+            raise NotRegularError("Not a regular file")  # opening a pipe would block for ever
         self._handle = os.open(path, os.O_RDONLY)
         self.size, self.version = about.st_size, str(compute_stat_stamp(about))
 
-    def read_at(self, position: int, size: int) -> bytes:
+    def read_block(self, position: int, size: int) -> bytes:
         data = os.pread(self._handle, size, position)
         if str(compute_stat_stamp(os.fstat(self._handle))) != self.version:
             raise FileChangedError(_CHANGED)
@@ -86,21 +89,21 @@ class _LocalFile:
 
 
 def compute_stat_stamp(about: os.stat_result) -> list[int]:
-    """Return size, time and number of a file here: what it must change to count as another one."""
+    """Return size, modification time (ns) and inode: a local file with other values is another file."""
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
 class _RemoteFile:
-    """A file that fsspec opens."""
+    """A file opened by fsspec."""
 
     def __init__(self, url: str) -> None:
         files, path = open_file_system(url)
-        files.invalidate_cache(path)  # a listing of an hour ago does not say what is there now
+        files.invalidate_cache(path)  # fsspec caches listings; the file may be newer
         about = files.info(path)
         self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"
         self._stream: Any = files.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
 
-    def read_at(self, position: int, size: int) -> bytes:
+    def read_block(self, position: int, size: int) -> bytes:
         self._stream.seek(position)
         data: bytes = self._stream.read(size)
         return data
@@ -110,26 +113,29 @@ class _RemoteFile:
 
 
 class InputStream(io.RawIOBase):
-    """One open file, or what a range of it shows: `start` is where to begin, `size` in bytes is where it ends.
+    """One open file, or a byte range of it.
 
-    `work` counts what reading has cost so far, in bytes.
+    Attributes:
+        path: the name for records and messages, with secrets redacted.
+        start: byte at which readers begin.
+        size: byte at which the file or its range ends.
+        work: cost of reading so far, in bytes, with `_READ_COSTS` per read.
     """
 
     def __init__(self, path: str, tries: int, start: int = 0, stop: int | None = None) -> None:
-        # What records and messages call it; `_address` is what opens it.
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
         self._address, self.tries = path, tries
-        self._place: Callable[[str], _OpenFile] = _RemoteFile if is_remote(path) else _LocalFile
+        self._open_file: Callable[[str], _OpenFile] = _RemoteFile if is_remote(path) else _LocalFile
         self._position = self._bytes = self.work = 0
         self._opened: _OpenFile | None = None
-        self._opened = self._call_with_retries(None, lambda: self._place(path))
+        self._opened = self._call_with_retries(None, lambda: self._open_file(path))
         self._version = self._opened.version
         self.size = self._opened.size if stop is None else min(stop, self._opened.size)
         self.start = start
 
     @property
     def progress(self) -> int:
-        """Bytes that were read so far, at most the size of the file."""
+        """Bytes read so far, at most the size of the file."""
         return min(self._bytes, self.size)
 
     def readable(self) -> bool:
@@ -145,28 +151,28 @@ class InputStream(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move, and return the new position."""
+        """Move to a position and return it."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return up to `size` bytes from the position, all that are left when it is negative."""
+        """Return up to `size` bytes from the position; all that are left if `size` is negative."""
         wanted = self.size - self._position if size is None or size < 0 else size
-        data = self.read_at(self._position, wanted)
+        data = self.read_block(self._position, wanted)
         self._position += len(data)
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer from the position and return how many bytes it got."""
+        """Fill a buffer from the position and return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
-    def read_at(self, position: int, size: int) -> bytes:
-        """Return `size` bytes from a position, fewer at the end of the file, none before its beginning.
+    def read_block(self, position: int, size: int) -> bytes:
+        """Return `size` bytes at `position`: fewer at the end of the file, none before its beginning.
 
-        The position of `read` stays.
+        The position of `read` does not change.
         """
         wanted = max(0, min(size, self.size - position)) if position >= 0 else 0
         data = self._call_with_retries(position, lambda: self._read_complete(position, wanted)) if wanted else b""
@@ -183,25 +189,25 @@ class InputStream(io.RawIOBase):
 
     def _read_complete(self, position: int, size: int) -> bytes:
         if self._opened is None:
-            self._opened = self._place(self._address)
+            self._opened = self._open_file(self._address)
             if self._opened.version != self._version:
                 raise FileChangedError(_CHANGED)
-        data = self._opened.read_at(position, size)
+        data = self._opened.read_block(position, size)
         while len(data) < size:
-            more = self._opened.read_at(position + len(data), size - len(data))
+            more = self._opened.read_block(position + len(data), size - len(data))
             if not more:
                 raise OSError(f"the file ends at byte {position + len(data)} of {self.size}")
             data += more
         return data
 
     def _call_with_retries(self, position: int | None, attempt: Callable[[], Result]) -> Result:
-        """`position` is None for opening: what can never be opened has an error of its own."""
+        """Call `attempt` up to `tries` times; `position` is None for opening."""
         for number in range(1, self.tries + 1):
             try:
                 return attempt()
             except Exception as error:  # every storage has errors of its own
                 final = isinstance(error, _FINAL)
-                if final and position is None:
+                if final and position is None:  # callers tell a missing file from a failed read
                     raise
                 if final or number == self.tries:
                     raise ReadError(position or 0, number, error) from error
@@ -210,13 +216,17 @@ class InputStream(io.RawIOBase):
         raise AssertionError("tries is at least 1")
 
     def _close_failed_file(self) -> None:
-        """Close what failed, so that the next try opens it anew."""
+        """Close the failed file, so that the next attempt opens it again."""
         opened, self._opened = self._opened, None
         if opened is not None:
-            with suppress(Exception):  # it is broken already
+            with suppress(Exception):  # it has failed already
                 opened.close()
 
 
 def open_input_stream(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> InputStream:
-    """Open a path or URL, or a range of it that begins and ends with a whole record; OSError when it cannot be."""
+    """Open a path or URL, or a byte range of it that begins and ends between two records.
+
+    Raises:
+        OSError: if it cannot be opened.
+    """
     return InputStream(path, tries, start, stop)

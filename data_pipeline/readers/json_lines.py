@@ -1,8 +1,11 @@
-"""Files of JSON lines in, documents out: plain, gzip, zstd or lz4.
+"""Read documents from JSON lines, plain or compressed with gzip, zstd or lz4.
 
-Reads decoded bytes, gives one page with its text a line. Lines end with a newline and nothing else, because JSON may
-hold U+2028 and U+0085. A line that is no document is named by the decoded bytes before it; damage in the compression
-costs the line that it cuts.
+Reads decoded bytes; yields one page with text per line.
+
+Invariants:
+- Only a newline ends a line, because JSON strings may hold U+2028 and U+0085.
+- The offset of a document is the number of decoded bytes before its line.
+- Damage in the compression loses the line that it cuts, not the following ones.
 """
 
 import json
@@ -16,8 +19,8 @@ from data_pipeline.readers.input_stream import InputStream
 from data_pipeline.readers.page_batch import Page, SkippedRecord
 from llmsys.config.read import ReadConfig
 
-_ESCAPED = 6  # a character of one byte takes six as \u0041
-_ROOM = 1 << 16  # for the other fields
+_ESCAPED = 6  # bytes of an escaped one-byte character, such as \u0041
+_OTHER_FIELDS_BYTES = 1 << 16
 _STEP = 1 << 18
 _MARK = b"\xef\xbb\xbf"
 
@@ -25,8 +28,8 @@ _MARK = b"\xef\xbb\xbf"
 def read_json_lines(
     source: InputStream, magic: bytes, max_text_bytes: int, config: ReadConfig
 ) -> Iterator[Page | SkippedRecord]:
-    """Yield the documents of one file, and a Skip for each line or place that holds none."""
-    limit = max_text_bytes * _ESCAPED + _ROOM
+    """Yield the documents of one file, and a `SkippedRecord` for each line or damage without one."""
+    limit = max_text_bytes * _ESCAPED + _OTHER_FIELDS_BYTES
     lines = _LineSplitter(source.path, limit)
     for piece in _iter_chunks(source, magic):
         if isinstance(piece, DamagedMember):
@@ -44,11 +47,11 @@ def _iter_chunks(source: InputStream, magic: bytes) -> Iterator[MemberChunk | Da
         yield from CompressedMembers(source, magic, bool).iter_chunks(0)
         return
     for position in range(0, source.size, _STEP):
-        yield MemberChunk(0, source.read_at(position, _STEP), position == 0)
+        yield MemberChunk(0, source.read_block(position, _STEP), position == 0)
 
 
 class _LineSplitter:
-    """Splits pieces into lines; of a line longer than `limit` bytes only the fact is kept."""
+    """Splitter of chunks into lines. A line longer than `limit` bytes is counted and not stored."""
 
     def __init__(self, path: str, limit: int) -> None:
         self.path, self.limit = path, limit
@@ -57,19 +60,19 @@ class _LineSplitter:
         self.size = 0
 
     def split_lines(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
-        """Yield each line that ends in `data` with its place; None for a line that is too long."""
+        """Yield the offset of each line that ends in `data`, and the line; None for a line that is too long."""
         *ended, last = data.split(b"\n")
         for line in ended:
             yield self._end_line(line)
         self._append_part(last)
 
     def flush_last_line(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield the last line if nothing ended it."""
+        """Yield the last line if it has no newline."""
         if self.size:
             yield self._end_line(b"")
 
     def discard_line(self) -> None:
-        """Forget the line that has begun."""
+        """Drop the unfinished line."""
         self.begin += self.size
         self._start_line()
 
@@ -86,11 +89,11 @@ class _LineSplitter:
 
     def _end_line(self, part: bytes) -> tuple[int, bytes | None]:
         self._append_part(part)
-        place = self.begin
+        offset = self.begin
         line = bytes(self.line) if self.size <= self.limit else None
         self.begin += self.size + 1
         self._start_line()
-        return place, line
+        return offset, line
 
 
 def _iter_line_documents(
@@ -108,16 +111,16 @@ def _iter_line_documents(
         return
     values = {name: get_field(row, getattr(config, name)) for name in ("text", "url", "id", "date")}
     names = None if isinstance(values["text"], str) else find_text_fields(row)
-    made = build_document_page(offset, values, limit, config.text_field, names)
-    yield SkippedRecord(path, offset, made) if isinstance(made, str) else made
+    page = build_document_page(offset, values, limit, config.text_field, names)
+    yield SkippedRecord(path, offset, page) if isinstance(page, str) else page
 
 
 def _parse_json_object(line: bytes) -> dict[str, Any] | str:
-    """The object of a line, or what it is instead."""
+    """Parse the object of a line, or return the reason why there is none."""
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError:
-        if not can_decode(line, "utf-8"):
+        if not can_decode(line, "utf-8"):  # a few damaged bytes are replaced instead
             return "not UTF-8"
         return _parse_json_object(line.decode("utf-8", "replace").encode())
     except RecursionError:

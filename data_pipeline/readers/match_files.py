@@ -1,9 +1,9 @@
-"""Files that a pattern matches, whatever symbolic links lie among them.
+"""Match files by pattern, with symbolic links among the folders.
 
-Reads folders, gives paths. Invariants:
-- `**` enters every folder once: by a path without symbolic links below it where there is one, and otherwise by the
-  first link in alphabetical order, so that links that lead back add nothing and always end.
-- Without `**` the answer is that of `glob.glob`.
+Invariants:
+- `**` enters every folder once: by a path without symbolic links where there is one, otherwise by the first link in
+  alphabetical order. Links that form a cycle therefore end.
+- Without `**` the result is that of `glob.glob`.
 """
 
 import glob
@@ -19,22 +19,22 @@ def match_files(pattern: str) -> list[str]:
     parts = pattern.split(os.sep)
     if _ANY_DEPTH not in parts:
         return glob.glob(pattern)
-    place = parts.index(_ANY_DEPTH)
-    begin, after = os.sep.join(parts[:place]), [part for part in parts[place + 1 :] if part]
+    index = parts.index(_ANY_DEPTH)
+    begin, after = os.sep.join(parts[:index]), [part for part in parts[index + 1 :] if part]
     while after[:1] == [_ANY_DEPTH]:
         del after[0]
     rest = os.sep.join(after)
     found: dict[str, None] = {}  # keeps the order
-    for base in [os.sep if place else os.curdir] if not begin else glob.glob(begin):
+    for base in [os.sep if index else os.curdir] if not begin else glob.glob(begin):
         for folder in _iter_folders(base) if os.path.isdir(base) else ():
             found.update(dict.fromkeys(match_files(os.path.join(glob.escape(folder), rest or "*"))))
     return list(found)
 
 
 def _iter_folders(top: str) -> Iterator[str]:
-    """Yield a folder and all below it, each once; what lies behind symbolic links comes last."""
+    """Yield a folder and all folders below it, each once; those reached by symbolic links last."""
     real = Path(top).resolve()
-    seen = {(about.st_dev, about.st_ino) for about in map(Path.stat, real.parents)}  # a link to one of them leads back
+    seen = {(about.st_dev, about.st_ino) for about in map(Path.stat, real.parents)}  # a link to a parent is a cycle
     waiting = [top]
     while waiting:
         links: list[str] = []
@@ -44,7 +44,7 @@ def _iter_folders(top: str) -> Iterator[str]:
 
 
 def _walk_folders(top: str, seen: set[tuple[int, int]], links: list[str]) -> Iterator[str]:
-    """Yield the folders that no link leads to and that were not seen, and put the links to folders aside."""
+    """Yield unseen folders that no link leads to, and append links to folders to `links`."""
     stack = [top]
     while stack:
         folder = stack.pop()

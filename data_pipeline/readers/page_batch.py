@@ -1,7 +1,6 @@
-"""What every reader gives: record batches of pages, and one line for each thing it had to skip.
+"""Types that every reader yields: record batches of pages, and one entry per skipped record.
 
-Reads nothing; the types here are the border between the formats of files and the rest of the pipeline. A page is HTML
-in `payload`, or a text that needs no extraction in `text`.
+A page is HTML in `payload`, or a text that needs no extraction in `text`.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ import pyarrow as pa
 
 PAGE_SCHEMA = pa.schema(
     [
-        pa.field("id", pa.string()),  # as the file names it; null when it follows from url, date and content
+        pa.field("id", pa.string()),  # id in the file; null if it is derived from url, date and content
         pa.field("url", pa.string(), nullable=False),
         pa.field("date", pa.string(), nullable=False),  # as in the crawl: 2024-05-01T12:00:00Z
         pa.field("file", pa.string(), nullable=False),  # path as given to the reader
@@ -19,23 +18,26 @@ PAGE_SCHEMA = pa.schema(
         # bytes before the line; of parquet and Arrow, rows before the row.
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("content_type", pa.string(), nullable=False),  # of the HTTP header, lower case, "" when absent
-        pa.field("charset", pa.string(), nullable=False),  # what decodes the payload
+        pa.field("charset", pa.string(), nullable=False),  # Python codec of the payload
         pa.field("payload", pa.large_binary(), nullable=False),  # HTML bytes after transfer and content decoding
         pa.field("text", pa.large_string()),  # text that needs no extraction; null for HTML
-        pa.field("note", pa.string()),  # what is wrong with a page that is kept, parted by "; "; null for nothing
+        pa.field("note", pa.string()),  # defects of a page that is kept, separated by "; "; null for none
     ]
 )
-_BATCH_BYTES = 32 << 20  # pages are long at times; memory is bounded by bytes too
+_BATCH_BYTES = 32 << 20  # a few long pages fill a batch, so that memory is bounded
 _BATCH_SKIPS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedRecord:
-    """One record, or the rest of one file, that could not become a page, and why.
+    """A record, or the rest of a file, that could not become a page.
 
     Attributes:
-        count: records that this stands for.
-        again: whether another attempt may read it, because the storage failed and not the file.
+        file: path of the file as records and messages show it.
+        offset: position in the file, as `PAGE_SCHEMA` defines it.
+        reason: why it was skipped.
+        count: number of records that this entry represents.
+        is_retryable: whether another attempt may succeed, because the storage failed and not the file.
     """
 
     file: str
@@ -47,7 +49,7 @@ class SkippedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page, as columns take it; see `PAGE_SCHEMA`."""
+    """One page; the fields are the columns of `PAGE_SCHEMA`."""
 
     offset: int
     url: str
@@ -57,8 +59,8 @@ class Page:
     content_type: str = ""
     text: str | None = None
     id: str | None = None
-    note: str = ""  # what is wrong with it although it is kept
-    more_notes: tuple[str, ...] = ()  # the same, when that is more than one thing
+    note: str = ""  # a defect of a page that is kept
+    more_notes: tuple[str, ...] = ()  # further defects
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -66,23 +68,23 @@ class Page:
         return tuple(dict.fromkeys(note for note in (self.note, *self.more_notes) if note))
 
 
-@dataclass(slots=True)  # not frozen: there are millions, and freezing makes each four times as dear
+@dataclass(slots=True)  # not frozen: there are millions, and a frozen one takes four times as long to create
 class NonPageRecord:
-    """A record that is no page and need not be one, such as a request."""
+    """A record that is not a page and need not be one, such as a request."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class PageBatch:
-    """Some pages of one file in file order, with what was skipped since the last batch.
+    """Pages of one file in file order, with the records skipped since the last batch.
 
     Attributes:
         pages: record batch of `PAGE_SCHEMA`; may have no rows.
-        skipped: records that did not become pages although they should have.
-        noted: what is wrong with pages that were kept.
-        records: records of any type seen since the last batch.
-        position: compressed bytes of the file read so far, for progress.
+        skipped: records that should have become pages and did not.
+        records: number of records of any type seen since the last batch.
+        position: bytes of the file read so far, for progress.
+        noted: one entry per defect of a page that was kept.
     """
 
     pages: pa.RecordBatch
@@ -93,7 +95,7 @@ class PageBatch:
 
 
 class PageCollector:
-    """Pages of one file being collected into batches."""
+    """Collector of the pages of one file into batches."""
 
     def __init__(self, file: str, batch_pages: int = 128) -> None:
         self.file, self.batch_pages = file, batch_pages
@@ -106,7 +108,7 @@ class PageCollector:
         self._records = self._bytes = 0
 
     def add_record(self, found: Page | SkippedRecord | NonPageRecord) -> bool:
-        """Take in what a reader found, and say whether the batch is full."""
+        """Add a record and return whether the batch is full."""
         if isinstance(found, SkippedRecord):
             self._skipped.append(found)
             return len(self._skipped) >= _BATCH_SKIPS
@@ -118,7 +120,11 @@ class PageCollector:
         return len(self._pages) >= self.batch_pages or self._bytes >= _BATCH_BYTES
 
     def take_batch(self, position: int) -> PageBatch:
-        """Return what was collected and begin anew; `position` is how much of the file was read."""
+        """Return the collected batch and start a new one.
+
+        Args:
+            position: bytes of the file read so far.
+        """
         pages = self._pages
         columns = [
             pa.array([page.id for page in pages], pa.string()),
@@ -137,18 +143,18 @@ class PageCollector:
 
 
 def _build_binary_array(payloads: list[bytes]) -> pa.Array:
-    """An array of large_binary, made with one copy."""
+    """Build a large_binary array with one copy of the bytes."""
     ends = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(payloads))]
     return pa.Array.from_buffers(pa.large_binary(), len(payloads), buffers)
 
 
 def remove_invalid_characters(text: str) -> str:
-    """The text without what UTF-8 cannot carry and without NULs."""
+    """Return the text without NULs and with lone surrogates, which UTF-8 cannot encode, replaced by question marks."""
     if "\0" in text:
         text = text.replace("\0", "")
     try:
         text.encode()
-    except UnicodeEncodeError:  # a lone surrogate becomes a question mark
+    except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode("utf-8")
     return text

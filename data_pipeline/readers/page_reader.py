@@ -1,8 +1,10 @@
-"""One file in, its pages out, whatever it is: the door of this room.
+"""Read the pages of one file of any supported format: the entry point of this package.
 
-What a file is shows in its bytes, and in its name only where the bytes say nothing: WARC, WET, ARC, JSON lines,
-parquet or Arrow; gzip, zstd, lz4 or plain; here or behind a URL. Promises: no input raises; what cannot be read is a
-`Skip` with file, offset and reason, and what lies behind it is read.
+Formats: WARC, WET, ARC, JSON lines, parquet, Arrow; plain or compressed with gzip, zstd or lz4; a path or a URL. The
+format is detected from the first bytes, and from the name only where they do not decide.
+
+Invariants:
+- No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading continues after it.
 """
 
 import os
@@ -41,18 +43,18 @@ def read_pages(
     start: int = 0,
     stop: int | None = None,
 ) -> Iterator[PageBatch]:
-    """The pages of one file.
+    """Yield the pages of one file in batches.
 
     Args:
         path: a path or URL.
         max_page_bytes: longer pages and texts are skipped, before and after their codings are undone.
         batch_pages: pages per batch; a batch also ends when its pages take 32 MiB.
-        config: names of fields, what digests decide, how often a read is tried.
-        start: where to begin, in bytes; with `stop` a range that `survey` gave.
-        stop: where to end; None for the end of the file.
+        config: names of fields, policy on wrong digests and cut pages, number of read attempts.
+        start: byte at which to begin; with `stop`, a range from `split_file`.
+        stop: byte at which to end; None for the end of the file.
 
     Yields:
-        Batches in file order, at least one; those between which nothing but damage lies have no pages.
+        At least one batch, in file order; a batch of damage only has no pages.
     """
     config = config or ReadConfig()
     name = redact_url(path) if is_remote(path) else format_file_name(path)
@@ -68,16 +70,15 @@ def read_pages(
     except ReadError as error:
         pages.add_record(SkippedRecord(name, error.position, str(error), is_retryable=True))
     except OSError as error:
-        # Who may read it, and what lies elsewhere, changes without a trace in the file.
-        again = is_remote(path) or isinstance(error, PermissionError)
-        pages.add_record(
-            SkippedRecord(name, 0, redact_secrets(f"unreadable file: {_format_os_error(error)}"), is_retryable=again)
-        )
+        # Permissions and remote files can change without a change of the file's stamp.
+        is_retryable = is_remote(path) or isinstance(error, PermissionError)
+        reason = redact_secrets(f"unreadable file: {_format_os_error(error)}")
+        pages.add_record(SkippedRecord(name, 0, reason, is_retryable=is_retryable))
     yield pages.take_batch(source.progress if seen else 0)
 
 
 def _format_os_error(error: OSError) -> str:
-    """The reason of a system's error, or of a storage that says the path and not what is wrong with it."""
+    """Return the reason of a system error; some storages only name the path."""
     return error.strerror or ("No such file or directory" if isinstance(error, FileNotFoundError) else str(error))
 
 
@@ -88,8 +89,8 @@ def _iter_file_records(
         return
     magic = detect_compression(source)
     kind = _detect_format(source, magic)
-    taker = PageExtractor(source.path, limit, config)
-    if kind == "lines":  # readers of rows are imported where a file needs one: most crawls are WARC files
+    extractor = PageExtractor(source.path, limit, config)
+    if kind == "lines":
         from data_pipeline.readers.json_lines import read_json_lines
 
         yield from read_json_lines(source, magic, limit, config)
@@ -104,13 +105,13 @@ def _iter_file_records(
 
         yield from read_arrow(source, limit, config)
     elif kind == "arc":
-        yield from iter_dialect_records(source, ArcDialect(), taker.extract_page, taker.keep_bytes)
+        yield from iter_dialect_records(source, ArcDialect(), extractor.extract_page, extractor.keep_bytes)
     else:
-        yield from iter_records(source, taker.extract_page, taker.keep_bytes)
+        yield from iter_records(source, extractor.extract_page, extractor.keep_bytes)
 
 
 def _detect_format(source: InputStream, magic: bytes) -> str:
-    """What a file holds, by its first bytes or else by its name."""
+    """Return the format of a file by its first bytes, or by its name if they do not decide."""
     head = _read_decoded_head(source, magic)
     if head.startswith(b"WARC/"):
         return "warc"
@@ -130,6 +131,6 @@ def _detect_format(source: InputStream, magic: bytes) -> str:
 
 def _read_decoded_head(source: InputStream, magic: bytes) -> bytes:
     if not magic:
-        return source.read_at(0, _HEAD)
+        return source.read_block(0, _HEAD)
     first = next(CompressedMembers(source, magic, bool).iter_chunks(0), None)
     return first.data[:_HEAD] if isinstance(first, MemberChunk) else b""

@@ -1,12 +1,11 @@
-"""How large the pages of a parquet file become, before anything is unpacked.
+"""Read documents from parquet files, a few rows at a time.
 
-Reads headers of pages alone (Apache Parquet's PageHeader in Thrift's compact protocol), gives bytes and rows. What
-cannot be understood counts for nothing here: decoding it says why.
+Page headers are parsed first (PageHeader in Thrift's compact protocol), so that the decoded size of a page is known
+before pyarrow decodes it. Reads only the columns that the configuration names.
 
-Parquet files in, documents out, a few rows at a time.
-
-Reads the columns that the configuration names and no others. What is damaged costs its row group; so does a page that
-would take more memory than a process may.
+Invariants:
+- A damaged row group, or one with a page over the memory limit, loses its own rows only.
+- A page header that cannot be parsed counts as size 0 here. pyarrow reports the error when it decodes.
 """
 
 from collections.abc import Iterator
@@ -28,27 +27,34 @@ from data_pipeline.readers.row_reader import (
 )
 from llmsys.config.read import ReadConfig
 
-MOST_BYTES = 192 << 20  # of a page that is unpacked
-_ROWS_BYTES = 64 << 20
+MAX_PAGE_BYTES = 192 << 20  # decompressed size of one page
+_ROWS_BYTES = 64 << 20  # decompressed size of the pages that are decoded at once
 
-_HEADER = 1 << 12  # bytes of a page's header that are looked at first; with statistics it may be longer
+_HEADER = 1 << 12  # bytes read first for a page header; with statistics it may be longer
 _LONGEST_HEADER = 1 << 20
-_DEPTH = 8
-_STRUCT, _BINARY = 12, 8
+_DEPTH = 8  # a page header nests three structs
+_STRUCT, _BINARY = 12, 8  # types of the compact protocol
 _FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of true, false, a byte, a double
 _VARINTS = (4, 5, 6)
 
 
 class _IllegibleError(Exception):
-    """Not what a header looks like."""
+    """The bytes are not a valid page header."""
 
 
 def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tuple[int, int]:
-    """Bytes of the largest page of a column chunk (pyarrow's ColumnChunkMetaData) once it is unpacked, and how many
-    rows, at most `most_rows`, can be decoded at once.
+    """Return the decompressed size of the largest page of a column chunk, and how many rows can be decoded at once.
 
-    Between the first and the last of the pages that so many rows lie in there are at most 64 MiB. A value that is
-    written once can come back in every row of a dictionary, or of `DELTA_BYTE_ARRAY`.
+    The pages that hold those rows take at most 64 MiB. Where a dictionary or `DELTA_BYTE_ARRAY` can repeat a stored
+    value in every row, the limit is 64 MiB of repeated pages.
+
+    Args:
+        source: the parquet file.
+        column: pyarrow's ColumnChunkMetaData.
+        most_rows: upper limit of the rows.
+
+    Returns:
+        Bytes and rows.
     """
     starts = [column.data_page_offset, *([column.dictionary_page_offset] if column.has_dictionary_page else [])]
     position, left, largest, rows = min(starts), column.num_values, 0, most_rows
@@ -69,15 +75,16 @@ def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tu
 
 
 def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int, int]:
-    """Bytes of the header, of the page unpacked and packed, and how many values it holds."""
+    """Return the bytes of the header, of the page decompressed and compressed, and the number of its values."""
     for size in (_HEADER, _LONGEST_HEADER):
         try:
-            reader = _ThriftCompactReader(source.read_at(position, size))
+            reader = _ThriftCompactReader(source.read_block(position, size))
             fields = reader.read_struct(0)
             break
         except IndexError:
             if size == _LONGEST_HEADER:
                 raise
+    # PageHeader in parquet.thrift: 2 and 3 are the sizes, 5 and 8 the headers of data pages (field 1: num_values).
     unpacked, packed = fields.get(2, -1), fields.get(3, -1)
     data = fields.get(5) or fields.get(8) or {}
     if not (isinstance(unpacked, int) and isinstance(packed, int) and unpacked >= 0 and packed >= 0):
@@ -86,7 +93,7 @@ def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int
 
 
 class _ThriftCompactReader:
-    """Structs of Thrift's compact protocol: whole numbers and structs are kept by field, the rest is passed over."""
+    """Reader of structs in Thrift's compact protocol; integers and structs are kept by field number."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.position = data, 0
@@ -139,13 +146,13 @@ class _ThriftCompactReader:
 
 
 _BATCH_BYTES = 4 << 20
-_MOST_FOOTER = 64 << 20
+_MAX_FOOTER = 64 << 20
 
 
 def read_parquet(source: InputStream, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | SkippedRecord]:
     """Yield the documents of a parquet file."""
-    if (footer := int.from_bytes(source.read_at(source.size - 8, 4), "little")) > _MOST_FOOTER:
-        yield SkippedRecord(source.path, 0, f"a parquet file with a footer of {footer} bytes, more than {_MOST_FOOTER}")
+    if (footer := int.from_bytes(source.read_block(source.size - 8, 4), "little")) > _MAX_FOOTER:
+        yield SkippedRecord(source.path, 0, f"a parquet file with a footer of {footer} bytes, more than {_MAX_FOOTER}")
         return
     try:
         file = pq.ParquetFile(
@@ -167,19 +174,19 @@ def read_parquet(source: InputStream, max_text_bytes: int, config: ReadConfig) -
 def _iter_row_group_batches(
     file: pq.ParquetFile, source: InputStream, group: int, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """A row group, so many rows at a time as can be decoded."""
+    """Yield the batches of a row group, with as many rows as the memory limit allows."""
     about = file.metadata.row_group(group)
     chunks = [about.column(number) for number in range(about.num_columns)]
     pages = [
         compute_largest_page(source, chunk, ROWS) for chunk in chunks if _is_column_leaf(chunk.path_in_schema, columns)
     ]
     largest, most = max(page for page, _ in pages), min(rows for _, rows in pages)
-    if largest > MOST_BYTES:
-        raise DecodeLimitError(f"a page of {largest} bytes, more than {MOST_BYTES}: write smaller ones")
+    if largest > MAX_PAGE_BYTES:
+        raise DecodeLimitError(f"a page of {largest} bytes, more than {MAX_PAGE_BYTES}: write smaller ones")
     step = max(1, min(most, _BATCH_BYTES * max(about.num_rows, 1) // max(1, about.total_byte_size)))
     yield from file.iter_batches(step, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _is_column_leaf(path: str, columns: list[str]) -> bool:
-    """Whether a leaf belongs to a column, whose name may have dots."""
+    """Return whether a leaf belongs to one of the columns, whose names may contain dots."""
     return any(path == name or path.startswith(f"{name}.") for name in columns)

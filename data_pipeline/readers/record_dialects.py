@@ -1,11 +1,7 @@
-"""What a WARC record looks like to the careful reader (ISO 28500, 4): a version line, named fields, a blank line.
+"""Record headers of WARC (ISO 28500, 4) and of ARC, the format before WARC (Internet Archive, "Arc File Format", 1996).
 
-Reads the first bytes of a record, gives its header or what is wrong with it.
-
-ARC files, which crawlers wrote before WARC: one line of header, and the response as the server sent it.
-
-Reads the first bytes of a record, gives its header in the words of WARC. Version 1 has five fields a line, version 2
-ten; the length is always the last (Internet Archive, "Arc File Format", 1996).
+A WARC header is a version line, named fields and a blank line. An ARC header is one line of five fields (version 1) or
+ten (version 2) with the length last; it is returned under WARC's field names.
 """
 
 import re
@@ -19,7 +15,7 @@ _NO_HEADER = "damaged record: no WARC header"
 
 
 class WarcDialect:
-    """WARC 0.17 to 1.1; lines may end without their carriage return."""
+    """WARC 0.17 to 1.1; lines may end without a carriage return."""
 
     start = re.compile(_START)
     separator = b"\r\n\r\n"
@@ -29,32 +25,32 @@ class WarcDialect:
         return head.startswith(b"WARC/") or b"WARC/".startswith(head)
 
     def parse_header(self, head: bytes) -> RecordHeader | str:
-        """Return the header at the beginning of `head`, or why there is none."""
+        """Return the header at the beginning of `head`, or the reason why there is none."""
         if not head.startswith(b"WARC/"):
             return _NO_HEADER
-        place, size = _find_blank_line(head)
-        if not size or _INNER.search(head, 0, place):
+        end, size = _find_blank_line(head)
+        if not size or _INNER.search(head, 0, end):
             return UNENDED
-        fields = parse_header_fields(head[:place].decode("utf-8", "replace"))
+        fields = parse_header_fields(head[:end].decode("utf-8", "replace"))
         try:
             length = int(fields.get("content-length", "none"))
         except ValueError:
             length = -1
         if length < 0:
-            said = "Content-Length is no number" if "content-length" in fields else "no Content-Length"
-            return f"damaged record: {said}"
-        return RecordHeader(place + size, fields.get("warc-type", ""), fields, length)
+            problem = "Content-Length is no number" if "content-length" in fields else "no Content-Length"
+            return f"damaged record: {problem}"
+        return RecordHeader(end + size, fields.get("warc-type", ""), fields, length)
 
 
 def _find_blank_line(head: bytes) -> tuple[int, int]:
-    """Where the first line ends that a blank one follows, and the bytes of both ends; (0, 0) without one."""
-    found = [(place, len(ends)) for ends in (b"\n\r\n", b"\n\n") if (place := head.find(ends)) >= 0]
+    """Return the end of the line before the first blank one, and the bytes of both line ends; (0, 0) without one."""
+    found = [(index, len(ends)) for ends in (b"\n\r\n", b"\n\n") if (index := head.find(ends)) >= 0]
     return min(found, default=(0, 0))
 
 
 _LINE_BYTES = 4_096
 _FIELDS = (5, 10)
-# An address with spaces: what follows it must look like an IP address, or like none, and a date.
+# An address with spaces is followed by an IP address (or a placeholder) and a date.
 _SPACED = re.compile(r"([^\n]+?) ([\d.]{7,15}|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+|unknown|-) (\d{8,18}) ([^\n]+)")
 
 
@@ -72,7 +68,7 @@ class ArcDialect:
         return re.match(rb"[a-z][a-z0-9+.\-]{1,30}(?::|$)", head) is not None
 
     def parse_header(self, head: bytes) -> RecordHeader | str:
-        """Return the header at the beginning of `head`, or why there is none."""
+        """Return the header at the beginning of `head`, or the reason why there is none."""
         line, end, _ = head[:_LINE_BYTES].partition(b"\n")
         parts = _split_fields(line.decode("utf-8", "replace"))
         if not self.is_record_start(line):
@@ -93,7 +89,7 @@ class ArcDialect:
 
 
 def _split_fields(line: str) -> list[str]:
-    """Split a header line into its fields; an address and a media type keep the spaces that a crawler left."""
+    """Split a header line into its fields, which may hold spaces in the address and the media type."""
     parts = line.split()
     if len(parts) in _FIELDS and parts[2].isdigit():
         return parts
@@ -107,7 +103,7 @@ def _split_fields(line: str) -> list[str]:
 
 
 def _format_warc_date(digits: str) -> str:
-    """20140216050221 as WARC writes it; what is shorter stays as it is."""
+    """Format 20140216050221 as a WARC date; shorter dates are returned unchanged."""
     if len(digits) < 14:
         return digits
     return f"{digits[:4]}-{digits[4:6]}-{digits[6:8]}T{digits[8:10]}:{digits[10:12]}:{digits[12:14]}Z"

@@ -1,7 +1,6 @@
-"""Files that lie elsewhere: URLs of any protocol that fsspec knows, such as s3://, gs://, https:// and memory://.
+"""Open remote files: URLs of any protocol of fsspec, such as s3://, gs://, https:// and memory://.
 
-Reads URLs, gives file systems, matches of patterns, and an identity that changes when the file does. fsspec is imported
-only when an input is a URL; a protocol whose package is missing is refused with the command that installs it.
+fsspec is imported only when an input is a URL. A missing package is reported with the command that installs it.
 """
 
 import hashlib
@@ -19,12 +18,23 @@ _BLOCK = 1 << 20
 
 
 def is_remote(path: str) -> bool:
-    """Whether an input is a URL and not a path."""
+    """Return whether an input is a URL and not a path.
+
+    Args:
+        path: a path or URL; chained URLs of fsspec (`simplecache::s3://…`) count.
+
+    Returns:
+        True for a URL.
+    """
     return _URL.match(path) is not None
 
 
 def open_file_system(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL and the path in it; DataError when the protocol cannot be used."""
+    """Return the fsspec file system of a URL and the path in it.
+
+    Raises:
+        DataError: if the protocol is unknown or its package is missing.
+    """
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
     protocol = url.split("://", 1)[0]
@@ -42,9 +52,13 @@ def open_file_system(url: str) -> tuple[Any, str]:
 
 
 def list_remote_files(pattern: str) -> tuple[list[str], bool]:
-    """Return the URLs of the files that a pattern matches, and whether it names a folder; DataError without access."""
+    """Return the URLs of the files that a pattern matches, and whether it names a folder.
+
+    Raises:
+        DataError: if the storage cannot be listed.
+    """
     files, path = open_file_system(pattern)
-    files.invalidate_cache()  # another preparation in this process may have listed it long ago
+    files.invalidate_cache()  # fsspec caches listings for the life of the process
     try:
         if not any(sign in path for sign in "*?["):
             return ([pattern], False) if files.isfile(path) else ([], bool(files.isdir(path)))
@@ -58,7 +72,7 @@ def list_remote_files(pattern: str) -> tuple[list[str], bool]:
 
 
 def _suggest_fix(files: Any, error: Exception) -> str:
-    """What to do about a storage that cannot be listed."""
+    """Return the suggested fix for a storage that cannot be listed."""
     if not isinstance(error, PermissionError) and "credentials" not in str(error).lower():
         return "Check address, keys and network."
     protocols = (files.protocol,) if isinstance(files.protocol, str) else files.protocol
@@ -69,41 +83,41 @@ def _suggest_fix(files: Any, error: Exception) -> str:
 
 
 def get_remote_size(url: str) -> int:
-    """Bytes of a file, 0 when nobody says."""
+    """Return the size of a remote file in bytes, 0 if the storage does not report it."""
     try:
         files, path = open_file_system(url)
         return int(files.info(path).get("size") or 0)
-    except Exception:  # every storage has errors of its own; reading will name it
+    except Exception:  # every storage has errors of its own; reading reports it
         return 0
 
 
 def get_remote_identity(url: str, content: Callable[[str], str]) -> str:
-    """Return what changes when the file does: entity tag or time, with the size, else `content` of the URL.
+    """Return the entity tag or modification time with the size; `content(url)` if the storage reports neither.
 
-    "" for a file that nobody can describe; reading it will say why.
+    "" if the file cannot be described: reading it reports the error.
     """
     try:
         files, path = open_file_system(url)
         about: dict[str, Any] = files.info(path)
-    except Exception:  # every storage has errors of its own; reading will name it
+    except Exception:  # every storage has errors of its own; reading reports it
         return ""
     known = get_entity_tag(about)
     return f"{about.get('size')} {known}" if known else content(url)
 
 
 def get_entity_tag(about: dict[str, Any]) -> str:
-    """Return the entity tag, or else the time, in what a storage says about a file; "" when it says neither."""
+    """Return the entity tag, or else the modification time, in fsspec's description of a file; "" without either."""
     return next((f"{key}={about[key]}" for key in (*_ENTITY_TAGS, *_TIMES) if about.get(key)), "")
 
 
 def compute_remote_digest(url: str) -> str:
-    """Return the blake2b (hex, 16 bytes) of the bytes of a file, "" when they cannot be read."""
+    """Return the blake2b (hex, 16 bytes) of a remote file, "" if it cannot be read."""
     state = hashlib.blake2b(digest_size=16)
     try:
         files, path = open_file_system(url)
         with files.open(path, "rb") as stream:
             while block := stream.read(_BLOCK):
                 state.update(block)
-    except Exception:  # every storage has errors of its own; reading will name it
+    except Exception:  # every storage has errors of its own; reading reports it
         return ""
     return state.hexdigest()

@@ -1,8 +1,9 @@
-"""Rows of columns in, documents out, whatever file the columns come from.
+"""Build documents from rows of columns, whatever the file format.
 
-Reads record batches with the columns that the configuration names; gives one page with its text a row. Offsets are row
-numbers. What is damaged, or would take more memory than a process may, costs its row group or record batch, with the
-number of rows where the file still says it.
+Reads record batches with the configured columns; yields one page with text per row. Offsets are row numbers.
+
+Invariants:
+- Damage, or rows over the memory limit, lose one row group or record batch, with the number of rows in its header.
 """
 
 from collections.abc import Iterator
@@ -16,30 +17,33 @@ from data_pipeline.readers.input_stream import InputStream, ReadError
 from data_pipeline.readers.page_batch import Page, SkippedRecord
 from llmsys.config.read import ReadConfig
 
-ROWS = 128  # that become pages at once
-_FEW_ROWS = 1 << 20  # any file may hold so many, and
-_ROWS_PER_BYTE = 8  # a longer one so many for each of its bytes: a header says any number, and nulls take no room
+ROWS = 128  # rows that become pages at once
+# Limits of the row count, because a header can claim any number and nulls take no bytes.
+_FEW_ROWS = 1 << 20  # allowed in any file
+_ROWS_PER_BYTE = 8  # allowed in longer files
 DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError, OverflowError, TypeError)
 _FIELDS = ("text", "url", "id", "date")
 
 
 def list_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
-    """The columns that hold the fields, whether a dot is part of their name or leads into them."""
+    """Return the columns that hold the configured fields; a dot may be part of a name or lead into a structure."""
     wanted = {getattr(config, name) for name in _FIELDS}
     wanted |= {name.split(".")[0] for name in wanted}
     return [name for name in schema.names if name in wanted]
 
 
 def has_text_column(columns: list[str], config: ReadConfig) -> bool:
-    """Whether the text is one of the columns or a field in one."""
+    """Return whether the text is one of the columns or a field in one."""
     return config.text_field in columns or config.text_field.split(".")[0] in columns
 
 
 def list_text_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that hold text, those of a structure a as `a.b`."""
-    names = [one.name for one in schema if _is_text(one.type)]
-    structures = [one for one in schema if pa.types.is_struct(one.type)]
-    return names + [f"{one.name}.{inner.name}" for one in structures for inner in one.type if _is_text(inner.type)]
+    """Return the names of the columns that hold text; fields of a structure a are named `a.b`."""
+    names = [field.name for field in schema if _is_text(field.type)]
+    structures = [field for field in schema if pa.types.is_struct(field.type)]
+    return names + [
+        f"{field.name}.{inner.name}" for field in structures for inner in field.type if _is_text(inner.type)
+    ]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -48,11 +52,11 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 class DecodeLimitError(Exception):
-    """What would take too much memory or time to decode."""
+    """The data would take too much memory or time to decode."""
 
 
 class RowReader:
-    """Numbers the rows of one file and makes documents of them."""
+    """Builder of documents from the numbered rows of one file."""
 
     def __init__(self, source: InputStream, limit: int, config: ReadConfig) -> None:
         self.source, self.limit, self.config = source, limit, config
@@ -60,18 +64,24 @@ class RowReader:
         self.most = max(_FEW_ROWS, source.size * _ROWS_PER_BYTE)
 
     def build_missing_text_skip(self, rows: int, schema: pa.Schema) -> SkippedRecord:
-        """Say that no row has what is wanted, and which columns of the file hold text."""
+        """Return a skip of all rows that names the columns of the file with text."""
         reason = describe_missing_text(self.config.text_field, list_text_columns(schema))
         return SkippedRecord(self.source.path, 0, reason, self.bound_row_count(rows))
 
     def bound_row_count(self, rows: int) -> int:
-        """As many rows as a header says, if there is room for them in the file."""
+        """Return the row count of a header, limited to what the size of the file allows."""
         return max(1, min(rows, self.most))
 
     def iter_documents(
         self, batches: Iterator[pa.RecordBatch], part: str, count: int
     ) -> Iterator[Page | SkippedRecord]:
-        """Yield the documents of one part of the file; `count` rows are lost when none of it can be read."""
+        """Yield the documents of one row group or record batch.
+
+        Args:
+            batches: its rows.
+            part: its name in messages.
+            count: its number of rows, all lost if none of it can be read.
+        """
         begin, count = self.row, self.bound_row_count(count)
         while True:
             try:
@@ -97,16 +107,16 @@ class RowReader:
 
     def _build_documents(self, batch: pa.RecordBatch) -> list[Page | SkippedRecord]:
         columns = {name: _get_field_values(batch, getattr(self.config, name), 2 * self.limit) for name in _FIELDS}
-        made: list[Page | SkippedRecord] = []
+        documents: list[Page | SkippedRecord] = []
         for index in range(batch.num_rows):
             values = {name: column[index] for name, column in columns.items()}
             page = build_document_page(self.row + index, values, self.limit, self.config.text_field)
-            made.append(SkippedRecord(self.source.path, self.row + index, page) if isinstance(page, str) else page)
-        return made
+            documents.append(SkippedRecord(self.source.path, self.row + index, page) if isinstance(page, str) else page)
+        return documents
 
 
 def _get_field_values(batch: pa.RecordBatch, name: str, most: int) -> list[Any]:
-    """The values of a field, None in each row where there is no such field."""
+    """Return the values of a field; all None without such a field."""
     found: Any = None
     if name in batch.schema.names:
         found = batch.column(name)
@@ -129,11 +139,11 @@ def _get_struct_field(column: Any, part: str) -> Any:
 
 
 def _decode_values(column: Any, most: int) -> list[Any]:
-    """Values as Python has them; of a text longer than `most` bytes only the fact; what is not UTF-8 is replaced."""
+    """Return values as Python objects: `TOO_LONG` for texts over `most` bytes; invalid UTF-8 is replaced."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         column = column.view(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
-    column.validate(full=True)  # before anything follows an offset
+    column.validate(full=True)  # offsets of a damaged file may point outside of its buffers
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         values: list[Any] = column.to_pylist()
         return values
@@ -145,10 +155,13 @@ def _decode_values(column: Any, most: int) -> list[Any]:
 
 
 def build_damage_skip(source: InputStream, row: int, part: str, error: BaseException, count: int = 1) -> SkippedRecord:
-    """Name what pyarrow objects to; what the storage objects to is raised again."""
+    """Return a skip with pyarrow's error message.
+
+    Raises:
+        ReadError: if the storage failed and not the file.
+    """
     if isinstance(error, ReadError):
         raise error
-    words = str(error).strip().splitlines()
-    return SkippedRecord(
-        source.path, row, f"damaged {part}: {words[0][:120] if words else type(error).__name__}", count
-    )
+    lines = str(error).strip().splitlines()
+    reason = lines[0][:120] if lines else type(error).__name__
+    return SkippedRecord(source.path, row, f"damaged {part}: {reason}", count)

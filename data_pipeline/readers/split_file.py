@@ -1,8 +1,10 @@
-"""Where a long crawl file can be cut: a file in, byte ranges out that can be read apart and give the same pages.
+"""Split a long crawl file into byte ranges that can be read independently and yield the same pages.
 
-Reads the whole of a local file once. Promises: a range begins and ends where one whole record ends and another whole
-one begins, so that reading the ranges in their order gives what reading the file gives, whatever their size; from the
-first record on that is not whole and simple, the rest of the file is one range.
+Reads a local file once, completely.
+
+Invariants:
+- A range begins and ends between two complete records: reading the ranges in order yields what reading the file does.
+- From the first record that is not complete and simple, the rest of the file is one range.
 """
 
 import itertools
@@ -14,7 +16,7 @@ import xxhash
 
 from data_pipeline.readers.input_stream import InputStream, open_input_stream
 
-_SHARE = 64  # of a long file a range is at least such a part, so that the ranges of a file stay few
+_SHARE = 64  # maximum number of ranges of a file, approximately
 _READ = 1 << 15
 _HASH_READ = 1 << 20
 _LONGEST_HEADER = 1 << 16
@@ -33,7 +35,18 @@ class ByteRange:
 
 
 def split_file(path: str, block_bytes: int) -> list[ByteRange]:
-    """Cut a file into ranges of about `block_bytes`; OSError when it cannot be read."""
+    """Split a file into ranges of about `block_bytes`.
+
+    Args:
+        path: a local WARC file, gzip-compressed per record or plain; other files are one range.
+        block_bytes: minimum size of a range; at least 1/64 of the file, so that ranges stay few.
+
+    Returns:
+        Ranges in file order that cover the file.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
     with open_input_stream(path) as source:
         starts = [0, *_iter_split_points(source, max(block_bytes, source.size // _SHARE)), source.size]
         return [
@@ -43,10 +56,10 @@ def split_file(path: str, block_bytes: int) -> list[ByteRange]:
 
 
 def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
-    """Yield the places between two whole records that end a range of at least `size` bytes."""
+    """Yield the positions between two complete records that end a range of at least `size` bytes."""
     if source.size <= size:
         return
-    last = waiting = 0  # a place waits until the record behind it has proved to be whole
+    last = waiting = 0  # a split point waits until the record after it is known to be complete
     for end in _iter_record_ends(source):
         if waiting:
             yield waiting
@@ -56,8 +69,8 @@ def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
 
 
 def _iter_record_ends(source: InputStream) -> Iterator[int]:
-    """Yield where each whole record ends, up to the first one that is not."""
-    head = source.read_at(0, 5)
+    """Yield the end of each complete record, up to the first one that is not."""
+    head = source.read_block(0, 5)
     step = _find_gzip_record_end if head.startswith(_GZIP) else _find_plain_record_end if head == _PLAIN else None
     position: int | None = 0
     while step and position is not None and position < source.size:
@@ -67,13 +80,13 @@ def _iter_record_ends(source: InputStream) -> Iterator[int]:
 
 
 def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
-    """Where the gzip member at `start` ends when it holds one whole record and nothing else."""
+    """Return the end of the gzip member at `start` if it holds exactly one complete record."""
     inflate, position = zlib.decompressobj(31), start
     head, decoded, length = b"", 0, -1
     while not inflate.eof:
         block = inflate.unconsumed_tail
         if not block:
-            block = source.read_at(position, _READ)
+            block = source.read_block(position, _READ)
             position += len(block)
         try:
             data = inflate.decompress(block, 1 << 20)
@@ -89,15 +102,15 @@ def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
 
 
 def _find_plain_record_end(source: InputStream, start: int) -> int | None:
-    """Where the uncompressed record at `start` ends."""
-    length = _parse_record_length(source.read_at(start, _LONGEST_HEADER))
+    """Return the end of the uncompressed record at `start`."""
+    length = _parse_record_length(source.read_block(start, _LONGEST_HEADER))
     end = start + length
-    whole = length > 0 and end <= source.size and source.read_at(end - 4, 4) == b"\r\n\r\n"
+    whole = length > 0 and end <= source.size and source.read_block(end - 4, 4) == b"\r\n\r\n"
     return end if whole else None
 
 
 def _parse_record_length(head: bytes) -> int:
-    """Bytes of the record that begins with `head`, by its own header; -1 when that does not say."""
+    """Return the bytes of the record that begins with `head` according to its header; -1 if that is unusable."""
     end = head.find(b"\r\n\r\n")
     if end < 0 or not head.startswith(_PLAIN):
         return -1
@@ -110,5 +123,5 @@ def _parse_record_length(head: bytes) -> int:
 def _compute_range_hash(source: InputStream, start: int, stop: int) -> str:
     state = xxhash.xxh3_128()
     for position in range(start, stop, _HASH_READ):
-        state.update(source.read_at(position, min(_HASH_READ, stop - position)))
+        state.update(source.read_block(position, min(_HASH_READ, stop - position)))
     return state.hexdigest()

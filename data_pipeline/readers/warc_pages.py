@@ -1,13 +1,12 @@
-"""Whether a record is what its WARC header says: block and payload digests (ISO 28500, 5.8 and 5.9).
+"""Extract pages from WARC and ARC records: HTML of HTTP responses and resources, and the texts of WET files.
 
-Reads the bytes of a record, gives "" or what differs. A digest of an algorithm or a form that nobody knows proves
-nothing and passes. Writers disagree about what the payload of a coded HTTP body is, so that its digest may be that of
-the body as stored, without its transfer coding, or without both codings.
+Reads one record at a time; returns a page with its charset and without its codings, or the reason why it is none.
 
-Records of WARC and ARC files in, pages out: HTML of HTTP responses and resources, and the texts of WET files.
-
-Reads one record at a time, gives it as a page with its charset and without its codings, or the reason why it is none.
-A record whose digest is another than its header says was changed after it was written: what becomes of it is a setting.
+Invariants:
+- Block and payload digests are verified (ISO 28500, 5.8 and 5.9); the configuration decides about mismatches.
+- A digest in an unknown algorithm or encoding passes.
+- Writers disagree on the payload of a coded HTTP body. Its digest may be that of the body as stored, without its
+  transfer coding, or without both codings.
 """
 
 import hashlib
@@ -34,26 +33,26 @@ _SIZES = {"sha1": 20, "md5": 16, "sha256": 32, "sha512": 64}  # bytes
 _BASE32 = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789abcdefghijklmnopqrstuv", "0189")
 
 
-def find_block_mismatch(said: str | None, block: bytes) -> str:
-    """What is wrong with the block of a record."""
-    return _find_digest_mismatch("WARC-Block-Digest", said, [block])
+def find_block_mismatch(declared: str | None, block: bytes) -> str:
+    """Return the problem with the block digest of a record, "" for none."""
+    return _find_digest_mismatch("WARC-Block-Digest", declared, [block])
 
 
-def find_payload_mismatch(said: str | None, forms: Iterable[bytes | memoryview]) -> str:
-    """What is wrong with the payload of a record, which may have been digested in any of some forms."""
-    return _find_digest_mismatch("WARC-Payload-Digest", said, forms)
+def find_payload_mismatch(declared: str | None, forms: Iterable[bytes | memoryview]) -> str:
+    """Return the problem with the payload digest of a record, "" if it is that of any of `forms`."""
+    return _find_digest_mismatch("WARC-Payload-Digest", declared, forms)
 
 
-def _find_digest_mismatch(name: str, said: str | None, forms: Iterable[bytes | memoryview]) -> str:
-    algorithm, wanted = _parse_digest(said or "")
+def _find_digest_mismatch(name: str, declared: str | None, forms: Iterable[bytes | memoryview]) -> str:
+    algorithm, wanted = _parse_digest(declared or "")
     if not wanted or any(hashlib.new(algorithm, form, usedforsecurity=False).digest() == wanted for form in forms):
         return ""
     return f"{name} differs"
 
 
-def _parse_digest(said: str) -> tuple[str, bytes]:
-    """The algorithm and the digest of `sha1:BASE32` or `sha1:hex`, nothing when it is neither."""
-    label, _, value = said.strip().partition(":")
+def _parse_digest(declared: str) -> tuple[str, bytes]:
+    """Return algorithm and digest of `sha1:BASE32` or `sha1:hex`; empty values for any other form."""
+    label, _, value = declared.strip().partition(":")
     algorithm = _KNOWN.get(label.strip().lower(), "")
     if not algorithm:
         return "", b""
@@ -71,28 +70,28 @@ def _parse_digest(said: str) -> tuple[str, bytes]:
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT_LIKE = ("text/", "application/octet-stream", "application/json", "application/javascript")
 _OK = range(200, 300)
-_HEADER_ROOM = 1 << 16  # an HTTP header counts for nothing in the length of a page
+_MAX_HEADER_BYTES = 1 << 16  # an HTTP header does not count in the length of a page
 
 
 class PageExtractor:
-    """Makes pages of the records of one file."""
+    """Builder of pages from the records of one file."""
 
     def __init__(self, file: str, max_page_bytes: int, config: ReadConfig) -> None:
         self.file, self.limit, self.config = file, max_page_bytes, config
-        self.keep_bytes = max_page_bytes + _HEADER_ROOM
+        self.keep_bytes = max_page_bytes + _MAX_HEADER_BYTES
 
     def extract_page(self, record: ParsedRecord) -> Page | SkippedRecord | NonPageRecord:
-        """One record as a page, or why it is none."""
+        """Return a record as a page, or the reason why it is none."""
         try:
-            made = _MAKERS[record.kind](self, record)
+            page = _EXTRACTORS[record.kind](self, record)
         except BodyTooLargeError:
-            made = f"longer than {self.limit} bytes"
-        if isinstance(made, str):
-            return SkippedRecord(self.file, record.offset, made)
-        return made or NonPageRecord(record.offset)
+            page = f"longer than {self.limit} bytes"
+        if isinstance(page, str):
+            return SkippedRecord(self.file, record.offset, page)
+        return page or NonPageRecord(record.offset)
 
     def extract_response(self, record: ParsedRecord) -> Page | str:
-        """The HTML of an HTTP response."""
+        """Return the HTML of an HTTP response, or the reason why there is none."""
         get = record.headers.get
         url = (get("warc-target-uri") or "").strip("<> ")
         if not url:
@@ -116,7 +115,7 @@ class PageExtractor:
         return self._build_page(record, url, body, declared, response.charset, response.content_type, response)
 
     def extract_resource(self, record: ParsedRecord) -> Page | str | None:
-        """A page that was stored without the answer of a server; what declares no HTML is no page."""
+        """Return a page that was stored without an HTTP response; None if it is not declared as HTML."""
         declared, _, parameters = (record.headers.get("content-type") or "").partition(";")
         url = (record.headers.get("warc-target-uri") or "").strip("<> ")
         if declared.strip().lower() not in _HTML or not url:
@@ -126,7 +125,7 @@ class PageExtractor:
         return self._build_page(record, url, body, declared.strip().lower(), charset, declared.strip().lower(), None)
 
     def extract_conversion(self, record: ParsedRecord) -> Page | str | None:
-        """The text of a WET file, which is a document as it is."""
+        """Return the text of a WET record, which needs no extraction."""
         declared, _, parameters = (record.headers.get("content-type") or "text/plain").partition(";")
         if declared.strip().lower() != "text/plain":
             return f"not text: {declared[:80]}"
@@ -147,7 +146,7 @@ class PageExtractor:
         )
 
     def describe_continuation(self, record: ParsedRecord) -> str:
-        """A later part of a long record."""
+        """Return the reason why a later segment of a long record is no page."""
         return "continuation of another record"
 
     def _build_page(
@@ -181,9 +180,9 @@ class PageExtractor:
         )
 
     def _check(self, record: ParsedRecord, cut: str, digest: str) -> tuple[str, tuple[str, ...]]:
-        """Return why the config drops a page, "" if it does not, and what is noted of a page that is kept."""
-        said = (record.headers.get("warc-truncated") or "").strip()
-        cuts = tuple(filter(None, (f"WARC-Truncated: {said[:40]}" if said else "", cut)))
+        """Return the reason why the config drops a page, "" if it does not, and the notes of a page that is kept."""
+        truncated = (record.headers.get("warc-truncated") or "").strip()
+        cuts = tuple(filter(None, (f"WARC-Truncated: {truncated[:40]}" if truncated else "", cut)))
         found = [(self.config.on_digest_mismatch, (digest,) if digest else ()), (self.config.on_truncation, cuts)]
         for policy, problems in found:
             if policy == "drop" and problems:
@@ -198,17 +197,17 @@ class PageExtractor:
     def _find_record_mismatch(
         self, record: ParsedRecord, block: bytes, forms: Callable[[], Iterable[bytes | memoryview]]
     ) -> str:
-        """What differs from the digests in the header of a record, "" when nothing does."""
+        """Return the mismatch with the digests in the header of a record, "" for none."""
         if self.config.on_digest_mismatch == "ignore":
             return ""
         get = record.headers.get
-        said = get("warc-payload-digest")
+        declared = get("warc-payload-digest")
         return find_block_mismatch(get("warc-block-digest"), block) or (
-            find_payload_mismatch(said, forms()) if said else ""
+            find_payload_mismatch(declared, forms()) if declared else ""
         )
 
 
-_MAKERS: dict[str, Callable[[PageExtractor, ParsedRecord], Any]] = {
+_EXTRACTORS: dict[str, Callable[[PageExtractor, ParsedRecord], Any]] = {
     "response": PageExtractor.extract_response,
     "resource": PageExtractor.extract_resource,
     "conversion": PageExtractor.extract_conversion,
@@ -223,7 +222,7 @@ def _require_block(record: ParsedRecord) -> bytes:
 
 
 def _iter_payload_forms(block: bytes, payload: bytes, response: HttpResponse | None) -> Iterator[bytes | memoryview]:
-    """What writers take for the payload, the most usual first."""
+    """Yield the byte strings that writers digest as the payload, the most usual first."""
     if response is None:
         yield block
         return
@@ -233,7 +232,7 @@ def _iter_payload_forms(block: bytes, payload: bytes, response: HttpResponse | N
 
 
 def _find_non_html_reason(payload: bytes, declared: str) -> str:
-    """Why a body is no HTML whatever its header says, "" if it may be."""
+    """Return the reason why a body is not HTML, whatever its header declares; "" if it may be."""
     if not payload or payload.isspace():
         return "empty page"
     found = detect_mime(payload[:1024])

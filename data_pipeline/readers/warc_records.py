@@ -1,8 +1,8 @@
-"""Walks the records of a WARC file: with FastWARC as long as all is well, and carefully wherever it is not.
+"""Iterate over the records of a WARC file: with FastWARC, and with `record_parser` wherever FastWARC fails.
 
-FastWARC reads at the speed of zlib but stops at the first damaged byte, says nothing of a cut end, and does not know
-where a record lies in a file that is compressed as a whole. So the last record of every file, and what FastWARC objects
-to, is read again by the careful reader, which hands back once the damage is behind it.
+FastWARC reads at the speed of zlib. It stops at the first damaged byte, does not report a cut end, and does not know
+record offsets in a file that is compressed as a whole. So `record_parser` reads the last record of every file and
+every record that FastWARC rejects, and hands back after the damage.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,26 +19,24 @@ from data_pipeline.readers.record_dialects import WarcDialect
 from data_pipeline.readers.record_parser import ParsedRecord, RecordDialect, parse_records
 
 Found = Page | SkippedRecord | NonPageRecord
-Take = Callable[[ParsedRecord], Found]
+ConvertRecord = Callable[[ParsedRecord], Found]
 
-KINDS = {"response", "resource", "conversion", "continuation"}  # what can be a page, or part of one
+KINDS = {"response", "resource", "conversion", "continuation"}  # can be a page or part of one
 _NO_PAGES = {"warcinfo", "request", "metadata", "revisit"}
-_KIND_OF = {4: "response", 8: "resource", 128: "conversion", 256: "continuation"}  # FastWARC's numbers
+_KINDS_BY_FASTWARC_TYPE = {4: "response", 8: "resource", 128: "conversion", 256: "continuation"}
 _OTHER_KINDS = {2, 16, 32, 64}  # warcinfo, request, metadata, revisit
 _UNKNOWN = "unknown WARC-Type"
-_STAY, _LONGEST_STAY = 2, 1 << 12  # records that are read carefully behind damage, more the more of it there is
-_TRUSTED = (
-    64 << 20
-)  # FastWARC passes over what a record says it has, up to the end of the file: not over more than this
+_STAY, _LONGEST_STAY = 2, 1 << 12  # records to parse after damage; doubled each time
+_TRUSTED = 64 << 20  # FastWARC skips any declared length without a check: only shorter records are left to it
 WARC = WarcDialect()
 
 
-def iter_records(source: InputStream, take: Take, keep_bytes: int) -> Iterator[Found]:
-    """Apply `take` to each record of a WARC file that can be a page, and yield what it gives; `Skip` for damage.
+def iter_records(source: InputStream, convert: ConvertRecord, keep_bytes: int) -> Iterator[Found]:
+    """Apply `convert` to each record of a WARC file that can be a page; yield the results and a skip per damage.
 
     Args:
-        source: the open file, plain or compressed in any way.
-        take: makes a page of a record.
+        source: the open file, plain or compressed.
+        convert: converts a record into a page.
         keep_bytes: of longer records only the header is read.
     """
     magic = detect_compression(source)
@@ -46,32 +44,36 @@ def iter_records(source: InputStream, take: Take, keep_bytes: int) -> Iterator[F
     if _has_record_offsets(source, magic):
         stay = _STAY
         while position is not None:
-            anchor = yield from _iter_fastwarc_records(source, position, take, keep_bytes)
-            flow = open_byte_stream(source, magic, anchor, WARC)
-            position = yield from _iter_parsed_records(flow, source.path, WARC, take, keep_bytes, leave=stay)
+            anchor = yield from _iter_fastwarc_records(source, position, convert, keep_bytes)
+            stream = open_byte_stream(source, magic, anchor, WARC)
+            position = yield from _iter_parsed_records(
+                stream, source.path, WARC, convert, keep_bytes, return_after=stay
+            )
             stay = min(stay * 2, _LONGEST_STAY)
     else:
-        flow = open_byte_stream(source, magic, source.start, WARC)
-        yield from _iter_parsed_records(flow, source.path, WARC, take, keep_bytes, leave=0)
+        stream = open_byte_stream(source, magic, source.start, WARC)
+        yield from _iter_parsed_records(stream, source.path, WARC, convert, keep_bytes, return_after=0)
 
 
-def iter_dialect_records(source: InputStream, dialect: RecordDialect, take: Take, keep_bytes: int) -> Iterator[Found]:
-    """The same without FastWARC, for any dialect."""
-    flow = open_byte_stream(source, detect_compression(source), 0, dialect)
-    yield from _iter_parsed_records(flow, source.path, dialect, take, keep_bytes, leave=0)
+def iter_dialect_records(
+    source: InputStream, dialect: RecordDialect, convert: ConvertRecord, keep_bytes: int
+) -> Iterator[Found]:
+    """Iterate over the records of a file of any dialect without FastWARC."""
+    stream = open_byte_stream(source, detect_compression(source), 0, dialect)
+    yield from _iter_parsed_records(stream, source.path, dialect, convert, keep_bytes, return_after=0)
 
 
 def open_byte_stream(source: InputStream, magic: bytes, start: int, dialect: RecordDialect) -> ByteStream:
-    """Open the decoded bytes of a file from a byte of it."""
+    """Open the decoded bytes of a file from byte `start` of it."""
     if not magic:
         return PlainByteStream(source, start)
     return CompressedByteStream(CompressedMembers(source, magic, lambda head: bool(dialect.start.match(head))), start)
 
 
 def _iter_parsed_records(
-    flow: ByteStream, path: str, dialect: RecordDialect, take: Take, keep_bytes: int, *, leave: int
+    stream: ByteStream, path: str, dialect: RecordDialect, convert: ConvertRecord, keep_bytes: int, *, return_after: int
 ) -> Any:  # a generator of Found that returns where to go on
-    records = parse_records(flow, path, dialect, keep_bytes, leave=leave)
+    records = parse_records(stream, path, dialect, keep_bytes, return_after=return_after)
     while True:
         try:
             record = next(records)
@@ -80,17 +82,17 @@ def _iter_parsed_records(
         if isinstance(record, SkippedRecord):
             yield record
         else:
-            yield _take_parsed_record(record, path, take)
+            yield _take_parsed_record(record, path, convert)
 
 
-def _take_parsed_record(record: ParsedRecord, path: str, take: Take) -> Found:
+def _take_parsed_record(record: ParsedRecord, path: str, convert: ConvertRecord) -> Found:
     if record.kind in KINDS:
-        return take(record)
+        return convert(record)
     return NonPageRecord(record.offset) if record.kind in _NO_PAGES else SkippedRecord(path, record.offset, _UNKNOWN)
 
 
-def _iter_fastwarc_records(source: InputStream, start: int, take: Take, keep_bytes: int) -> Any:  # as above
-    """Yield all records but the last one that FastWARC can read, and return where that one begins."""
+def _iter_fastwarc_records(source: InputStream, start: int, convert: ConvertRecord, keep_bytes: int) -> Any:  # as above
+    """Yield the records that FastWARC can read, except the last; return the offset of that one."""
     held: Found | None = None
     anchor, trusted = start, max(keep_bytes, _TRUSTED)
     source.seek(start)
@@ -105,20 +107,22 @@ def _iter_fastwarc_records(source: InputStream, start: int, take: Take, keep_byt
                 held = (
                     NonPageRecord(anchor)
                     if is_other
-                    else _take_fastwarc_record(record, source.path, anchor, take, keep_bytes)
+                    else _take_fastwarc_record(record, source.path, anchor, convert, keep_bytes)
                 )
-            # Fewer bytes than its header says, or very many, or it does not say how many: FastWARC takes that for none.
+            # The record is cut, very long or has no length: FastWARC does not detect that.
             if held is None:
                 break
     except ReadError:
         raise
     except (OSError, ValueError, EOFError):
-        pass  # the careful reader says what it is
+        pass  # record_parser reports it
     return anchor
 
 
-def _take_fastwarc_record(record: WarcRecord, path: str, offset: int, take: Take, keep_bytes: int) -> Found | None:
-    kind = _KIND_OF.get(int(record.record_type))
+def _take_fastwarc_record(
+    record: WarcRecord, path: str, offset: int, convert: ConvertRecord, keep_bytes: int
+) -> Found | None:
+    kind = _KINDS_BY_FASTWARC_TYPE.get(int(record.record_type))
     if kind is None:
         return SkippedRecord(path, offset, _UNKNOWN)
     length = record.content_length
@@ -127,11 +131,11 @@ def _take_fastwarc_record(record: WarcRecord, path: str, offset: int, take: Take
         block = record.reader.read(length)
         if len(block) < length:
             return None
-    return take(ParsedRecord(offset, kind, record.headers, length, block))  # type: ignore[arg-type]  # its get() is enough
+    return convert(ParsedRecord(offset, kind, record.headers, length, block))  # type: ignore[arg-type]  # its get() is enough
 
 
 def _has_record_offsets(source: InputStream, magic: bytes) -> bool:
-    """Whether FastWARC's positions are the beginnings of records: each has its own member, or nothing is packed."""
+    """Return whether FastWARC's positions are record offsets: each record has its own member, or the file is plain."""
     if not magic:
         return True
     if magic == LZ4 or read_dictionary(source) is not None:
@@ -144,4 +148,4 @@ def _has_record_offsets(source: InputStream, magic: bytes) -> bool:
         raise
     except (OSError, ValueError, EOFError):
         return False
-    return len(places) == 2 and source.read_at(places[1], 3) == magic[:3]
+    return len(places) == 2 and source.read_block(places[1], 3) == magic[:3]

@@ -1,1 +1,1 @@
-"""Text in, keep or drop with the test, the value and the threshold out."""
+"""Quality rules: texts in; keep or drop out, with the test, the value and the threshold."""

@@ -1,8 +1,10 @@
-"""Pages or lines with words from the user's lists, found as C4's code finds them (Raffel et al. 2020).
+"""Drop pages, or remove lines, with words from the user's lists, matched as in C4's code (Raffel et al. 2020).
 
-Reads texts, drops pages whose share of listed words is too large, or takes lines out. A listed word counts in any
-letter case where no letter, digit or underscore touches it; in Japanese, Thai and Chinese, which put no space between
-words, it counts anywhere. An entry may be several words. The search takes time linear in the text.
+A listed word matches in any letter case where no letter, digit or underscore touches it. In Japanese, Thai and Chinese,
+which put no spaces between words, it matches anywhere. An entry may be several words.
+
+Invariants:
+- Time is linear in the text, however many words are listed.
 """
 
 import hashlib
@@ -20,15 +22,15 @@ from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
 
 _WITHOUT_SPACES = ("ja", "th", "zh")
 _TEST = "share of listed words"
-_NAMED = 5  # words that a reason names
+_NAMED = 5  # maximum number of words in a reason
 
 
 class BadWordsRule:
-    """Drops pages or lines by lists.
+    """A rule that drops pages or removes lines by lists of words.
 
     Args:
         config: lists and limits.
-        language: of the documents; lists of other languages are not asked.
+        language: language of the documents; lists of other languages are ignored.
     """
 
     kind = "bad_words"
@@ -38,24 +40,25 @@ class BadWordsRule:
         shares = config.action == "drop_page" and not config.keep_fraction
         self.limits = [ThresholdTest(_TEST, "share", "above", config.max_share)] if shares else []
         words = [
-            (entry.lower(), one.language if one.language != ANY_LANGUAGE else language)
-            for one in config.word_lists
-            if one.language in (ANY_LANGUAGE, language)
-            for entry in read_entries(one)
+            (entry.lower(), listed.language if listed.language != ANY_LANGUAGE else language)
+            for listed in config.word_lists
+            if listed.language in (ANY_LANGUAGE, language)
+            for entry in read_entries(listed)
         ]
-        apart = [word for word, code in words if code not in _WITHOUT_SPACES]
+        spaced = [word for word, code in words if code not in _WITHOUT_SPACES]
         anywhere = [word for word, code in words if code in _WITHOUT_SPACES]
-        sources = [rf"(?<!\w)(?:{build_alternation(sorted(apart))})(?!\w)"] if apart else []
+        sources = [rf"(?<!\w)(?:{build_alternation(sorted(spaced))})(?!\w)"] if spaced else []
         sources += [build_alternation(sorted(anywhere))] if anywhere else []
         self._pattern = re.compile("|".join(sources) if sources else r"(?!)")
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts; when lines go, also the texts without them."""
+        """Return the verdicts and, if lines are removed, the remaining texts."""
         return self._drop_lines(batch) if self._config.action == "drop_line" else self._drop_pages(batch)
 
     def _drop_pages(self, batch: DocumentBatch) -> RuleVerdicts:
         found = [self._pattern.findall(text.lower()) for text in batch.texts]
         hits = batch.to_counts(map(len, found)).astype(np.float64)
+        # Counting words is slow, and a page without a match needs no count.
         words = batch.to_counts(len(text.split()) if some else 1 for text, some in zip(batch.texts, found, strict=True))
         shares = hits / np.maximum(words, 1)
         fails = shares > self._config.max_share
@@ -71,7 +74,7 @@ class BadWordsRule:
         )
 
     def _is_kept_by_hash(self, text: str) -> bool:
-        """Whether a page with listed words is among those that stay, by the hash of its text."""
+        """Return whether a page with listed words is in the kept fraction, by the hash of its text."""
         key = str(self._config.seed).encode()
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
         return int.from_bytes(digest, "big") / 2.0**64 < self._config.keep_fraction
@@ -105,7 +108,7 @@ class BadWordsRule:
 
 
 def _format_found_words(found: Sequence[str]) -> str:
-    """What was found, each word once and with its count, those that come first in the text."""
+    """Format the matches, each word once with its count, in text order."""
     counts = Counter(found)
     named = [word if count == 1 else f"{word} × {count}" for word, count in list(counts.items())[:_NAMED]]
     more = len(counts) - len(named)

@@ -1,10 +1,10 @@
-"""C4's rule on lines and pages (Raffel et al. 2020), as the original's published code or datatrove reads it.
+"""C4's rule on lines and pages (Raffel et al. 2020), as the original code or datatrove implements it.
 
-Reads texts, takes out lines that are not sentences or are about cookies and scripts, and drops pages with code, with
-filler text, or with too few sentences left. The text that stays is made of the lines that stay. A page test sees only
-the lines that got so far, so a brace in a line that was taken out before does no harm.
+Removes lines that are not sentences or are about cookies and scripts. Drops pages with code or filler text, or with too
+few sentences left. The remaining lines are the new text. A page test sees only lines that no line test removed, so a
+brace in a removed line drops nothing.
 
-Both count sentences with spaCy's sentencizer; the original's code does so with NLTK's.
+Both dialects count sentences with spaCy's sentencizer; the original code uses NLTK's.
 """
 
 import re
@@ -34,17 +34,17 @@ _PAGE_TESTS = ("lorem ipsum", "curly bracket")
 
 @dataclass(slots=True)
 class _Page:
-    """What is left of one page."""
+    """The remaining lines of one page."""
 
     lines: list[str] = field(default_factory=list)
-    as_they_were: list[int] = field(default_factory=list)  # numbers of lines that stay so
-    shortened: list[str] = field(default_factory=list)  # the others
+    unchanged: list[int] = field(default_factory=list)  # numbers of the lines that are kept unchanged
+    shortened: list[str] = field(default_factory=list)  # lines without their citations
     taken_out: dict[str, int] = field(default_factory=dict)
     failed: str = ""
 
 
 class C4Rule:
-    """Takes out lines and drops pages."""
+    """A rule that removes lines and drops pages."""
 
     def __init__(self, config: C4Config | C4DatatroveConfig) -> None:
         self.kind = config.kind
@@ -57,12 +57,12 @@ class C4Rule:
             self.limits.insert(0, ThresholdTest("characters", "characters", "above", config.max_page_characters))
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts and the rewritten texts."""
+        """Return the verdicts and the rewritten texts."""
         splitter = batch.splitters.language
         documents = [text.splitlines() for text in batch.texts]
         measured = splitter.compute_line_columns(batch.texts, documents)
         chunks = measured.group_by_document(measured.chunks_L)
-        pages = [self._clean_page(*one, splitter) for one in zip(batch.texts, documents, chunks, strict=True)]
+        pages = [self._clean_page(*columns, splitter) for columns in zip(batch.texts, documents, chunks, strict=True)]
         changes = _count_changes(batch, pages)
         words, sentences = _count_words_and_sentences(pages, measured, splitter)
         statistics = {
@@ -76,9 +76,9 @@ class C4Rule:
         return replace(verdicts, texts=["\n".join(page.lines).strip() for page in pages], words=words, changes=changes)
 
     def _clean_page(self, text: str, lines: Sequence[str], chunks: Sequence[int], splitter: WordSplitter) -> _Page:
-        """Go through the lines of a text, whose chunks are counted."""
+        """Apply the line tests to a text whose words per line are `chunks`."""
         page = _Page()
-        suspicious = _can_hold_phrase(text, self._brace)
+        suspicious = _can_hold_phrase(text, self._brace)  # one search of the text saves one of every line
         for number, (whole_line, before) in enumerate(zip(lines, chunks, strict=True)):
             line, after, is_shorter = whole_line.strip(), before, False
             if "[" in line and (shorter := _CITATION.sub("", line)) != line:
@@ -96,11 +96,11 @@ class C4Rule:
             if is_shorter:
                 page.shortened.append(line)
             else:
-                page.as_they_were.append(number)
+                page.unchanged.append(number)
         return page
 
     def _find_removal_reason(self, line: str, whole_line: str, num_words: int, splitter: WordSplitter) -> str:
-        """Why the form of a line takes it out, empty when it stays."""
+        """Return the reason why the form of a line removes it, "" if it stays."""
         config = self._config
         if len(line) > config.max_word_length < max(map(len, splitter.split_chunks(whole_line))):
             return "word too long"
@@ -112,24 +112,24 @@ class C4Rule:
 def _count_words_and_sentences(
     pages: Sequence[_Page], measured: LineColumns, splitter: WordSplitter
 ) -> tuple[Integers, Integers]:
-    """Words and sentences in the lines that stay, per page."""
+    """Return the words and sentences in the remaining lines, per page."""
     shortened = [line for page in pages for line in page.shortened]
     shorter = splitter.compute_line_columns(shortened, [[line] for line in shortened])
-    whole_lines = np.array([len(page.as_they_were) for page in pages], np.int64)
-    numbers = np.fromiter(chain.from_iterable(page.as_they_were for page in pages), np.int64, int(whole_lines.sum()))
+    whole_lines = np.array([len(page.unchanged) for page in pages], np.int64)
+    numbers = np.fromiter(chain.from_iterable(page.unchanged for page in pages), np.int64, int(whole_lines.sum()))
     numbers += np.repeat(measured.offsets[:-1], whole_lines)
     page_of_whole = np.repeat(np.arange(len(pages)), whole_lines)
     page_of_shorter = np.repeat(np.arange(len(pages)), [len(page.shortened) for page in pages])
 
     def sum_per_page(whole_L: Integers, shorter_L: Integers) -> Integers:
-        weights, place = np.append(whole_L[numbers], shorter_L), np.append(page_of_whole, page_of_shorter)
-        return np.bincount(place, weights=weights, minlength=len(pages)).astype(np.int64)
+        weights, owners = np.append(whole_L[numbers], shorter_L), np.append(page_of_whole, page_of_shorter)
+        return np.bincount(owners, weights=weights, minlength=len(pages)).astype(np.int64)
 
     return sum_per_page(measured.words_L, shorter.words_L), sum_per_page(measured.sentences_L, shorter.sentences_L)
 
 
 def _add_page_tests(verdicts: RuleVerdicts, pages: Sequence[_Page]) -> RuleVerdicts:
-    """The same verdicts with the tests on what a page says, which come before that on sentences."""
+    """Return the verdicts with the tests on phrases, which come before the test on sentences."""
     tests = (*verdicts.tests, *_PAGE_TESTS)
     numbers = np.array([tests.index(page.failed) if page.failed else -1 for page in pages], np.int8)
     too_long = np.zeros(len(pages), np.bool_)
@@ -146,14 +146,14 @@ def _add_page_tests(verdicts: RuleVerdicts, pages: Sequence[_Page]) -> RuleVerdi
 
 
 def _can_hold_phrase(text: str, brace: str | None) -> bool:
-    """Whether some line of the text could hold a phrase or a brace; if not, the lines need not be searched."""
+    """Return whether some line could hold a phrase or a brace; if not, no line needs to be searched."""
     plain = _CITATION.sub("", text) if "[" in text else text
     lower = plain.lower()
     return _has_brace(plain, brace) or any(phrase in lower for phrase in (_FILLER, _SCRIPT, *_POLICY))
 
 
 def _find_phrase_reason(line: str, brace: str | None) -> str:
-    """The first reason in what a line says, empty when there is none."""
+    """Return the first reason in the words of a line, "" for none."""
     lower = line.lower()
     if _FILLER in lower:
         return "lorem ipsum"
@@ -169,7 +169,7 @@ def _has_brace(text: str, brace: str | None) -> bool:
 
 
 def _count_changes(batch: DocumentBatch, pages: Sequence[_Page]) -> dict[str, Integers]:
-    """What was taken out of each page, by reason."""
+    """Return the number of removed and shortened lines per page, by reason."""
     changes = {
         f"line taken out: {reason}": batch.to_counts(page.taken_out.get(reason, 0) for page in pages)
         for reason in _TAKEN_OUT

@@ -1,7 +1,7 @@
-"""C4's rule as dolma's tagger c4_v2 and its published mixing read it.
+"""C4's rule as dolma's tagger c4_v2 and its published mixing implement it.
 
-Reads texts, drops pages that say `{`, `lorem ipsum` or `javascript` anywhere, and takes lines out of the others. What
-stays is not touched: a line keeps its white space, and its newline.
+Drops pages that contain `{`, `lorem ipsum` or `javascript` anywhere, and removes lines from the others. The remaining
+lines are unchanged: each keeps its white space and its newline.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _NO_MARK, _FEW_WORDS = "line taken out: no end mark", "line taken out: too few w
 
 
 class C4DolmaRule:
-    """Drops pages and takes out lines."""
+    """A rule that drops pages and removes lines."""
 
     kind = "c4_dolma"
     limits: tuple[ThresholdTest, ...] = ()
@@ -32,7 +32,7 @@ class C4DolmaRule:
         }
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts and the rewritten texts."""
+        """Return the verdicts and the rewritten texts."""
         pages = [self._clean_page(text, batch.splitters.language.split_chunks) for text in batch.texts]
         counts = np.array([page[1:] for page in pages], np.int64).reshape(len(pages), 4)
         lines, no_mark, few_words, kept = counts.T
@@ -48,8 +48,8 @@ class C4DolmaRule:
         changes = {_NO_MARK: no_mark, _FEW_WORDS: few_words}
         return replace(verdicts, texts=[page[0] for page in pages], changes=changes)
 
-    def _clean_page(self, text: str, cut: Callable[[str], list[str]]) -> tuple[str, int, int, int, int]:
-        """The text that stays, all lines, those without an end mark, others with too few words, and kept ones."""
+    def _clean_page(self, text: str, split: Callable[[str], list[str]]) -> tuple[str, int, int, int, int]:
+        """Return the remaining text and the counts of lines: all, without an end mark, with too few words, kept."""
         config = self._config
         lines = text.split("\n")
         kept: list[int] = []
@@ -58,7 +58,7 @@ class C4DolmaRule:
             stripped = line.strip()
             if config.end_marks and not stripped.endswith(config.end_marks):
                 no_mark += 1
-            elif len(cut(stripped)) < config.min_words_per_line:
+            elif len(split(stripped)) < config.min_words_per_line:
                 few_words += 1
             else:
                 kept.append(number)

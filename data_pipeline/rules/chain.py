@@ -1,12 +1,14 @@
-"""A configured list of rules over a batch of texts: who stays, why not, with what statistics.
+"""Apply a configured list of rules to a batch of texts.
 
-Reads a column of texts, gives one `RuleOutcome` per rule in order; each rule sees only what the rules before it kept,
-as they left it. The outcome of a document depends on its text and the configuration alone, not on its neighbours in
-the batch.
+Returns one `RuleOutcome` per rule, in order. A rule sees only the documents that the rules before it kept, as they
+rewrote them.
+
+Invariants:
+- The outcome of a document depends on its text and the configuration, not on its neighbours in the batch.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -29,19 +31,17 @@ from llmsys.config.quality_rules import (
     RuleConfig,
 )
 
-_SLICE_BYTES = (
-    2 << 20
-)  # texts that are measured together: enough to hide the cost of a call, little enough for the cache
+_SLICE_BYTES = 2 << 20  # texts measured together: enough to hide the cost of a call, and few enough for the CPU cache
 
 
 class RuleChain:
-    """Rules in a fixed order. Keep one per process: it remembers how words are split.
+    """Rules in a fixed order. Keep one per process: it caches how words are split.
 
     Args:
-        rules: what to apply, in order; may be empty.
-        splitters: where words come from; English by default.
-        language: of the documents; decides which lists of words are asked.
-        models: rules that hold a model, by config; chains that are given the same mapping load each model once.
+        rules: the rules, in order; may be empty.
+        splitters: split the words; English by default.
+        language: language of the documents, which selects word lists.
+        models: rules that hold a model, by config; chains with the same mapping load each model once.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RuleChain:
         self._splitters = splitters or WordSplitters()
 
     def apply(self, texts: pa.Array) -> list[RuleOutcome]:
-        """Judge texts (string or large_string without nulls); the first outcome is over all of them."""
+        """Apply the rules to texts (string or large_string without nulls); the first outcome covers all of them."""
         parts: list[list[RuleOutcome]] = [[] for _ in self._rules]
         for piece in _iter_slices(texts):
             batch = DocumentBatch(piece, self._splitters)
@@ -70,7 +70,19 @@ class RuleChain:
 
 
 def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[RuleConfig, Rule] | None = None) -> Rule:
-    """The rule that a configuration describes, for documents in a language."""
+    """Build the rule of a configuration.
+
+    Args:
+        config: the rule and its thresholds.
+        language: language of the documents, which selects word lists.
+        models: rules that hold a model, by config; they are reused, and new ones are added.
+
+    Returns:
+        The rule, with its models and lists loaded.
+
+    Raises:
+        DataError: if a model or list cannot be read.
+    """
     models = {} if models is None else models
     match config:  # each rule is imported where a config names it: workers start faster
         case BadWordsConfig():
@@ -113,10 +125,20 @@ def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[Ru
             from data_pipeline.rules.native_text import NativeTextRule
 
             return NativeTextRule(config)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[ThresholdTest]:
-    """The tests of a rule that compare a statistic with a threshold; its models and lists are not read."""
+    """List the tests of a rule that compare a statistic with a threshold, without loading its models and lists.
+
+    Args:
+        config: the rule and its thresholds.
+        language: language of the documents.
+
+    Returns:
+        The tests, in the order in which they apply.
+    """
     match config:
         case FastTextClassifierConfig() | LinearClassifierConfig():
             from data_pipeline.rules.classifier import list_classifier_thresholds
@@ -128,14 +150,23 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
             return list_perplexity_thresholds(config)
         case BadWordsConfig():
             return build_rule(config.model_copy(update={"word_lists": ()}), language).limits
-        case _:
+        case (
+            GopherRepetitionConfig()
+            | GopherQualityConfig()
+            | C4Config()
+            | C4DatatroveConfig()
+            | C4DolmaConfig()
+            | LineCorrectionsConfig()
+            | FinewebQualityConfig()
+            | NativeTextConfig()
+        ):
             return build_rule(config, language).limits
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _iter_slices(texts: pa.Array) -> Iterator[list[str]]:
-    """The texts in their order, in lists of a bounded number of bytes, or of one text that is longer; at least one
-    list.
-    """
+    """Yield at least one list of consecutive texts, of a bounded number of bytes or one longer text."""
     piece: list[str] = []
     size = 0
     for text in texts.to_pylist():
@@ -148,7 +179,7 @@ def _iter_slices(texts: pa.Array) -> Iterator[list[str]]:
 
 
 def _build_outcome(name: str, verdicts: RuleVerdicts, texts: Sequence[str]) -> RuleOutcome:
-    """Verdicts as Arrow columns."""
+    """Convert verdicts to Arrow columns."""
     failed = verdicts.failed_D
     keep = failed < 0
     names = pa.array(verdicts.tests, pa.string()).take(pa.array(np.maximum(failed, 0), mask=keep))
@@ -173,7 +204,7 @@ def _build_match_column(verdicts: RuleVerdicts) -> pa.StringArray:
 
 
 def _join_outcomes(outcomes: Sequence[RuleOutcome]) -> RuleOutcome:
-    """The outcomes of slices as one."""
+    """Concatenate the outcomes of slices."""
     if len(outcomes) == 1:
         return outcomes[0]
 

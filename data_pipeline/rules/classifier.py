@@ -1,7 +1,7 @@
-"""Documents kept or dropped by the score that a classifier of the user's gives to one label.
+"""Keep or drop documents by the score that a user's classifier gives to one label.
 
-Reads texts, asks a fastText model or a linear model of ours, gives the score as a statistic. A fastText model sees the
-text as one line, as in datatrove and DCLM; its library is an extra.
+The classifier is a fastText model (an optional dependency) or a linear model of `data_pipeline.classify`. fastText gets
+the text as one line, as in datatrove and DCLM. The score is a statistic of the rule.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _PREFIX = "__label__"
 
 
 class ClassifierRule:
-    """Drops documents by the score of a label."""
+    """A rule that drops documents by the score of a label."""
 
     def __init__(self, config: FastTextClassifierConfig | LinearClassifierConfig) -> None:
         self.kind = config.kind
@@ -30,12 +30,12 @@ class ClassifierRule:
         self.limits = list_classifier_thresholds(config)
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts by the score."""
+        """Return the verdicts by score."""
         return apply_thresholds(self.limits, {"score": self._model.predict_scores(batch.texts)}, len(batch))
 
 
 def list_classifier_thresholds(config: FastTextClassifierConfig | LinearClassifierConfig) -> list[ThresholdTest]:
-    """The scores between which a document stays."""
+    """Return the minimum and maximum score of a kept document."""
     return [
         ThresholdTest(f"score of {config.label}", "score", "below", config.min_score),
         ThresholdTest(f"score of {config.label}", "score", "above", config.max_score),
@@ -60,11 +60,11 @@ class _FasttextModel:
 
     def predict_scores(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         found = (_predict_label_scores(self._model, text).get(self._label, 0.0) for text in texts)
-        return np.fromiter(found, np.float64, len(texts)).clip(0.0, 1.0)  # its probabilities may be 1.00001
+        return np.fromiter(found, np.float64, len(texts)).clip(0.0, 1.0)  # fastText's probabilities may be 1.00001
 
 
 def _load_fasttext(path: Path) -> Any:
-    import fasttext  # an extra; side_files says so when it is missing
+    import fasttext  # an extra; its absence is reported before, with the install command
 
     try:
         return fasttext.load_model(str(path))

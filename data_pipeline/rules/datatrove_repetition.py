@@ -1,12 +1,10 @@
-"""Characters in n-grams that occurred before, n-grams being equal when what their words make joined together is.
+"""Measure repetition as datatrove's implementation of Gopher's rule does.
 
-Reads a batch, gives what datatrove's repetition test counts: `ab c` equals `a bc`. An n-gram of five words or more can
-only occur twice where the first bytes of the text from there on, without white space, do. One look at these bytes
-leaves few places to look at for each n.
+Second and later occurrences count; the denominator is the whole text. N-grams are compared as concatenated words, so
+`ab c` equals `a bc`.
 
-What datatrove's reading of Gopher's repetition rule measures.
-
-Second and later occurrences count, the first is free; the denominator is the whole text.
+Speed: for n >= 5 a repeat requires equal leading bytes without white space, so one hash of those bytes selects the
+candidate positions for every n.
 """
 
 import re
@@ -23,32 +21,32 @@ from data_pipeline.rules.verdict import Floats
 from data_pipeline.text.ragged_arrays import Integers, compute_offsets
 
 _PREFIX_BYTES = 16
-_FEWEST_WORDS = 5  # an n-gram of so many words and 16 bytes has the 16 bytes within it
+_FEWEST_WORDS = 5  # n-grams of so many words usually have 16 bytes; shorter ones are always candidates
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def count_duplicate_ngram_characters(batch: DocumentBatch, shortest: int, longest: int) -> dict[int, Integers]:
-    """Characters in n-grams that occurred before, for n = shortest … longest; `shortest` must be 5 at least.
+    """Count the characters in repeated n-grams per document, for n from `shortest` (at least 5) to `longest`.
 
-    Read from left to right: a repeated n-gram is counted and jumped over, a new one is remembered and the scan moves
-    on by one word.
+    The scan goes from left to right. A repeated n-gram is counted and skipped; after a new one the scan advances by a
+    word.
     """
     words = batch.words
-    places = _select_start_positions(batch)
-    room = words.offsets[1:][words.document_of_word[places]] - places
-    own_salt = compute_salts(words)[places]
+    starts = _select_start_positions(batch)
+    remaining = words.offsets[1:][words.document_of_word[starts]] - starts
+    own_salt = compute_salts(words)[starts]
     characters = compute_offsets(words.word_lengths)
-    hashes = np.zeros(len(places), np.uint64)
+    hashes = np.zeros(len(starts), np.uint64)
     found: dict[int, Integers] = {}
     for n in range(1, longest + 1):
-        inside = room >= n
-        places, room, own_salt, hashes = places[inside], room[inside], own_salt[inside], hashes[inside]
-        last = words.ids_W[places + n - 1]
+        inside = remaining >= n
+        starts, remaining, own_salt, hashes = starts[inside], remaining[inside], own_salt[inside], hashes[inside]
+        last = words.ids_W[starts + n - 1]
         hashes = hashes * words.vocabulary.powers[last] + words.vocabulary.hashes[last]
         if n < shortest:
             continue
         groups = group_duplicates(hashes + own_salt)
-        counted = _select_repeated_positions(places[groups.members], groups.leaders, n)
+        counted = _select_repeated_positions(starts[groups.members], groups.leaders, n)
         sizes = characters[counted + n] - characters[counted]
         documents = words.document_of_word[counted]
         found[n] = np.bincount(documents, weights=sizes, minlength=len(words.counts)).astype(np.int64)
@@ -56,23 +54,24 @@ def count_duplicate_ngram_characters(batch: DocumentBatch, shortest: int, longes
 
 
 def _select_start_positions(batch: DocumentBatch) -> Indices:
-    """Where an n-gram may start that occurs more than once in its document."""
+    """Return the positions at which an n-gram that occurs more than once in its document may start."""
     words = batch.words
     starts = compute_offsets(words.vocabulary.sizes[words.ids_W])
     joined = batch.bytes_without_space
-    room = words.offsets[1:][words.document_of_word] - np.arange(len(words.ids_W)) >= _FEWEST_WORDS
+    fits = words.offsets[1:][words.document_of_word] - np.arange(len(words.ids_W)) >= _FEWEST_WORDS
     if starts[-1] != len(joined):
-        return np.flatnonzero(room)  # these words are not the text without its white space
+        return np.flatnonzero(fits)  # these words are not the text without its white space
     five = np.minimum(np.arange(len(words.ids_W)) + _FEWEST_WORDS, len(words.ids_W))
     short = starts[five] - starts[:-1] < _PREFIX_BYTES
     hashes = _hash_prefixes(joined, starts[:-1]) + compute_salts(words)
-    candidates = np.zeros(len(room), np.bool_)
+    candidates = np.zeros(len(fits), np.bool_)
     candidates[select_candidate_duplicates(hashes)] = True
-    return np.flatnonzero(room & (candidates | short))
+    return np.flatnonzero(fits & (candidates | short))
 
 
 def _hash_prefixes(joined: bytes, starts: Integers) -> Hashes:
-    """A hash of the 16 bytes from each start on."""
+    """Hash the 16 bytes from each start."""
+    # Padding, so that 16 bytes can be read from every start.
     padded = np.frombuffer(joined + bytes(2 * _PREFIX_BYTES), np.uint8)
     eight: npt.NDArray[np.uint64] = np.lib.stride_tricks.as_strided(
         padded[: len(padded) // 8 * 8].view(np.uint64), (len(joined) + _PREFIX_BYTES,), (1,), writeable=False
@@ -81,7 +80,7 @@ def _hash_prefixes(joined: bytes, starts: Integers) -> Hashes:
 
 
 def _select_repeated_positions(positions: Integers, names: Integers, n: int) -> Integers:
-    """Positions at which the scan meets an n-gram it has seen. Documents need no border: no n-gram reaches over one."""
+    """Return the positions at which the scan meets a seen n-gram; no n-gram crosses a document boundary."""
     seen = bytearray(int(names.max()) + 1 if len(names) else 0)
     counted: list[int] = []
     following = 0
@@ -101,7 +100,7 @@ _TOP, _SHORTEST, _LONGEST = 4, 5, 10
 
 
 def measure_repeated_lines(batch: DocumentBatch) -> dict[str, Floats]:
-    """Shares of repeated paragraphs and lines, and of their characters."""
+    """Return the shares of repeated paragraphs and lines, and of their characters."""
     paragraphs = _count_repeats([_split_paragraphs(text) for text in batch.texts])
     lines = _count_repeats([split_at_newline_runs(text) for text in batch.texts])
     return {
@@ -113,7 +112,7 @@ def measure_repeated_lines(batch: DocumentBatch) -> dict[str, Floats]:
 
 
 def measure_top_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
-    """Shares of the most frequent n-gram, in characters."""
+    """Return the character shares of the most frequent n-grams."""
     words = batch.words
     statistics: dict[str, Floats] = {}
     for n, groups in iter_repeated_ngrams(words, _TOP):
@@ -123,7 +122,7 @@ def measure_top_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
 
 
 def measure_repeated_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
-    """Shares of n-grams that occurred before, in characters."""
+    """Return the character shares of repeated n-grams."""
     found = count_duplicate_ngram_characters(batch, _SHORTEST, _LONGEST)
     return {
         f"duplicate_{n}gram_share": compute_share(characters, batch.character_counts) for n, characters in found.items()
@@ -131,13 +130,13 @@ def measure_repeated_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
 
 
 def _split_paragraphs(text: str) -> list[str]:
-    """The stripped text split at runs of newlines, two at least."""
+    """Split the stripped text at runs of at least two newlines."""
     stripped = text.strip()
     return _PARAGRAPH_BREAK.split(stripped) if "\n\n\n" in stripped else stripped.split("\n\n")
 
 
 def _count_repeats(documents: Sequence[list[str]]) -> tuple[Integers, Integers, Integers]:
-    """Per document: elements, elements that occurred before, and the characters of these."""
+    """Return per document the elements, the repeated elements, and the characters of these."""
     elements = np.fromiter(map(len, documents), np.int64, len(documents))
     counts, characters = np.zeros_like(elements), np.zeros_like(elements)
     for number, parts in enumerate(documents):

@@ -1,15 +1,26 @@
-"""The same rule in the words of another tool.
+"""Translate rules into the dialect of another tool, with the thresholds of the config.
 
-Reads the rules of a config, gives for each family that tools read differently (Gopher's two rules, C4) its reading in a
-named dialect, with the thresholds of the config. C4 in the dialect `paper` is the original's published code, which is
-also what DCLM repeats.
+Gopher's two rules and C4 have dialects. C4 in the dialect `paper` is the original's published code, which DCLM repeats.
 """
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import assert_never, get_args
 
-from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
-from llmsys.config.quality_rules import Dialect, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
+from llmsys.config.custom_rules import (
+    BadWordsConfig,
+    FastTextClassifierConfig,
+    LinearClassifierConfig,
+    PerplexityConfig,
+)
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
+from llmsys.config.quality_rules import (
+    Dialect,
+    FinewebQualityConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    NativeTextConfig,
+    RuleConfig,
+)
 from llmsys.errors import ConfigError
 
 DIALECTS: tuple[str, ...] = get_args(Dialect)
@@ -20,14 +31,21 @@ _SYMBOLS = {"max_hash_ratio", "max_ellipsis_ratio", "max_symbol_ratio"}
 
 
 def translate_rules(rules: Sequence[RuleConfig], dialect: str) -> dict[str, RuleConfig]:
-    """The rules of a config that have dialects, each read in this one, by name (`c4` for any reading of it); when it
-    has none of them, the published ones.
+    """Translate the rules that have dialects.
+
+    Args:
+        rules: the rules of a config.
+        dialect: one of `DIALECTS`.
+
+    Returns:
+        Each rule that has dialects, translated, by name (`c4` for any dialect of it); the published rules if there is
+        none.
 
     Raises:
-        ConfigError: there is no such dialect.
+        ConfigError: if there is no such dialect.
     """
     if dialect not in DIALECTS:
-        raise ConfigError(f"{dialect} is no dialect. Use two or more of {', '.join(DIALECTS)}.")
+        raise ConfigError(f"{dialect} is not a dialect. Use two or more of {', '.join(DIALECTS)}.")
     return _translate_to_dialect(rules, dialect) or _translate_to_dialect(_ALL, dialect)
 
 
@@ -41,22 +59,32 @@ def _translate_to_dialect(rules: Sequence[RuleConfig], dialect: str) -> dict[str
                 found[rule.title] = _translate_gopher_quality(rule, dialect)
             case C4Config() | C4DatatroveConfig() | C4DolmaConfig():
                 found[rule.name or "c4"] = _translate_c4(rule, dialect)
-            case _:
-                pass
+            case (
+                LineCorrectionsConfig()
+                | FinewebQualityConfig()
+                | NativeTextConfig()
+                | BadWordsConfig()
+                | FastTextClassifierConfig()
+                | LinearClassifierConfig()
+                | PerplexityConfig()
+            ):
+                pass  # every tool measures these in the same way
+            case unreachable:
+                assert_never(unreachable)
     return found
 
 
 def _translate_gopher_quality(rule: GopherQualityConfig, dialect: str) -> GopherQualityConfig:
-    """Limits on symbols stay where the dialect has them, and are the published ones where it has others."""
+    """Translate the rule; limits on symbols are the published ones if the dialect measures symbols differently."""
     values = rule.model_dump() | {"dialect": dialect}
-    together = {"dolma", "dclm"}
-    if (dialect in together) != (rule.dialect in together):
+    merged = {"dolma", "dclm"}  # they count all symbols together
+    if (dialect in merged) != (rule.dialect in merged):
         values = {name: value for name, value in values.items() if name not in _SYMBOLS}
     return GopherQualityConfig.model_validate(values)
 
 
 def _translate_c4(rule: C4Reading, dialect: str) -> C4Reading:
-    """The config's own constants for its own reading, the published ones for others."""
+    """Return the rule itself in its own dialect, and the published constants in others."""
     kinds: dict[str, type[C4Reading]] = {"datatrove": C4DatatroveConfig, "dolma": C4DolmaConfig}
     kind = kinds.get(dialect, C4Config)
     return rule if isinstance(rule, kind) else kind(curly_brackets=rule.curly_brackets)

@@ -1,4 +1,4 @@
-"""A batch of documents with what several rules need of them, computed when first asked for and then shared."""
+"""A batch of documents with columns that several rules share, computed on first use."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,10 +15,10 @@ from data_pipeline.text.word_tokenizers import UnicodeTokenizer, WhitespaceToken
 
 
 class WordSplitters:
-    """Where words come from. Keep one per process: each kind of words that is asked for has a memory of its own.
+    """Word splitters of a process. Keep one per process: each splitter has a cache of its own.
 
     Args:
-        language: splits the words of `TextBatch.words`; datatrove's English by default.
+        language: splits the words of `DocumentBatch.words`; datatrove's English by default.
     """
 
     def __init__(self, language: WordSplitter | None = None) -> None:
@@ -26,12 +26,12 @@ class WordSplitters:
 
     @cached_property
     def whitespace(self) -> WordSplitter:
-        """Words between white space."""
+        """Splitter at white space."""
         return WordSplitter(WhitespaceTokenizer())
 
     @cached_property
     def unicode(self) -> WordSplitter:
-        """Segments of UAX 29."""
+        """Splitter into the segments of UAX 29."""
         return WordSplitter(UnicodeTokenizer())
 
 
@@ -40,8 +40,8 @@ class DocumentBatch:
 
     Args:
         texts: the documents.
-        splitters: where their words come from.
-        word_counts: words of each document, where somebody has counted them.
+        splitters: split their words.
+        word_counts: (D,) words of each document, if known.
     """
 
     def __init__(self, texts: Sequence[str], splitters: WordSplitters, word_counts: Integers | None = None) -> None:
@@ -55,22 +55,22 @@ class DocumentBatch:
 
     @cached_property
     def character_counts(self) -> Integers:
-        """Characters (code points) per document."""
+        """Characters (code points) per document, (D,)."""
         return self.to_counts(map(len, self.texts))
 
     @cached_property
     def words(self) -> WordColumns:
-        """The words of all documents, in the sense of their language."""
+        """The words of all documents, as their language splits them."""
         return self.splitters.language.split_words(self.texts)
 
     @cached_property
     def word_counts(self) -> Integers:
-        """Words of each document, in the sense of its language."""
+        """Words per document, as its language splits them, (D,)."""
         return self.words.counts
 
     @cached_property
     def whitespace_words(self) -> WordColumns:
-        """What stands between white space."""
+        """The chunks between white space."""
         return self.splitters.whitespace.split_words(self.texts)
 
     @cached_property
@@ -80,25 +80,25 @@ class DocumentBatch:
 
     @cached_property
     def bytes_without_space(self) -> bytes:
-        """All texts one after another in UTF-8, without any character that Python takes for white space."""
+        """All texts concatenated in UTF-8, without the characters that Python considers white space."""
         return join_without_whitespace(self.texts)
 
     def count_occurrences(self, *parts: str) -> Integers:
-        """How often the parts occur in each document, together."""
+        """Count the occurrences of all `parts` together, per document."""
         return self.to_counts(sum(map(text.count, parts)) for text in self.texts)
 
     def to_counts(self, numbers: Any) -> Integers:
-        """One integer per document, from an iterable of as many."""
+        """Convert an iterable of D numbers to int64."""
         return np.fromiter(numbers, np.int64, len(self.texts))
 
     def select_documents(self, keep: npt.NDArray[np.bool_]) -> "DocumentBatch":
-        """The documents that stay, with the columns that are already there."""
+        """Return the kept documents with the columns computed so far."""
         if keep.all():
             return self
         counted = self.__dict__.get("word_counts")
         counted = counted if counted is None else counted[keep]
         batch = DocumentBatch(list(compress(self.texts, keep.tolist())), self.splitters, counted)
-        for name in _WORDS:
+        for name in _WORDS:  # cached_property stores computed columns in __dict__
             if name in self.__dict__:
                 batch.__dict__[name] = self.__dict__[name].select_documents(keep)
         return batch
@@ -108,7 +108,7 @@ _WORDS = ("words", "whitespace_words", "unicode_words")
 
 
 def compute_share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """part / whole per document, 0 where the whole is 0."""
+    """Return part / whole per document, 0 where the whole is 0."""
     quotient = np.zeros(len(part), np.float64)
     np.divide(part, whole, out=quotient, where=whole > 0)
     return quotient

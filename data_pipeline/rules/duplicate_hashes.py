@@ -1,7 +1,7 @@
-"""Which of many 64-bit hashes occur more than once, without sorting them.
+"""Find the 64-bit hashes that occur more than once, without sorting.
 
-Hashes are first thrown into a table of counters: what lands there alone occurs once and is done with. What is left is
-thrown into a table of positions, where the first of each hash leaves its own.
+Hashes are first counted in a hash table; one that is alone in its slot occurs once. The others go into a table of
+positions, in which the first of each hash stores its own.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ import numpy.typing as npt
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 
-# Odd multipliers for Fibonacci hashing; each round takes the next, so that what met by accident parts.
+# Odd multipliers for Fibonacci hashing; each round uses the next, so that hashes that collided are separated.
 _MULTIPLIERS = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)))
 _FEWEST_BITS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateGroups:
-    """Hashes that occur more than once.
+    """The hashes that occur more than once.
 
     Attributes:
         members: their indices, ascending.
-        leaders: for each of them the index of the first equal hash.
-        sizes: for each of them how often its hash occurs.
+        leaders: for each member, the index of the first equal hash.
+        sizes: for each member, the number of occurrences of its hash.
     """
 
     members: Indices
@@ -42,20 +42,20 @@ def group_duplicates(hashes: Hashes) -> DuplicateGroups:
 
 
 def select_candidate_duplicates(hashes: Hashes) -> Indices:
-    """Indices of hashes that may occur more than once, ascending; all others occur once."""
+    """Return the ascending indices of hashes that may occur more than once; all others occur once."""
     suspects = _select_colliding(hashes, 0)
     return suspects[_select_colliding(hashes[suspects], 1)]
 
 
 def _select_colliding(hashes: Hashes, round_number: int) -> Indices:
-    """Indices of hashes that share a counter with another."""
+    """Return the indices of hashes that share a slot with another."""
     slots, size = _compute_slots(hashes, round_number)
     counters = np.bincount(slots, minlength=size)
     return np.flatnonzero(counters[slots] > 1)
 
 
 def _compute_leaders(hashes: Hashes) -> Indices:
-    """For each hash the index of the first that is equal."""
+    """Return for each hash the index of the first equal one."""
     leaders = np.empty(len(hashes), np.int64)
     left = np.arange(len(hashes))
     round_number = 2
@@ -73,7 +73,7 @@ def _compute_leaders(hashes: Hashes) -> Indices:
 
 
 def _compute_slots(hashes: Hashes, round_number: int) -> tuple[Indices, int]:
-    """A slot for each hash, and how many slots there are: about four times as many."""
+    """Return a slot for each hash, and the number of slots: about four per hash."""
     bits = max(_FEWEST_BITS, (2 * len(hashes)).bit_length())
     multiplier = _MULTIPLIERS[round_number % len(_MULTIPLIERS)]
     mixed = (hashes ^ (hashes >> np.uint64(29 + round_number % 5))) * multiplier

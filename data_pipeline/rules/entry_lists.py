@@ -1,12 +1,12 @@
-"""Many words as one regular expression that follows them letter by letter.
+"""Read the user's lists of words and hosts, once per process, and search texts for their entries.
 
-Reads words, gives a pattern. Words with a common beginning share it, so that a position of a text costs as many steps
-as the longest word that begins there, however many words there are: the time is linear in the text.
+Reads the files of `EntryListConfig`s.
 
-Lists of the user's, read once per process: a few words as strings, or a million hosts as columns.
-
-Reads `EntryListConfig`s, gives their entries, or an `EntrySet` that answers membership. An `EntrySet` holds about 40
-bytes an entry beside the bytes of the list, compares whole entries, and so never takes one for another.
+Invariants:
+- A pattern of `build_alternation` matches in time linear in the text: words share common prefixes, so a position costs
+  as many steps as the longest word that begins there.
+- An `EntrySet` takes about 40 bytes per entry and the bytes of the list. It compares whole entries: hash collisions do
+  not produce false matches.
 """
 
 import gzip
@@ -38,7 +38,7 @@ def build_alternation(words: Iterable[str]) -> str:
 
 
 def _build_tree_pattern(root: dict[str, Any]) -> str:
-    """Write a tree of letters as a pattern; without recursion, so that words may be long."""
+    """Build the pattern of a prefix tree, without recursion so that words may be long."""
     done: dict[int, str] = {}
     stack = [root]
     while stack:
@@ -64,22 +64,22 @@ def _build_node_pattern(node: dict[str, Any], done: dict[int, str]) -> str:
 Integers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
-_PORTION_BYTES = 8 << 20
+_BLOCK_BYTES = 8 << 20
 
 
 def read_entries(listed: EntryListConfig) -> list[str]:
-    """Return every entry, stripped, without blank lines and comments."""
-    return [entry.decode("utf-8", "replace") for portion in _iter_portions(listed) for entry in portion]
+    """Return all entries, stripped, without blank lines and comments."""
+    return [entry.decode("utf-8", "replace") for block in _iter_blocks(listed) for entry in block]
 
 
-def _iter_portions(listed: EntryListConfig) -> Iterator[list[bytes]]:
-    """Yield the entries of the files, and those written in the config, some megabytes at a time."""
+def _iter_blocks(listed: EntryListConfig) -> Iterator[list[bytes]]:
+    """Yield the entries of the files, some megabytes at a time, then those in the config."""
     for path in listed.files:
         try:
             with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-                while lines := file.readlines(_PORTION_BYTES):
+                while lines := file.readlines(_BLOCK_BYTES):
                     yield _strip_entries(lines)
-        except OSError as error:  # gzip's own error is one too
+        except OSError as error:  # gzip.BadGzipFile included
             raise DataError(_format_read_error(path, error.strerror or str(error))) from None
         except (EOFError, zlib.error) as error:
             raise DataError(_format_read_error(path, f"its gzip is damaged ({error})")) from None
@@ -95,19 +95,19 @@ def _strip_entries(lines: Iterable[bytes]) -> list[bytes]:
 
 
 class EntrySet:
-    """Membership of many strings.
+    """A set of many strings.
 
     Args:
-        listed: where the entries are.
-        lower: whether the letter case of ASCII letters does not matter.
+        listed: the list.
+        lower: whether to ignore the case of ASCII letters.
     """
 
     def __init__(self, listed: EntryListConfig, *, lower: bool = False) -> None:
         self._lower = lower
         blobs: list[bytes] = []
         lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-        for portion in _iter_portions(listed):
-            entries = [entry.lower() for entry in portion] if lower else portion
+        for block in _iter_blocks(listed):
+            entries = [entry.lower() for entry in block] if lower else block
             blobs.append(b"".join(entries))
             lengths.append(np.fromiter(map(len, entries), np.int64, len(entries)))
             hashes.append(_hash_entries(entries))
@@ -115,11 +115,11 @@ class EntrySet:
         self._index_entries(np.concatenate(lengths), np.concatenate(hashes))
 
     def _index_entries(self, lengths: Integers, hashes: Hashes) -> None:
-        """Sort the entries by hash, each once."""
+        """Sort the distinct entries by hash."""
         ends = np.cumsum(lengths)
         self._hashes, first = np.unique(hashes, return_index=True)
         self._starts, self._ends = (ends - lengths)[first], ends[first]
-        # Of two entries with one hash the second is kept aside: there are none in practice, and none is lost.
+        # Entries whose hash another entry has: repeated entries, and collisions, which are none in practice.
         again = np.flatnonzero(first[np.searchsorted(self._hashes, hashes)] != np.arange(len(hashes)))
         twins = (self._blob[ends[number] - lengths[number] : ends[number]] for number in again.tolist())
         self._others = frozenset(twins)
@@ -128,20 +128,20 @@ class EntrySet:
         return len(self._hashes)
 
     def contains(self, texts: Sequence[str]) -> list[bool]:
-        """Return which of the texts are entries; an empty text never is."""
+        """Return for each text whether it is an entry; an empty text never is."""
         if not len(self._hashes):
             return [False] * len(texts)
         keys = [text.encode("utf-8", "surrogatepass") for text in texts]
         if self._lower:
             keys = [key.lower() for key in keys]
         hashes = _hash_entries(keys)
-        places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-        found = (self._hashes[places] == hashes).tolist()
-        pairs = zip(found, places.tolist(), keys, strict=True)
-        return [hit and self._is_entry(place, key) for hit, place, key in pairs]
+        indices = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        found = (self._hashes[indices] == hashes).tolist()
+        pairs = zip(found, indices.tolist(), keys, strict=True)
+        return [hit and self._is_entry(index, key) for hit, index, key in pairs]
 
-    def _is_entry(self, place: int, key: bytes) -> bool:
-        return self._blob[self._starts[place] : self._ends[place]] == key or key in self._others
+    def _is_entry(self, index: int, key: bytes) -> bool:
+        return self._blob[self._starts[index] : self._ends[index]] == key or key in self._others
 
 
 def _hash_entries(entries: Sequence[bytes]) -> Hashes:

@@ -1,7 +1,7 @@
 """FineWeb's own rule (Penedo et al. 2024): end marks, short lines, repeated lines, lists.
 
-Reads texts and their words; lines are split at newlines, blank ones do not count. The constants are those of the code,
-which differ from the paper's in one place (see the configuration).
+Lines are split at newlines; blank lines do not count. The constants are those of the code, which differ from the paper
+in one place (see the configuration).
 """
 
 from data_pipeline.rules.document_batch import DocumentBatch, compute_share
@@ -11,7 +11,7 @@ from llmsys.config.quality_rules import FinewebQualityConfig
 
 
 class FinewebQualityRule:
-    """Drops documents whose lines are unlike paragraphs."""
+    """A rule that drops documents whose lines do not resemble paragraphs."""
 
     kind = "fineweb_quality"
 
@@ -32,7 +32,7 @@ class FinewebQualityRule:
         ]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts in the order of the code."""
+        """Return the verdicts, tested in the order of the published code."""
         lines = [[line for line in text.split("\n") if line and not line.isspace()] for text in batch.texts]
         statistics = self._compute_statistics(batch, lines)
         verdicts = apply_thresholds(self.limits, statistics, len(batch))
@@ -47,6 +47,7 @@ class FinewebQualityRule:
         return {
             "end_mark_line_share": compute_share(ends, counts),
             "short_line_share": compute_share(short, counts),
+            # FineWeb's denominator has no newlines.
             "duplicate_line_character_share": compute_share(repeated, batch.character_counts - newlines),
             "newlines_per_word": compute_share(newlines, batch.word_counts),
         }

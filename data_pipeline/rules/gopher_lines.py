@@ -1,4 +1,4 @@
-"""Lines that start with a bullet or end with an ellipsis, as the dialects of Gopher's quality rule count them."""
+"""Measure lines that start with a bullet or end with an ellipsis, per dialect of Gopher's quality rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,14 @@ from data_pipeline.rules.verdict import Floats
 
 @dataclass(frozen=True)
 class LineMarkDialect:
-    """What a dialect takes for a line, a bullet and an ellipsis.
+    """The lines, bullets and ellipses of a dialect.
 
-    `splitlines` are Python's lines, stripped where marks are looked for; `not blank` are stripped lines between
-    newlines; `runs of newlines` leaves lines as they are, and an empty one at an end of the text counts.
+    Attributes:
+        bullets: prefixes that count as bullets.
+        ellipses: suffixes that count as ellipses.
+        lines: `splitlines` are Python's lines, stripped where marks are searched. `not blank` are stripped lines
+            between newlines. `runs of newlines` keeps lines unchanged and counts an empty one at either end of the
+            text.
     """
 
     bullets: tuple[str, ...]
@@ -22,7 +26,7 @@ class LineMarkDialect:
 
 
 def measure_line_marks(batch: DocumentBatch, marks: LineMarkDialect) -> dict[str, Floats]:
-    """Shares of the lines with a bullet and with an ellipsis."""
+    """Return the shares of lines with a bullet and with an ellipsis."""
     lines_of = _LINES[marks.lines]
     documents = [lines_of(text) for text in batch.texts]
     strips = marks.lines == "splitlines"
@@ -36,14 +40,14 @@ def measure_line_marks(batch: DocumentBatch, marks: LineMarkDialect) -> dict[str
 
 
 def split_at_newline_runs(text: str) -> list[str]:
-    """The text split at runs of newlines; a newline at an end of the text leaves an empty line, given last."""
+    """Split a text at runs of newlines; a newline at either end of the text adds an empty line at the end."""
     lines = list(filter(None, text.split("\n")))
     lines += [""] * (text.startswith("\n") + text.endswith("\n"))
     return lines or [""]
 
 
 def split_nonblank_lines(text: str) -> list[str]:
-    """Stripped lines between newlines, without those of which nothing is left."""
+    """Return the stripped lines between newlines without the empty ones."""
     return list(filter(None, map(str.strip, text.split("\n"))))
 
 

@@ -1,9 +1,7 @@
-"""What the dialects of Gopher's quality rule ask of words beyond their counts.
+"""Gopher's quality rule (Rae et al. 2021, A.1.1) in four dialects: equal thresholds, different measurements.
 
-Gopher's quality rule (Rae et al. 2021, A.1.1) in four dialects: the same thresholds, other things measured.
-
-Reads texts and their words, measures word counts, word lengths, symbols, bullets, ellipses, letters and stop words, and
-drops what does not look like prose. The first test that fails, in the order of the dialect, names the reason.
+Measures word counts, word lengths, symbols, bullets, ellipses, letters and stop words, and drops texts that do not
+resemble prose. The first failed test, in the order of the dialect, is the reason.
 
 | | datatrove | paper | dolma (gopher_v2) | dclm |
 |---|---|---|---|---|
@@ -16,7 +14,7 @@ drops what does not look like prose. The first test that fails, in the order of 
 | ellipses at ends | `...` `…` before white space | the same | `…` at the very end | `...` `. . .` `…` |
 | stop words | distinct, as written | distinct, as written | all, as written | all, in any case |
 
-The paper leaves words, marks and lines open; its column is our plainest reading of it.
+The paper does not define words, marks and lines; its column is our plainest interpretation.
 """
 
 from collections.abc import Callable
@@ -33,17 +31,17 @@ from llmsys.config.quality_rules import GopherQualityConfig
 
 Mask = npt.NDArray[np.bool_]
 
-# fastText reads words between these; other white space of Unicode is part of a word to it.
+# fastText splits words at these only; other Unicode white space is part of a word.
 _ASCII_SPACES = str.maketrans(dict.fromkeys("\n\r\t\v\f\0", " "))
 
 
 def count_ascii_words(text: str) -> int:
-    """How many words fastText's tokenizer finds that begin with a letter or a digit."""
+    """Count the words of fastText's tokenizer that begin with a letter or a digit."""
     return sum(word[:1].isalnum() for word in text.translate(_ASCII_SPACES).split(" "))
 
 
 def compute_median_word_lengths(words: WordColumns) -> Floats:
-    """Median word length per document, 0 without words."""
+    """Return the median word length per document, 0 without words."""
     order = np.lexsort((words.word_lengths, words.document_of_word))
     lengths = np.append(words.word_lengths[order], 0)
     middle = words.offsets[:-1] + np.maximum(words.counts - 1, 0) // 2
@@ -53,18 +51,18 @@ def compute_median_word_lengths(words: WordColumns) -> Floats:
 
 
 def mask_words_containing(words: WordColumns, parts: tuple[str, ...]) -> Mask:
-    """Which words hold one of the parts."""
+    """Mask the words that contain one of the parts."""
     return _mask_words(words, lambda word: any(part in word for part in parts))
 
 
 def mask_words_in(words: WordColumns, wanted: tuple[str, ...], *, ignore_case: bool = False) -> Mask:
-    """Which words are among the wanted ones."""
+    """Mask the words that are among the wanted ones."""
     among = frozenset(wanted)
     return _mask_words(words, lambda word: (word.lower() if ignore_case else word) in among)
 
 
 def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
-    """How many of the wanted words occur in each document."""
+    """Count the distinct wanted words in each document."""
     numbers = np.zeros(len(words.vocabulary), np.int64)
     for number, word in enumerate(wanted, start=1):
         if word in words.vocabulary.index:
@@ -76,7 +74,7 @@ def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
 
 
 def _mask_words(words: WordColumns, choose: Callable[[str], bool]) -> Mask:
-    """Which words are chosen, asking each distinct one once."""
+    """Mask the words that `choose` accepts; it is called once per distinct word."""
     used = np.bincount(words.ids_W, minlength=len(words.vocabulary)) > 0
     names = words.vocabulary.words
     chosen = np.zeros(len(used), np.bool_)
@@ -84,7 +82,7 @@ def _mask_words(words: WordColumns, choose: Callable[[str], bool]) -> Mask:
     return chosen[words.ids_W]
 
 
-# Bullets as typesetting and lists in plain text draw them.
+# Bullets of typesetting and of plain-text lists; the paper names none.
 _PAPER_BULLETS = ("•", "‣", "⁃", "▪", "▫", "●", "○", "◦", "■", "□", "▶", "–", "*", "-")
 _ELLIPSES = ("...", "…")
 _SPACED_ELLIPSES = ("...", ". . .", "…")
@@ -96,7 +94,7 @@ _DCLM = LineMarkDialect(bullets=("●", "•", "*", "-"), ellipses=_SPACED_ELLIP
 
 
 class GopherQualityRule:
-    """Drops documents whose words and lines are unlike prose."""
+    """A rule that drops documents whose words and lines do not resemble prose."""
 
     kind = "gopher_quality"
 
@@ -106,7 +104,7 @@ class GopherQualityRule:
         self.limits = _build_limits(config)
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts in the order of the dialect."""
+        """Return the verdicts, tested in the order of the dialect."""
         return apply_thresholds(self.limits, self._compute_statistics(batch), len(batch))
 
     def _compute_statistics(self, batch: DocumentBatch) -> dict[str, Floats]:
@@ -122,7 +120,7 @@ class GopherQualityRule:
 
 
 def _build_limits(config: GopherQualityConfig) -> list[ThresholdTest]:
-    """The tests in the order of the dialect."""
+    """Return the tests in the order of the dialect."""
     length = "median_word_length" if config.dialect == "dolma" else "mean_word_length"
     words = [
         ThresholdTest("words", "words", "below", config.min_words),
@@ -147,7 +145,7 @@ def _build_limits(config: GopherQualityConfig) -> list[ThresholdTest]:
         ),
         ThresholdTest("stop words", "stop_words", "below", config.min_stop_words),
     ]
-    # The published mixing of dolma asks for letters and stop words before lines.
+    # The published mixing of dolma tests letters and stop words before lines.
     return [*words, *symbols, *(letters + lines if config.dialect == "dolma" else lines + letters)]
 
 

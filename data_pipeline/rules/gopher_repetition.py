@@ -1,7 +1,7 @@
-"""Gopher's repetition rule (Rae et al. 2021, table A1) in four dialects: the same thresholds, other things measured.
+"""Gopher's repetition rule (Rae et al. 2021, table A1) in four dialects: equal thresholds, different measurements.
 
-Reads texts, measures what of each is repeated paragraphs, lines and n-grams of words, and drops what repeats too much.
-Lengths are code points.
+Measures the shares of repeated paragraphs, lines and word n-grams, and drops texts that repeat too much. Lengths are
+code points.
 
 | | datatrove | paper | dolma (gopher_v2) | dclm |
 |---|---|---|---|---|
@@ -10,11 +10,11 @@ Lengths are code points.
 | paragraphs | between blank lines | stripped, not blank | no test | stripped, not blank |
 | their characters / | the whole text | the whole text | all words | all lines (paragraphs) |
 | words are | spaCy's English | between white space | between white space | Unicode's segments |
-| top n-gram | first, spaces count, once is enough | first, with spaces | first, once is enough | longest of equals |
-| repeated n-grams | left to right, jumping over what repeats | words in later ones | every occurrence | words in any |
-| n-gram characters / | the whole text | the whole text | all words (all n-grams) | all words |
+| top n-gram | first, with spaces, even if it occurs once | first, with spaces | first, even if it occurs once | longest
+of equals | | repeated n-grams | left to right, skipping repeats | words in later ones | every occurrence | words in any
+| | n-gram characters / | the whole text | the whole text | all words (all n-grams) | all words |
 
-The paper leaves most of this open; its column is our plainest reading of it.
+The paper leaves most of this open; its column is our plainest interpretation.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ _NGRAMS = {
     **{f"top_{n}gram_share": f"share of characters in the most frequent {n}-gram" for n in range(2, 5)},
     **{f"duplicate_{n}gram_share": f"share of characters in duplicate {n}-grams" for n in range(5, 11)},
 }
-# Table A1 has the shares before the characters, and lines before paragraphs.
+# Table A1 lists the shares before the characters, and lines before paragraphs.
 _TABLE_A1 = (
     "duplicate_line_share",
     "duplicate_paragraph_share",
@@ -43,12 +43,12 @@ _TABLE_A1 = (
     "duplicate_paragraph_character_share",
 )
 _ORDER = {"datatrove": tuple(_PARTS), "paper": _TABLE_A1, "dclm": _TABLE_A1, "dolma": tuple(_PARTS)[2:]}
-_TOP_NGRAMS = len(_PARTS)  # where these tests start among datatrove's
+_TOP_NGRAMS = len(_PARTS)  # index of the first of these among datatrove's tests
 _ALL_NGRAMS = _TOP_NGRAMS + 3
 
 
 class GopherRepetitionRule:
-    """Drops documents that repeat themselves."""
+    """A rule that drops documents that repeat themselves."""
 
     kind = "gopher_repetition"
 
@@ -59,7 +59,7 @@ class GopherRepetitionRule:
         self.limits = [ThresholdTest(tests[name], name, "above", getattr(config, f"max_{name}")) for name in names]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts in the order lines and paragraphs, most frequent n-grams, repeated n-grams."""
+        """Return the verdicts, tested in the order lines and paragraphs, most frequent n-grams, repeated n-grams."""
         verdicts = apply_thresholds(self.limits, self._compute_statistics(batch), len(batch))
         return prepend_test(verdicts, "empty text", self._mask_empty_texts(batch))
 
@@ -81,8 +81,8 @@ class GopherRepetitionRule:
                 return measure_dclm_repetition(batch)
 
     def _compute_in_stages(self, batch: DocumentBatch) -> dict[str, Floats]:
-        """What datatrove measures; of a document that failed a test, nothing of the stages behind it (NaN there)."""
-        _ = batch.words  # of all documents at once: the rules that follow ask for them too
+        """Return datatrove's statistics; those of a stage are NaN for documents that failed an earlier stage."""
+        _ = batch.words  # split all documents at once: the following rules need their words too
         statistics = measure_repeated_lines(batch)
         for first, last, measure in (
             (0, _TOP_NGRAMS, measure_top_ngrams),
@@ -96,7 +96,7 @@ class GopherRepetitionRule:
         return statistics
 
     def _mask_empty_texts(self, batch: DocumentBatch) -> npt.NDArray[np.bool_]:
-        """Texts of which the dialect cannot measure anything; dolma lets them pass."""
+        """Mask the texts in which the dialect measures nothing; dolma lets them pass."""
         match self._dialect:
             case "datatrove":
                 empty = [not text for text in batch.texts]

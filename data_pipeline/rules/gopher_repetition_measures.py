@@ -1,6 +1,4 @@
-"""What the dialects paper, dolma and dclm of Gopher's repetition rule measure; see `gopher_repetition` for how they
-differ.
-"""
+"""Measure repetition for the dialects paper, dolma and dclm of Gopher's rule; `gopher_repetition` compares them."""
 
 import re
 from collections import Counter
@@ -22,7 +20,7 @@ _PAIR_OF_NEWLINES = "\n\n"
 
 
 def measure_paper_repetition(batch: DocumentBatch) -> dict[str, Floats]:
-    """Repeated parts are copies of what came before them; the whole text is the denominator."""
+    """Return the paper's statistics: later copies count, and the whole text is the denominator."""
     lines = _RepeatedParts([split_nonblank_lines(text) for text in batch.texts], first_is_free=True)
     paragraphs = _RepeatedParts(
         [_strip_parts(_PARAGRAPH_BREAK.split(text)) for text in batch.texts], first_is_free=True
@@ -44,7 +42,7 @@ def measure_paper_repetition(batch: DocumentBatch) -> dict[str, Floats]:
 
 
 def measure_dolma_repetition(batch: DocumentBatch) -> dict[str, Floats]:
-    """Every occurrence counts, white space does not."""
+    """Return dolma's statistics: every occurrence counts, white space does not."""
     lines = _RepeatedParts([split_at_newline_runs(text) for text in batch.texts], first_is_free=False)
     words = batch.whitespace_words
     characters = np.maximum(words.sum_per_document(words.word_lengths), 1)
@@ -61,7 +59,10 @@ def measure_dolma_repetition(batch: DocumentBatch) -> dict[str, Floats]:
 
 
 def measure_dclm_repetition(batch: DocumentBatch) -> dict[str, Floats]:
-    """Every occurrence counts; a text of one line or paragraph repeats none; the longest top n-gram counts."""
+    """Return DCLM's statistics: every occurrence counts; of equally frequent n-grams the longest is the top one.
+
+    A text of a single line or paragraph has no repeated one.
+    """
     lines = _RepeatedParts([split_nonblank_lines(text) for text in batch.texts], first_is_free=False)
     paragraphs = _RepeatedParts(
         [_strip_parts(text.split(_PAIR_OF_NEWLINES)) for text in batch.texts], first_is_free=False
@@ -82,7 +83,7 @@ def measure_dclm_repetition(batch: DocumentBatch) -> dict[str, Floats]:
 
 
 class _RepeatedParts:
-    """Lines or paragraphs of documents: how many, how many of them repeat, and the characters of both."""
+    """Counts of lines or paragraphs per document: all, repeated ones, and the characters of both."""
 
     def __init__(self, documents: Sequence[list[str]], *, first_is_free: bool) -> None:
         measured = [_count_repeats(parts, first_is_free) for parts in documents]
@@ -90,7 +91,7 @@ class _RepeatedParts:
         self.parts, self.repeated, self.characters, self.repeated_characters = columns.T
 
     def measure_shares(self, part: str, characters: Integers) -> dict[str, Floats]:
-        """What of the parts repeats, and what of `characters`, which is the dialect's denominator."""
+        """Return the share of repeated parts, and of their characters in `characters`, the dialect's denominator."""
         return {
             f"duplicate_{part}_share": compute_share(self.repeated, self.parts),
             f"duplicate_{part}_character_share": compute_share(self.repeated_characters, characters),
@@ -111,12 +112,12 @@ def _count_repeats(parts: list[str], first_is_free: bool) -> tuple[int, int, int
 
 
 def _strip_parts(parts: list[str]) -> list[str]:
-    """Stripped parts of which something is left."""
+    """Return the stripped parts without the empty ones."""
     return list(filter(None, map(str.strip, parts)))
 
 
 def _compute_ngram_lengths(words: WordColumns, positions: Integers, n: int) -> Integers:
-    """Characters of the n words from each position on, without white space."""
+    """Return the characters of the n words from each position, without white space."""
     characters = compute_offsets(words.word_lengths)
     return characters[positions + n] - characters[positions]
 
@@ -127,15 +128,15 @@ def _sum_per_document(words: WordColumns, positions: Integers, sizes: Integers) 
 
 
 def _count_ngram_characters(words: WordColumns, n: int) -> Integers:
-    """Characters of all n-grams of each document, a word counting in each n-gram it is in; 1 at least."""
+    """Return the characters of all n-grams of each document, at least 1; a word counts in each n-gram it is in."""
     positions = np.arange(max(len(words.ids_W) - n + 1, 0))
     positions = positions[positions + n <= words.offsets[1:][words.document_of_word[positions]]]
     return np.maximum(_sum_per_document(words, positions, _compute_ngram_lengths(words, positions, n)), 1)
 
 
 def _count_covered_characters(words: WordColumns, positions: Integers, n: int) -> Integers:
-    """Characters of the words that lie in one of the n-grams at least."""
-    borders = np.bincount(positions, minlength=len(words.ids_W) + n + 1)
-    borders[n:] -= borders[:-n].copy()
-    covered_W = np.cumsum(borders)[: len(words.ids_W)] > 0
+    """Return the characters of the words that lie in at least one of the n-grams."""
+    edges = np.bincount(positions, minlength=len(words.ids_W) + n + 1)  # +1 where an n-gram begins, -1 where it ends
+    edges[n:] -= edges[:-n].copy()
+    covered_W = np.cumsum(edges)[: len(words.ids_W)] > 0
     return words.sum_per_document(words.word_lengths * covered_W)

@@ -1,8 +1,8 @@
-"""Line-wise corrections (RefinedWeb, Penedo et al. 2023, G.2, with DCLM's reading of it): lines that are no prose go.
+"""Remove lines that are not prose (RefinedWeb's line-wise corrections, Penedo et al. 2023, G.2, in DCLM's version).
 
-Reads texts, takes out lines in capitals, of digits, counters such as `3 likes` and lines of one word, cuts navigation
-out of short lines, and drops pages that lose more than a small share of their words. Every line that is touched is
-counted by its reason; the reasons are asked in this order.
+Removes lines in capitals, of digits, counters such as `3 likes` and lines of one word. Cuts navigation out of short
+lines. Drops pages that lose more than a small share of their words. Every changed line is counted by its reason; the
+reasons are tested in this order.
 """
 
 import re
@@ -21,11 +21,11 @@ _UPPER, _DIGITS, _COUNTER, _SHORT, _NAVIGATION = (
 )
 _CUT = "line without its navigation"
 _NOTHING = re.compile(r"(?!)")
-_Cut = Callable[[str], list[str]]  # gives the words of a line
+_SplitWords = Callable[[str], list[str]]
 
 
 class LineCorrectionsRule:
-    """Takes lines out, mends others, and drops pages that lose too much."""
+    """A rule that removes lines, cuts navigation out of others, and drops pages that lose too much."""
 
     kind = "line_corrections"
 
@@ -45,7 +45,7 @@ class LineCorrectionsRule:
         ]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts and the rewritten texts."""
+        """Return the verdicts and the rewritten texts."""
         cut = batch.splitters.language.split_chunks
         corrected = [self._correct_text(text, cut) for text in batch.texts]
         texts = [text for text, _ in corrected]
@@ -65,8 +65,8 @@ class LineCorrectionsRule:
         verdicts = apply_thresholds(self.limits, statistics, len(batch))
         return replace(prepend_test(verdicts, "no line left", after == 0), texts=texts, changes=changes)
 
-    def _correct_text(self, text: str, cut: _Cut) -> tuple[str, Counter[str]]:
-        """The text that stays, and the lines touched by reason."""
+    def _correct_text(self, text: str, cut: _SplitWords) -> tuple[str, Counter[str]]:
+        """Return the remaining text, and the number of changed lines by reason."""
         counts: Counter[str] = Counter()
         kept: list[str] = []
         for line in text.split("\n"):
@@ -82,8 +82,8 @@ class LineCorrectionsRule:
                 kept.append(line)
         return "\n".join(kept).strip(), counts
 
-    def _find_removal_reason(self, line: str, cut: _Cut) -> str:
-        """Why the form of a line takes it out, empty when it stays."""
+    def _find_removal_reason(self, line: str, cut: _SplitWords) -> str:
+        """Return the reason why the form of a line removes it, "" if it stays."""
         config = self._config
         if sum(map(str.isupper, line)) / len(line) > config.max_upper_case_share:
             return _UPPER
@@ -93,7 +93,7 @@ class LineCorrectionsRule:
             return _COUNTER
         return _SHORT if len(cut(line)) < config.min_words_per_line else ""
 
-    def _can_hold_navigation(self, line: str, cut: _Cut) -> bool:
+    def _can_hold_navigation(self, line: str, cut: _SplitWords) -> bool:
         lower = line.lower()
         found = any(phrase in lower for phrase in self._phrases)
         return found and len(cut(line)) <= self._config.max_navigation_words
@@ -105,14 +105,14 @@ class LineCorrectionsRule:
 
 
 def _build_counter_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """A number, perhaps in thousands, millions or billions, and what is counted."""
+    """Build a pattern of a number, with an optional k, m or b, and a counted word."""
     if not words:
         return _NOTHING
     return re.compile(rf"\W*\d[,.\d]*[kmb]?\s+(?:{'|'.join(map(re.escape, map(str.lower, words)))})\W*$")
 
 
-def _build_phrase_pattern(phrases: tuple[str, ...], place: str) -> re.Pattern[str]:
-    """Any of the phrases at a place, in any case."""
+def _build_phrase_pattern(phrases: tuple[str, ...], template: str) -> re.Pattern[str]:
+    """Build a case-insensitive pattern of any of the phrases; `template` sets its position in the line."""
     if not phrases:
         return _NOTHING
-    return re.compile(place.format(f"(?:{'|'.join(map(re.escape, phrases))})"), re.IGNORECASE)
+    return re.compile(template.format(f"(?:{'|'.join(map(re.escape, phrases))})"), re.IGNORECASE)

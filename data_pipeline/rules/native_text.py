@@ -1,8 +1,8 @@
-"""Whether a text is written in the language it was taken for, measured in letters, marks of damage and common words.
+"""Drop texts that are not written in their identified language, by letters, decoding damage and common words.
 
-Reads texts, their words, and what the profile of the language says. Pages in another script, pages decoded with the
-wrong charset, lists of keywords and Chinese pages of mixed variants are dropped here; a language identifier is sure of
-all of them. Shares of letters follow MNBVC, which keeps pages of 70 % Chinese characters.
+Drops pages in another script, pages decoded with the wrong charset, keyword lists and Chinese pages of mixed variants,
+of all of which a language identifier is sure. Shares of letters follow MNBVC, which keeps pages with 70 % Chinese
+characters.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,12 +22,12 @@ from llmsys.config.quality_rules import NativeTextConfig
 _LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL = 1, 2, 4, 8, 16
 _ALL_CHARACTERS = 0x110000
 _HAN = range(0x4E00, 0xA000)
-# What is left of U+FFFD when UTF-8 text was read as GBK, and of uninitialised memory written as text in Windows.
+# U+FFFD in UTF-8 read as GBK, and the fill patterns of uninitialised memory in Windows read as GBK.
 _BROKEN_HAN = ("锟斤拷", "烫烫烫", "屯屯屯")
 
 
 class NativeTextRule:
-    """Drops documents that only look like their language."""
+    """A rule that drops documents that only resemble their language."""
 
     kind = "native_text"
 
@@ -54,14 +54,14 @@ class NativeTextRule:
         ]
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts in the order damage, script, words, variants."""
+        """Return the verdicts, tested in the order damage, script, words, variants."""
         flags = _build_flag_table(self._scripts)[_encode_code_points(batch.texts)]
         ends = np.cumsum(batch.character_counts)
         letters, own, garbage, simplified, traditional = (
             _count_per_document(flags & bit != 0, ends) for bit in (_LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL)
         )
         garbage = garbage + batch.to_counts(
-            sum(text.count(one) * len(one) for one in _BROKEN_HAN) for text in batch.texts
+            sum(text.count(broken) * len(broken) for broken in _BROKEN_HAN) for text in batch.texts
         )
         statistics = {
             "garbage_share": compute_share(garbage, batch.character_counts),
@@ -77,12 +77,12 @@ def _encode_code_points(texts: Iterable[str]) -> npt.NDArray[np.uint32]:
 
 
 def _count_per_document(chosen: npt.NDArray[np.bool_], ends: Integers) -> Integers:
-    """How many of the characters before each document's end are chosen, less those before its beginning."""
+    """Count the chosen characters per document; `ends` are the ends of the documents."""
     return np.diff(compute_offsets(chosen)[ends], prepend=0)
 
 
 def _compute_stop_word_share(words: WordColumns, stop_words: frozenset[str]) -> Floats:
-    """Stop words / words that are not punctuation alone."""
+    """Return stop words / words that are not punctuation alone."""
     documents = len(words.counts)
     chosen = np.zeros(len(words.vocabulary), np.bool_)
     chosen[[number for word in stop_words if (number := words.vocabulary.index.get(word)) is not None]] = True
@@ -93,11 +93,11 @@ def _compute_stop_word_share(words: WordColumns, stop_words: frozenset[str]) -> 
 
 @lru_cache(maxsize=128)
 def _build_flag_table(scripts: tuple[str, ...]) -> npt.NDArray[np.uint8]:
-    """What the rule asks of a character, by code point."""
+    """Return the flags of each code point for a set of scripts."""
     flags = _build_shared_flag_table().copy()
     for script in scripts:
         flags[_list_code_points(rf"\p{{Script={script}}}")] |= _OWN
-    flags[flags & _LETTER == 0] &= ~np.uint8(_OWN)
+    flags[flags & _LETTER == 0] &= ~np.uint8(_OWN)  # scripts have marks and digits too; shares are of letters
     return flags
 
 
@@ -114,12 +114,12 @@ def _build_shared_flag_table() -> npt.NDArray[np.uint8]:
 
 
 def _can_encode(character: str, charset: str) -> bool:
-    """Whether a charset has the character. GB 2312 holds simplified Chinese, Big5 traditional; most are in both."""
+    """Return whether a charset has the character; GB 2312 is simplified Chinese, Big5 traditional, both share most."""
     return bool(character.encode(charset, "ignore"))
 
 
 def _list_code_points(pattern: str) -> Integers:
-    """The code points that a class of characters holds."""
+    """Return the code points that match a character class."""
     found: Callable[[str], list[str]] = regex.compile(pattern).findall
     return np.fromiter(map(ord, found(_join_all_characters())), np.int64)
 

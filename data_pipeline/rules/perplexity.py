@@ -1,12 +1,10 @@
-"""N-gram language models in ARPA's text form: log10 probability of a line, with back-off (Katz 1987).
+"""Keep or drop documents by their perplexity under a user's language model (CCNet, Wenzek et al. 2020).
 
-Reads .arpa or .arpa.gz into dictionaries, about 150 bytes an n-gram; for large models take KenLM, whose scores these
-are to float32's precision. A word that the model does not know is <unk>, and costs 100 when there is no <unk> either.
+Texts are scored line by line, each normalized and, if configured, split into pieces. Perplexity is 10^(-log10 p /
+(words + lines)): the end of each line counts as a word. Two limits divide documents into CCNet's head, middle and tail.
 
-Documents kept or dropped by their perplexity under a language model of the user's (CCNet, Wenzek et al. 2020).
-
-Reads texts line by line, each normalised and, when asked, split into pieces; perplexity is 10^(-log10 p / (words +
-lines)), so that the end of each line counts as a word. Buckets are CCNet's head, middle and tail by two limits.
+Reads .arpa or .arpa.gz into dictionaries, about 150 bytes per n-gram (back-off as in Katz 1987). Use KenLM for large
+models; the scores agree to float32 precision. An unknown word is <unk>, and costs 100 if the model has no <unk>.
 """
 
 import gzip
@@ -33,7 +31,11 @@ class ArpaModel:
     """Probabilities and back-off weights by n-gram, words joined by one space."""
 
     def __init__(self, path: Path) -> None:
-        """Read a model; DataError names the line that is not ARPA's."""
+        """Read a model.
+
+        Raises:
+            DataError: if it cannot be read; names the invalid line.
+        """
         self._probability: dict[str, float] = {}
         self._backoff: dict[str, float] = {}
         self.order = 0
@@ -67,12 +69,12 @@ class ArpaModel:
                         self._backoff[words] = float(fields[2])
                 except (ValueError, IndexError):
                     raise DataError(
-                        f"{path}, line {number}: {text[:80]!r} is not a probability and {self.order} words, parted by "
-                        f"tabs. Name a whole .arpa or .arpa.gz file."
+                        f"{path}, line {number}: {text[:80]!r} is not a probability and {self.order} words, separated "
+                        f"by tabs. Name a whole .arpa or .arpa.gz file."
                     ) from None
 
     def score_line(self, line: str) -> float:
-        """Return log10 of the probability of the words of a line and of its end, after its beginning."""
+        """Return log10 of the probability of a line, from its beginning to its end."""
         known = self._probability
         words = [word if word in known else _UNKNOWN for word in line.split()]
         context: list[str] = [_BEGIN]
@@ -83,7 +85,7 @@ class ArpaModel:
         return total
 
     def _score_word(self, context: list[str], word: str) -> float:
-        """The longest n-gram that the model has, and the back-off of each longer context."""
+        """Return the log10 probability of the longest known n-gram plus the back-off of each longer context."""
         penalty = 0.0
         for start in range(len(context) + 1):
             history = " ".join(islice(context, start, None))
@@ -95,12 +97,12 @@ class ArpaModel:
 
 
 def _split_fields(text: str, order: int) -> list[str]:
-    """The fields of a line that has spaces where tabs belong."""
+    """Split a line that has spaces instead of tabs."""
     parts = text.split()
     return [parts[0], " ".join(parts[1 : order + 1]), *parts[order + 1 :]]
 
 
-# Moses' replacements of punctuation, which CCNet took over.
+# Moses' replacements of punctuation, which CCNet adopted.
 _PUNCTUATION = str.maketrans(
     dict(zip("，。、„”“«»」「《》´∶：？！（）；–～’━〈〉【】％►", ',.,"""""""""\'::?!();-~\'-<>[]%-', strict=True))
     | {"—": " - ", "．": ". ", "…": "..."}
@@ -110,7 +112,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 class PerplexityRule:
-    """Drops documents by bucket."""
+    """A rule that drops documents by bucket."""
 
     kind = "perplexity"
 
@@ -121,29 +123,29 @@ class PerplexityRule:
         self.limits = list_perplexity_thresholds(config)
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """Verdicts by the bucket; statistics: the perplexity, and the bucket as 0, 1 or 2."""
+        """Return the verdicts by bucket; the statistics are the perplexity, and the bucket as 0, 1 or 2."""
         values = np.fromiter(map(self.compute_perplexity, batch.texts), np.float64, len(batch))
         head, tail = self._config.head_max_perplexity, self._config.tail_min_perplexity
         bucket = np.searchsorted([head, np.nextafter(tail, np.inf)], values, side="right").astype(np.float64)
         return apply_thresholds(self.limits, {"perplexity": values, "bucket": bucket}, len(batch))
 
     def compute_perplexity(self, text: str) -> float:
-        """The perplexity of a text."""
+        """Return the perplexity of a text."""
         score, length = 0.0, 0
         for line in text.split("\n"):
             words = self._prepare_line(line)
             score += self._score(words)
             length += words.count(" ") + 1 + bool(words)
-        return float(10.0 ** min(-score / length, 300.0))
+        return float(10.0 ** min(-score / length, 300.0))  # 10^308 is the largest float
 
     def _prepare_line(self, line: str) -> str:
-        """The words of a line, parted by one space."""
+        """Return the words of a line joined by spaces."""
         text = normalize_line(line) if self._config.normalize == "ccnet" else line
         return " ".join(self._pieces(text) if self._pieces else text.split())
 
 
 def normalize_line(line: str) -> str:
-    """CCNet's normal form: lower case, no accents, each digit 0, plain punctuation, no control characters."""
+    """Return CCNet's normal form: lower case, no accents, each digit 0, plain punctuation, no control characters."""
     text = line.strip().lower()
     if not text.isascii():
         marks = unicodedata.normalize("NFD", text)
@@ -152,7 +154,7 @@ def normalize_line(line: str) -> str:
 
 
 def list_perplexity_thresholds(config: PerplexityConfig) -> list[ThresholdTest]:
-    """What lies outside the buckets that stay; a value equal to a limit stays."""
+    """Return the limits of the kept buckets; a value equal to a limit is kept."""
     limits = []
     if "head" not in config.keep:
         lowest = config.head_max_perplexity if "middle" in config.keep else config.tail_min_perplexity
@@ -166,7 +168,7 @@ def list_perplexity_thresholds(config: PerplexityConfig) -> list[ThresholdTest]:
 def _load_scorer(config: PerplexityConfig) -> Callable[[str], float]:
     if config.backend == "arpa":
         return ArpaModel(config.model).score_line
-    import kenlm  # an extra; side_files says so when it is missing
+    import kenlm  # an extra; its absence is reported before, with the install command
 
     try:
         model = kenlm.Model(str(config.model))

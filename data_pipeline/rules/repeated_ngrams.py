@@ -1,7 +1,7 @@
-"""Repeated n-grams of many documents at once, by 64-bit hashes. Equal hashes are taken for equal n-grams.
+"""Find repeated word n-grams of many documents at once, by 64-bit hashes.
 
-Reads word columns, gives for n = 2, 3, … the n-grams that occur more than once in their document, and the most
-frequent one of each.
+Invariants:
+- Equal hashes are taken for equal n-grams.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from data_pipeline.text.word_columns import Integers, WordColumns
 
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _STEP = np.uint64(0x94D049BB133111EB)
-_FIRST_BITS = 40  # positions in a batch fit into so many bits
+_FIRST_BITS = 40  # bits of a position in a batch
 _HALF = 31
 
 
@@ -25,10 +25,10 @@ class RepeatedNgrams:
     """The n-grams that occur more than once in their document.
 
     Attributes:
-        n: words.
+        n: number of words.
         positions: where each starts, ascending.
-        leaders: for each of them where the first equal one starts.
-        sizes: for each of them how often it occurs.
+        leaders: for each position, where the first equal n-gram starts.
+        sizes: for each position, the number of occurrences.
     """
 
     n: int
@@ -38,20 +38,20 @@ class RepeatedNgrams:
 
     @property
     def is_later(self) -> npt.NDArray[np.bool_]:
-        """Which have occurred before."""
+        """Mask of the occurrences after the first."""
         return np.not_equal(self.positions, self.leaders)
 
 
 @dataclass(frozen=True, slots=True)
 class TopNgrams:
-    """The most frequent n-gram of each document: how often it occurs, and its characters without spaces."""
+    """The most frequent n-gram of each document: its number of occurrences, and its characters without spaces."""
 
     counts: Integers
     characters: Integers
 
 
 def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int, RepeatedNgrams]]:
-    """The repeated n-grams for n = 2 … longest. Words are compared, not what they make when they are joined."""
+    """Yield the repeated n-grams for n = 2 … longest; words are compared one by one, not concatenated."""
     word_hashes = mix_hashes(words.ids_W.astype(np.uint64))
     hashes = word_hashes + compute_salts(words)
     positions = np.arange(len(words.ids_W))
@@ -62,7 +62,7 @@ def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int
         hashes = hashes[inside] * _STEP + word_hashes[positions + n - 1]
         groups = group_duplicates(hashes)
         leaders = positions[groups.leaders]
-        # A longer n-gram can only occur twice where the shorter one it starts with does.
+        # A longer n-gram can only be repeated where its prefix is.
         positions, hashes = positions[groups.members], hashes[groups.members]
         yield n, RepeatedNgrams(n, positions, leaders, groups.sizes)
 
@@ -70,9 +70,9 @@ def iter_repeated_ngrams(words: WordColumns, longest: int) -> Iterator[tuple[int
 def select_top_ngrams(
     words: WordColumns, groups: RepeatedNgrams, *, once: bool = False, longest: bool = False
 ) -> TopNgrams:
-    """The most frequent n-gram per document; among equally frequent ones the first, or the longest.
+    """Return the most frequent n-gram per document; of equally frequent ones the first, or the longest.
 
-    A document that repeats none has a count of 0 or, with `once`, its first n-gram.
+    A document without repeats has a count of 0 or, with `once`, its first n-gram.
     """
     first = np.flatnonzero(~groups.is_later)
     starts, sizes = groups.positions[first], groups.sizes[first]
@@ -97,9 +97,7 @@ def mix_hashes(numbers: Hashes) -> Hashes:
 
 
 def compute_salts(words: WordColumns) -> Hashes:
-    """A number per word that differs between documents, so that n-grams are only equal within one.
-
-    Drawn from other numbers than those of the words: the sum of word a in document b must not be that of b in a.
-    """
+    """Return a number per word that differs between documents, so that n-grams are equal only within a document."""
+    # Offset from the word ids, or word a in document b would add up to the same as word b in document a.
     documents = np.arange(len(words.counts), dtype=np.uint64)
     return mix_hashes(documents + (np.uint64(1) << np.uint64(_FIRST_BITS)))[words.document_of_word]

@@ -1,8 +1,8 @@
-"""Which pages are refused by their URL alone, and by which entry of which list.
+"""Reject pages by URL, with the entry of the list that matched.
 
-Reads URLs, gives a verdict each. The tests and their order are datatrove's: registered domain, host, whole URL, hard
-words, soft words, substrings. Registered domains follow the public suffix list inside tldextract; nothing is fetched.
-Different on purpose: hosts are compared without letter case, and blank lines of word lists are no entries.
+The tests and their order are datatrove's: registered domain, host, whole URL, hard words, soft words, substrings.
+Differences: hosts are compared in lower case, and blank lines of word lists are not entries. Registered domains follow
+the public suffix list bundled with tldextract; nothing is fetched.
 """
 
 import re
@@ -16,11 +16,11 @@ from llmsys.config.url import UrlFilterConfig
 
 TESTS = ("domain", "subdomain", "url", "hard word", "soft words", "substring")
 _SYMBOLS = re.compile(r"[^a-zA-Z0-9]+")
-_HOSTS_REMEMBERED = 1 << 16
+_CACHED_HOSTS = 1 << 16
 
 
 class UrlRejection(NamedTuple):
-    """Why a URL is refused: the test, what matched, and of a count its value and limit."""
+    """The reason for rejecting a URL: the test, the match, and for counts the value and the threshold."""
 
     test: str
     match: str
@@ -49,7 +49,7 @@ class UrlFilter:
         self._substring = re.compile(build_alternation(sorted(substrings))) if substrings else None
 
     def apply(self, urls: Sequence[str]) -> list[UrlRejection | None]:
-        """Return why each URL is refused, None where it is not."""
+        """Return the rejection of each URL, None for an accepted one."""
         names = [parse_host_names(url) for url in urls]
         domains, hosts = [name[0] for name in names], [name[1] for name in names]
         listed = list(
@@ -90,25 +90,36 @@ class UrlFilter:
 
 @lru_cache(maxsize=1)
 def load_url_filter(config: UrlFilterConfig, digests: tuple[str, ...]) -> UrlFilter:
-    """One set of lists per process; `digests` of the list files make a changed file a new set."""
+    """Load the URL lists, once per process.
+
+    Args:
+        config: the lists and limits.
+        digests: digests of the list files, so that changed files are loaded again.
+
+    Returns:
+        The filter.
+
+    Raises:
+        DataError: if a list cannot be read.
+    """
     return UrlFilter(config)
 
 
 def parse_host_names(url: str) -> tuple[str, str]:
-    """Return the registered domain and the whole host of a URL, "" where it has none (an IP address, localhost)."""
+    """Return the registered domain and the host of a URL, "" where it has none (an IP address, localhost)."""
     parts = url.split("/", 3)
     whole = len(parts) > 3 and not parts[1] and parts[0].endswith(":")
     return _extract_host_names("/".join(parts[:3]) if whole else url)
 
 
-@lru_cache(maxsize=_HOSTS_REMEMBERED)
+@lru_cache(maxsize=_CACHED_HOSTS)
 def _extract_host_names(url: str) -> tuple[str, str]:
     found = _load_suffix_extractor()(url)
     return found.top_domain_under_public_suffix.lower(), found.fqdn.lower()
 
 
 @lru_cache(maxsize=1)
-def _load_suffix_extractor():  # type: ignore[no-untyped-def]  # its type would import it, and that takes a tenth of a second
+def _load_suffix_extractor():  # type: ignore[no-untyped-def]  # its type would import tldextract, which takes 0.1 s
     import tldextract
 
     return tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())

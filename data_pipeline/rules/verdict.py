@@ -1,11 +1,8 @@
-"""What a rule says about a batch of documents: which stay, and for each of the others the first test it failed.
+"""Verdicts of rules: which documents of a batch are kept, and for each dropped one the first test it failed.
 
-Reads nothing; the type here is the border between the rules and whoever writes documents, drops and funnels.
-
-From statistics to verdicts: the first limit that a document breaks names the reason for its drop.
-
-Reads one column per statistic and an ordered list of limits, gives per document the number of the first test it fails
-with value and threshold. All comparisons are strict: a value equal to its threshold stays.
+Invariants:
+- Limits are tested in order; the first one that a document breaks is the reason for its drop.
+- All comparisons are strict: a value equal to its threshold is kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +18,18 @@ from data_pipeline.rules.document_batch import DocumentBatch
 
 @dataclass(frozen=True, slots=True)
 class RuleOutcome:
-    """The verdicts of one rule over the documents that reached it (its input).
+    """The verdicts of one rule on the documents that reached it (its input), as Arrow columns.
 
     Attributes:
-        rule: name of the rule in its configuration, which is its `kind` unless it was given another.
+        rule: name of the rule in its configuration: its `kind` unless it was given another.
         keep: boolean per input document.
-        test: string per input document, the first test it failed; null where kept. `format_reason()` makes a sentence
-        of it. value: float64 per input document, what was measured by that test; null where kept or where nothing is
-        measured. threshold: float64 per input document, what the value was compared with; null like `value`.
-        match: string per input document, what the test found, such as listed words; null where its name says all.
+        test: string per input document, the first failed test; null if kept. `format_reason` formats it.
+        value: float64 per input document, the value measured by that test; null if kept or nothing is measured.
+        threshold: float64 per input document, the limit of the value; null like `value`.
+        match: string per input document, the match of the test, such as listed words; null if its name is complete.
         texts: large_string per kept document, perhaps rewritten.
-        statistics: float32 per kept document, everything the rule measured, by name of the statistic.
-        changes: how many lines (or other pieces) were taken out of kept documents, by the test that took them.
+        statistics: float32 per kept document, by name of the statistic.
+        changes: number of lines (or other pieces) removed from kept documents, by test.
     """
 
     rule: str
@@ -47,10 +44,18 @@ class RuleOutcome:
 
 
 def format_reason(rule: str, test: str, value: float | None, threshold: float | None, match: str | None = None) -> str:
-    """One line that explains a drop, such as `gopher_quality: mean word length 11.2 > 10`; what matched is in brackets.
+    """Format the reason for a drop in one line, such as `gopher_quality: mean word length 11.2 > 10`.
 
-    A test that has a value is named by what it measures; whether the value lies below or above its threshold shows the
-    direction of the test. A test without a value is a sentence of its own, such as `c4: curly bracket`.
+    Args:
+        rule: name of the rule.
+        test: name of the failed test: the measured quantity, or a description such as `curly bracket` if it has no
+            value.
+        value: the measured value; None if nothing is measured.
+        threshold: its limit; a value above it was dropped for being too large, one below for being too small.
+        match: the match of the test, shown in brackets.
+
+    Returns:
+        One line of text.
     """
     found = f" ({match})" if match else ""
     if value is None or threshold is None:
@@ -59,7 +64,14 @@ def format_reason(rule: str, test: str, value: float | None, threshold: float | 
 
 
 def format_measured_value(value: float) -> str:
-    """A number as reasons show it: four digits, and all of those before the point."""
+    """Format a number for reasons.
+
+    Args:
+        value: the number.
+
+    Returns:
+        Four significant digits, and all digits before the decimal point.
+    """
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
@@ -68,7 +80,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ThresholdTest:
-    """One test: documents whose statistic lies above (or below) the threshold are dropped."""
+    """A test that drops the documents whose statistic is above (or below) a threshold."""
 
     test: str
     statistic: str
@@ -78,18 +90,18 @@ class ThresholdTest:
 
 @dataclass(frozen=True)
 class RuleVerdicts:
-    """What one rule says about a batch. D documents.
+    """The verdicts of one rule on a batch. D documents.
 
     Attributes:
         tests: names of the tests.
-        failed_D: number of the first failed test, -1 where the document stays.
-        values_D: what that test measured, NaN where it measures nothing.
-        thresholds_D: what the value was compared with, NaN like the value.
+        failed_D: index of the first failed test, -1 for a kept document.
+        values_D: the value measured by that test, NaN if it measures nothing.
+        thresholds_D: the limit of the value, NaN like the value.
         statistics: columns of D values.
-        texts: the texts as the rule rewrote them, None when it rewrites none.
-        changes: columns of D counts of what the rule took out of each text.
-        matches: what a failed test found, by number of the document, where that is more than its name says.
-        words: how many words the rewritten texts have, None where nobody counted them.
+        texts: the rewritten texts; None if the rule rewrites none.
+        changes: columns of D counts of the pieces removed from each text.
+        matches: match of the failed test by index of the document, if it adds to the name of the test.
+        words: number of words of the rewritten texts, None if unknown.
     """
 
     tests: tuple[str, ...]
@@ -104,7 +116,7 @@ class RuleVerdicts:
 
 
 class Rule(Protocol):
-    """A rule measures a batch of documents and judges each of them."""
+    """A rule measures and judges a batch of documents."""
 
     @property
     def kind(self) -> str:
@@ -115,19 +127,19 @@ class Rule(Protocol):
         """The tests that compare a statistic with a threshold."""
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:
-        """The verdict on each document of the batch."""
+        """Return the verdict on each document of the batch."""
 
 
 def apply_thresholds(
     limits: Sequence[ThresholdTest], statistics: Mapping[str, Floats], num_documents: int
 ) -> RuleVerdicts:
-    """Verdicts by limits alone, tested in the order given."""
+    """Return the verdicts of limits, tested in the given order."""
     failed = np.full(num_documents, -1, np.int8)
     values, thresholds = np.full(num_documents, np.nan), np.full(num_documents, np.nan)
     for number, limit in enumerate(limits):
         measured = statistics[limit.statistic]
         breaks = measured > limit.threshold if limit.drop_side == "above" else measured < limit.threshold
-        breaks &= failed < 0
+        breaks &= failed < 0  # an earlier limit decides
         failed[breaks] = number
         values[breaks] = measured[breaks]
         thresholds[breaks] = limit.threshold
@@ -135,7 +147,7 @@ def apply_thresholds(
 
 
 def prepend_test(verdicts: RuleVerdicts, test: str, fails_D: npt.NDArray[np.bool_]) -> RuleVerdicts:
-    """The same verdicts with one more test, without value and threshold, that comes before all others."""
+    """Return the verdicts with one more test, without value and threshold, before all others."""
     return replace(
         verdicts,
         tests=(*verdicts.tests, test),

@@ -1,1 +1,1 @@
-"""Documents in, a tokenizer and token shards out."""
+"""Tokenization: documents in, a tokenizer and token shards out."""

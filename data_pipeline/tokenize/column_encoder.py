@@ -1,13 +1,13 @@
-"""Texts given to the tokenizer's own library: whole ones by rule, and the new words that `columns` has not met yet.
+"""Encode columns of texts many times faster than the tokenizer's library does text by text.
 
-Reads Arrow columns of texts and a tokenizer; gives `RaggedTokens` rows of its tokens.
+A text is cut where no token can cross the cut (`CutPointFinder`, `json_cut_points`). Known parts are looked up by their
+bytes, and new ones are cut again, which leaves little work for the library.
 
-A column of texts in, their tokens out: the library's own ids, many times faster than asking it for each text.
+Reads Arrow columns of texts and a tokenizer; returns `RaggedTokens`.
 
-Reads Arrow columns and a tokenizer; gives `RaggedTokens` rows of tokens. A text is cut where no token can lie across
-the cut (`CutPointFinder`, `json_cuts`), parts that came before are found by their bytes, and what is new is cut again,
-which leaves little for the library to do. Promises: the ids are those that the library gives for the whole text; a
-tokenizer that forbids the cuts is left to the library, with the rule in `reason`.
+Invariants:
+- The ids are those that the library returns for the whole text.
+- A tokenizer that does not allow the cuts is left to the library, with the reason in `reason`.
 """
 
 import gc
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 
 LONG_TEXT_BYTES = 500
-"""From this mean on an array for each text costs less than a list of Python's integers."""
+"""Mean length from which an array per text costs less than a list of Python integers."""
 
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """No search for cycles while lists by the hundred thousand are made: it would take a third of the time."""
+    """Pause the search for reference cycles: with lists by the hundred thousand it takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -53,7 +53,7 @@ def _pause_garbage_collection() -> Iterator[None]:
 
 
 class LibraryEncoder:
-    """Asks the library for every text."""
+    """Encoder that passes every text to the tokenizer's library."""
 
     def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
         self.reason: str | None = reason
@@ -61,7 +61,7 @@ class LibraryEncoder:
         self.dtype = np.dtype(choose_token_dtype(tokenizer.vocab_size))
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
-        """The tokens of each text of a large_string or large_binary column."""
+        """Return the tokens of each text of a large_string or large_binary column."""
         rows = texts.cast(pa.large_string()).to_pylist()
         long = len(get_column_buffers(texts)[0]) > LONG_TEXT_BYTES * len(rows)
         if long and isinstance(self._tokenizer, SentencePieceTokenizer):
@@ -74,14 +74,17 @@ class LibraryEncoder:
 
 
 class PieceModelEncoder:
-    """Asks the model of a tokenizer.json that has no words, past its normaliser: spaces are written here."""
+    """Encoder for a tokenizer.json without pre-tokenizer: calls its model, and replaces its normalizer.
+
+    Spaces become U+2581 here, as the normalizer would write them.
+    """
 
     def __init__(self, tokenizer: "HuggingFaceTokenizer") -> None:
         self._tokenizer = tokenizer
         self.dtype = np.dtype(choose_token_dtype(tokenizer.vocab_size))
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
-        """The tokens of each text of a large_string or large_binary column."""
+        """Return the tokens of each text of a large_string or large_binary column."""
         escaped = pc.replace_substring(texts.cast(pa.large_string()), " ", ESCAPED_SPACE)
         with _pause_garbage_collection():
             return _build_ragged_tokens(self._tokenizer.encode_words(escaped.to_pylist()), self.dtype)
@@ -95,24 +98,24 @@ def _build_ragged_tokens(rows: list[list[int]], dtype: "np.dtype[Any]") -> Ragge
 if TYPE_CHECKING:
     from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 
-MEMO_BYTES = 100_000_000
-"""Of each of the two memories of one process, about."""
+CACHE_BYTES = 100_000_000
+"""Approximate limit of each of the two caches of a process."""
 
 EncoderKind = Literal["columns", "library"]
 
 
 class ColumnEncoder(Protocol):
-    """Turns columns of texts into tokens."""
+    """An encoder of columns of texts."""
 
     reason: str | None
-    """Why the library is asked for every text; None when it is not."""
+    """Why the library encodes every text; None if it does not."""
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
-        """The tokens of each text of a large_string column, without begin or end ids."""
+        """Return the tokens of each text of a large_string column, without begin and end ids."""
 
 
 def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> ColumnEncoder:
-    """The fastest encoder that gives the tokenizer's own ids."""
+    """Build the fastest encoder with the tokenizer's own ids."""
     if kind == "library":
         return LibraryEncoder(tokenizer, "the config asks for it")
     if not isinstance(tokenizer, SentencePieceTokenizer):
@@ -127,12 +130,14 @@ def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") ->
 
 
 def _build_json_encoder(tokenizer: Tokenizer) -> ColumnEncoder:
-    from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer  # its library is not always needed
+    from llmsys.hugging_face_tokenizer import (
+        HuggingFaceTokenizer,
+    )  # imported here because its library is not always needed
 
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     values = tokenizer.to_dict()
     if is_sentencepiece_bpe(values):
-        special = (token["content"] for token in values["added_tokens"])  # a text may spell one
+        special = (token["content"] for token in values["added_tokens"])  # a text may contain one
         pieces = [piece.replace(ESCAPED_SPACE, " ") for piece in (*tokenizer.get_text_pieces().values(), *special)]
         rules = CutPointFinder(pieces, byte_fallback=True)
         if rules.problem is None:
@@ -145,23 +150,26 @@ def _build_json_encoder(tokenizer: Tokenizer) -> ColumnEncoder:
 
 
 def _find_model_problem(tokenizer: SentencePieceTokenizer, facts: SentencePieceFacts) -> str | None:
-    """Why no cut of a text is known to be safe; None when those of `CutPointFinder` are."""
+    """Return the reason why no cut of a text is known to be safe; None if those of `CutPointFinder` are."""
     if facts.kind == "unigram":
-        # Of 600 crawled pages 27 had other ids word by word, where two ways to cut a word are nearly as likely.
+        # 27 of 600 crawled pages had other ids word by word, where two ways to cut a word are nearly equally likely.
         return "a unigram model adds up 32-bit scores over the whole text, so that its words are not independent"
     if facts.kind != "bpe":
         return f"it is a model of kind {facts.kind}"
     if facts.space_ends_word or not facts.escapes_spaces:
         return "its spaces are not written in front of words"
-    # What becomes of a piece that is switched off depends on the whole text: the library keeps one table for it.
+    # The library resolves disabled pieces with one table for the whole text.
     return "it has pieces that are switched off" if tokenizer.has_unused_pieces else None
 
 
 class SentencePieceColumnEncoder:
-    """SentencePiece's BPE, its own or written as a tokenizer.json: cut by what its pieces join.
+    """Encoder for SentencePiece's BPE, native or written as a tokenizer.json.
 
-    Texts become what the model sees, by the tokenizer that `rewrites` characters or by the space put before them where
-    `prefix` says so; `library` does neither, and encodes each distinct part once.
+    Args:
+        library: encodes each distinct part once, without normalization.
+        rules: the cuts that the vocabulary allows.
+        prefix: whether the model puts a space before every text.
+        rewrites: tokenizer that normalizes the characters of texts; None if the model has no such rules.
     """
 
     reason: str | None = None
@@ -175,15 +183,15 @@ class SentencePieceColumnEncoder:
         rewrites: SentencePieceTokenizer | None = None,
     ) -> None:
         self._prefix, self._rewrites = prefix, rewrites
-        parts = _CachedEncoder(rules.find_fine_cuts, library.encode, TokenCache(library.dtype, MEMO_BYTES))
-        self._words = _CachedEncoder(rules.find_coarse_cuts, parts.encode, TokenCache(library.dtype, MEMO_BYTES))
+        parts = _CachedEncoder(rules.find_fine_cuts, library.encode, TokenCache(library.dtype, CACHE_BYTES))
+        self._words = _CachedEncoder(rules.find_coarse_cuts, parts.encode, TokenCache(library.dtype, CACHE_BYTES))
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         return self._words.encode(self._normalize_texts(texts))
 
     def _normalize_texts(self, texts: pa.Array) -> pa.Array:
-        """Texts as the model sees them, with U+0020 for the space that it writes as U+2581."""
+        """Return the texts as the model sees them, with U+0020 for the space that it writes as U+2581."""
         if self._rewrites is not None:
             texts = pa.array(self._rewrites.normalize(texts.to_pylist()), pa.large_string())
         elif self._prefix:
@@ -195,9 +203,13 @@ class SentencePieceColumnEncoder:
 
 
 class JsonColumnEncoder:
-    """A tokenizer.json that divides texts into words: encodes each distinct word with the spaces before it once.
+    """Encoder for a tokenizer.json that splits texts into words: encodes each distinct word once.
 
-    `values` are the tokenizer's, which take a while to read.
+    A word includes the spaces before it.
+
+    Args:
+        tokenizer: the tokenizer.
+        values: its tokenizer.json, parsed once because that is slow.
     """
 
     reason: str | None = None
@@ -210,32 +222,32 @@ class JsonColumnEncoder:
         if has_plain_words(values):
             cuts = WordCutFinder(tokenizer, values)
             below = _CachedEncoder(
-                cuts.find_word_starts, JsonWordEncoder(tokenizer, cuts, dtype).encode, TokenCache(dtype, MEMO_BYTES)
+                cuts.find_word_starts, JsonWordEncoder(tokenizer, cuts, dtype).encode, TokenCache(dtype, CACHE_BYTES)
             ).encode
-        self._words = _CachedEncoder(find_cuts_before_spaces, below, TokenCache(dtype, MEMO_BYTES))
+        self._words = _CachedEncoder(find_cuts_before_spaces, below, TokenCache(dtype, CACHE_BYTES))
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         return self._words.encode(texts)
 
 
 class _CachedEncoder:
-    """Cuts texts into parts, looks the distinct ones up, and asks the level below for those that are new."""
+    """Encoder that cuts texts into parts, looks up the distinct ones, and passes new ones to the level below."""
 
     def __init__(
-        self, cuts: Callable[[Bytes, Places], Flags], below: Callable[[pa.Array], RaggedTokens], memo: TokenCache
+        self, cuts: Callable[[Bytes, Places], Flags], below: Callable[[pa.Array], RaggedTokens], cache: TokenCache
     ) -> None:
-        self._cuts, self._below, self._memo = cuts, below, memo
+        self._cuts, self._below, self._cache = cuts, below, cache
 
     def encode(self, texts: pa.Array) -> RaggedTokens:
-        """The tokens of each text of a large_string or large_binary column without nulls."""
+        """Return the tokens of each text of a large_string or large_binary column without nulls."""
         data, ends = get_column_buffers(texts)
         if not len(data):
-            return RaggedTokens(np.zeros(0, self._memo.dtype), np.zeros(len(texts), np.int64))
+            return RaggedTokens(np.zeros(0, self._cache.dtype), np.zeros(len(texts), np.int64))
         flags = self._cuts(data, ends)
         flags[ends] = True
-        places = np.flatnonzero(flags)
+        edges = np.flatnonzero(flags)
         parts = pa.Array.from_buffers(
-            pa.large_binary(), len(places) - 1, [None, pa.py_buffer(places), pa.py_buffer(data)]
+            pa.large_binary(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(data)]
         )
-        return self._memo.encode_parts(parts, self._below).merge_rows(np.searchsorted(places, ends))
+        return self._cache.encode_parts(parts, self._below).merge_rows(np.searchsorted(edges, ends))

@@ -1,9 +1,9 @@
-"""Where a text can be cut so that its parts have the tokens that the whole has.
+"""Find the positions where a text can be cut so that its parts have the tokens of the whole.
 
-Reads the pieces of a vocabulary; gives the places of cuts in UTF-8 bytes. Both BPE and unigram build every token from
-neighbouring characters of one piece. So between two characters that stand side by side in no piece there is always an
-end of a token, and what lies left of it decides nothing on its right. `find_coarse_cuts` looks for runs of spaces and
-of newlines alone and is fast; `find_fine_cuts` looks up every pair of characters.
+Both BPE and unigram build every token from neighbouring characters of one piece. So a token always ends between two
+characters that are adjacent in no piece, and the text before that position does not influence the tokens after it.
+
+Reads the pieces of a vocabulary; positions are in UTF-8 bytes.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,22 @@ Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
 SPACE, NEWLINE = 0x20, 0x0A
-ESCAPED_SPACE = "\u2581"  # how pieces write a space; texts have U+0020 in its place here
+ESCAPED_SPACE = "\u2581"  # a space in pieces; texts here have U+0020 instead
 BLOCK = 1 << 20  # characters
 _CODE_POINTS = 0x110000
 _LEFT, _RIGHT = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)  # odd, from the golden ratio and from MurmurHash3
 
 
 class CutPointFinder:
-    """The cuts that a vocabulary allows; `problem` says why it allows none between words, else it is None.
+    """The cuts that a vocabulary allows.
 
     Args:
-        pieces: all pieces that can stand for text, spaces written as U+0020.
-        byte_fallback: unknown characters become bytes. Where they do not, neighbours among them are one unknown token,
-            and no cut may separate them.
+        pieces: all pieces that represent text, spaces written as U+0020.
+        byte_fallback: whether unknown characters become bytes. If not, adjacent unknown characters are one unknown
+            token, and no cut may separate them.
+
+    Attributes:
+        problem: the reason why no cut between words is allowed; None if cuts are allowed.
     """
 
     def __init__(self, pieces: Iterable[str], byte_fallback: bool) -> None:
@@ -56,11 +59,14 @@ class CutPointFinder:
         return self._known is not None and not self._known[code]
 
     def _hash_pairs(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Any:
-        """Where a pair lies in the table. Two pairs in one place cost a cut, never a token."""
+        """Return the slots of pairs in the table; a collision costs a cut, never a token."""
         return (left * _LEFT ^ right * _RIGHT) * _LEFT >> self._shift
 
     def find_coarse_cuts(self, data: Bytes, _: Places) -> Flags:
-        """Which bytes begin a run of spaces, a run of newlines, or what follows newlines. (len(data) + 1,) flags."""
+        """Mark the bytes that begin a run of spaces or newlines, or the text after newlines. (len(data) + 1,) flags.
+
+        Faster than `find_fine_cuts`, which looks up every pair of characters.
+        """
         cuts = np.zeros(len(data) + 1, np.bool_)
         spaces = data == SPACE
         np.greater(spaces[1:], spaces[:-1], out=cuts[1:-1])
@@ -70,11 +76,11 @@ class CutPointFinder:
         return cuts
 
     def find_fine_cuts(self, data: Bytes, _: Places) -> Flags:
-        """Which bytes begin a character that no piece joins to the one before. (len(data) + 1,) flags."""
+        """Mark the bytes that begin a character that no piece joins to the one before. (len(data) + 1,) flags."""
         codes = decode_code_points(data.tobytes())
         cuts = np.zeros(len(data) + 1, np.bool_)
         joined = np.zeros(len(codes) - 1, np.bool_)
-        for start in range(0, len(joined), BLOCK):  # so that a text of any length takes little more than its own size
+        for start in range(0, len(joined), BLOCK):  # blocks bound the memory for a long text
             block = codes[start : start + BLOCK + 1]
             joined[start : start + BLOCK] = self._joined[self._hash_pairs(block[:-1], block[1:])]
         if self._known is not None:
@@ -85,7 +91,11 @@ class CutPointFinder:
 
 
 def decode_code_points(text: bytes) -> npt.NDArray[np.uint32]:
-    """The characters of a text in UTF-8; UnicodeDecodeError when it is not."""
+    """Return the code points of a text in UTF-8.
+
+    Raises:
+        UnicodeDecodeError: if it is not valid UTF-8.
+    """
     return np.frombuffer(text.decode().encode("utf-32-le"), np.uint32)
 
 

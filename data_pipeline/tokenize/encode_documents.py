@@ -1,13 +1,11 @@
-"""Some documents of every run are encoded once more, by the library itself and whole, and must have the same ids.
+"""Encode documents into token rows, in the order of the documents.
 
-Reads a batch of documents and the tokens that were made of it. The documents are chosen by the hash of their id, so the
-same ones are checked on every machine, and at least one of each batch.
+Reads one document file. Writes one Arrow file of token rows with two more columns (position in the global shuffle, and
+split), and one with the number of uses of each piece. Every document ends with the end-of-sequence id.
 
-Documents in, their tokens out, still in the order of the documents.
-
-Reads one document file, writes one Arrow file of token rows with two columns more: the place of the document in the
-global shuffle, and its split; and one that says how often each piece was used. Every document ends with the
-end-of-sequence id.
+Invariants:
+- A sample of every batch, at least one document, is encoded again by the library and must have the same ids. The sample
+  is chosen by the hash of document ids, so it is the same on every machine.
 """
 
 from functools import lru_cache
@@ -31,11 +29,15 @@ from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_toke
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
 ONE_OF = 256
-"""One of so many documents is checked: what that costs is a few hundredths of encoding."""
+"""One document in so many is checked, which takes a few percent of the encoding time."""
 
 
 def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokenizer) -> int:
-    """Compare the sample of a batch with the library and return its size; DataError names the document and token."""
+    """Compare the sample of a batch with the library and return its size.
+
+    Raises:
+        DataError: names the first document and token that differ.
+    """
     ids = batch.column("id").to_pylist()
     if not ids:
         return 0
@@ -51,13 +53,14 @@ def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokeniz
 
 
 def _describe_difference(name: str, ours: list[int], theirs: list[int]) -> str:
-    place = next((place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-    if place is None:
-        what = f"has {len(ours):,} tokens, and the library gives it {len(theirs):,}"
+    index = next((index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if index is None:
+        difference = f"has {len(ours):,} tokens, and the library gives it {len(theirs):,}"
     else:
-        what = f"has the id {ours[place]} as token {place:,}, where the library has {theirs[place]}"
+        difference = f"has the id {ours[index]} as token {index:,}, where the library has {theirs[index]}"
     return (
-        f"document {name} {what}: encoding by columns is not right for this tokenizer, and nothing was kept of it. "
+        f"document {name} {difference}: encoding by columns is not right for this tokenizer, "
+        f"and nothing was kept of it. "
         f"Set data.tokens.encoder=library, which is slower, and please report the fault with the tokenizer."
     )
 
@@ -67,7 +70,7 @@ _log = get_logger(__name__)
 
 @lru_cache(maxsize=1)
 def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tokenizer, ColumnEncoder]:
-    """One tokenizer per process and model; the fingerprint tells a new model, or another end, under the old name."""
+    """Load the tokenizer once per process; the fingerprint detects a new model or end token at the same path."""
     tokenizer = load_tokenizer(model)
     encoder = build_column_encoder(tokenizer, kind)
     if encoder.reason is not None:
@@ -84,7 +87,23 @@ def build_encoded_schema(vocab_size: int) -> pa.Schema:
 def encode_file(
     report: Report, *, source: Path, output: Path, pieces: Path, model: Path, fingerprint: str, config: CrawlConfig
 ) -> dict[str, Any]:
-    """Encode one document file; progress is in bytes of text. DataError when the library has other ids for a sample."""
+    """Encode one document file.
+
+    Args:
+        report: progress callback, in bytes of text.
+        source: the document file.
+        output: the file of token rows to write.
+        pieces: the file of piece counts to write.
+        model: the tokenizer.
+        fingerprint: its fingerprint.
+        config: seeds, split and kind of encoder.
+
+    Returns:
+        `languages` (counts by language), `checked` (size of the sample), `reason` (why the library encoded all texts).
+
+    Raises:
+        DataError: if the library has other ids for a sampled document, or a text is not UTF-8.
+    """
     tokenizer, encoder = _load_encoder(model, fingerprint, config.tokens.encoder)
     usage, checked = TokenizerUsageCounter(tokenizer), 0
     schema = build_encoded_schema(tokenizer.vocab_size)
@@ -110,7 +129,7 @@ def _encode_batch(encoder: ColumnEncoder, batch: pa.RecordBatch, source: Path) -
 
 
 def append_end_token(tokens: RaggedTokens, end: int) -> RaggedTokens:
-    """The same rows, each with this token more."""
+    """Return the rows with an end token each."""
     lengths = tokens.lengths + 1
     ends = np.cumsum(lengths) - 1
     values = np.empty(len(tokens.values) + len(lengths), tokens.values.dtype)
@@ -140,6 +159,15 @@ def _build_token_rows(
 
 
 def build_list_array(values: Any, lengths: Any, schema: pa.Schema) -> pa.ListArray:
-    """Return rows of tokens from their values one after another and their lengths."""
+    """Build rows of tokens.
+
+    Args:
+        values: the tokens of all rows, concatenated.
+        lengths: number of tokens of each row.
+        schema: schema with the column `tokens`.
+
+    Returns:
+        The column `tokens`.
+    """
     offsets = pa.array(compute_offsets(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.array(values), type=schema.field("tokens").type)

@@ -1,9 +1,10 @@
-"""Where a text can be cut before a tokenizer.json, so that its parts have the tokens of the whole.
+"""Find the positions where a text can be cut before a tokenizer.json, so that its parts have the tokens of the whole.
 
-Reads the values of a tokenizer.json; gives the reason why it cannot be cut, and the places of cuts. These tokenizers
-divide a text into words first, and look for pieces within a word alone. The ways to divide that are named here, one by
-one, let no word reach over the place in front of a space that follows something else than white space: only white
-space looks at what comes behind it, and nothing looks back.
+These tokenizers split a text into words first, and search pieces within words only. For each of the word splitters
+listed here, no word crosses the position before a space that follows a character other than white space: only white
+space looks ahead, and nothing looks back.
+
+Reads the parsed tokenizer.json; returns cuts, or the reason why a text cannot be cut.
 """
 
 from typing import Any
@@ -23,11 +24,11 @@ _EXPRESSIONS = {
     _GPT2_LONG,
     *(words + digits + _REST for words in (_WORDS, _WORDS_OLD) for digits in (r"|\p{N}{1,3}", r"|\p{N}", r"|\p{N}+")),
 }
-# What changes a character without a look at others, or at the marks behind it alone.
+# Normalizers that change a character independently of others, or of all but the marks after it.
 _LOCAL_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
 _SPACE_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 
-# White space beyond ASCII, now or in an older Unicode, as numbers of its two or three bytes of UTF-8.
+# Non-ASCII white space, of the current or an older Unicode, as integers of its two or three bytes of UTF-8.
 _WHITE_SPACE = "\u0085\u00a0\u1680\u180e\u200b\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
@@ -36,7 +37,7 @@ _LAST_THREE = np.array(sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE i
 
 
 def find_cut_problem(values: dict[str, Any]) -> str | None:
-    """Why texts cannot be cut at spaces before this tokenizer; None when they can."""
+    """Return the reason why texts cannot be cut at spaces before this tokenizer; None if they can."""
     if values["model"].get("dropout"):
         return "its pieces are drawn at random"
     normalizers = _list_steps(values.get("normalizer"), "normalizers")
@@ -48,7 +49,7 @@ def find_cut_problem(values: dict[str, Any]) -> str | None:
             return f"its normalizer {step['type']} is not known to leave spaces alone"
     for token in values.get("added_tokens", ()):
         if token["special"]:
-            continue  # not looked for in texts
+            continue  # not searched for in texts
         if token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"].lstrip(" "):
             return f"its added token {token['content']!r} looks at what stands around it"
         if token["normalized"] and not {step["type"] for step in normalizers} <= {"NFC"}:
@@ -57,7 +58,7 @@ def find_cut_problem(values: dict[str, Any]) -> str | None:
 
 
 def _list_steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """A normalizer or pre_tokenizer as the list of its steps."""
+    """Return a normalizer or pre_tokenizer as the list of its steps."""
     if step is None:
         return []
     steps: list[dict[str, Any]] = step[name] if step["type"] == "Sequence" else [step]
@@ -65,7 +66,7 @@ def _list_steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _is_split_at_spaces(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Whether words end at spaces, which go, or become ▁ in front of the next word."""
+    """Return whether words end at spaces, which are removed, or become ▁ before the next word."""
     match _list_steps(pre_tokenizer, "pretokenizers"):
         case [{"type": kind}]:
             return kind in _SPACE_SPLITTERS or _is_metaspace(pre_tokenizer or {})
@@ -75,15 +76,15 @@ def _is_split_at_spaces(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _is_metaspace(step: dict[str, Any]) -> bool:
-    # ▁ is put before a text that does not begin with one: every part but the first does.
+    # ▁ is put before texts that do not begin with one; every part but the first does.
     return step["type"] == "Metaspace" and bool(step.get("split", True))
 
 
 def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
-    """Whether it is SentencePiece's BPE as Llama 2 has it: no words, spaces written ▁, bytes for what has no piece.
+    """Return whether it is SentencePiece's BPE as in Llama 2: no words, spaces written ▁, bytes for unknown characters.
 
-    Then a text is one word to the model, which joins pieces as SentencePiece does, and `CutPointFinder` say where it
-    ends.
+    Then a text is one word for the model, which joins pieces as SentencePiece does, and `CutPointFinder` finds its
+    cuts.
     """
     model, added = values["model"], list_added_tokens(values)
     if model["type"] != "BPE" or not model.get("byte_fallback") or values.get("pre_tokenizer") or added:
@@ -91,7 +92,7 @@ def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
     if any(model.get(name) for name in ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")):
         return False
     if any(piece in BYTE_PIECES for pair in model["merges"] for piece in pair):
-        return False  # what bytes join to has no text
+        return False  # a merge of bytes is not text
     *first, last = _list_steps(values.get("normalizer"), "normalizers") or [{}]
     escapes = last.get("pattern") == {"String": " "} and last.get("content") == ESCAPED_SPACE
     prefix = first in ([], [{"type": "Prepend", "prepend": ESCAPED_SPACE}])
@@ -99,12 +100,12 @@ def is_sentencepiece_bpe(values: dict[str, Any]) -> bool:
 
 
 def has_prepend_normalizer(values: dict[str, Any]) -> bool:
-    """Whether a space is put before every text."""
+    """Return whether a space is put before every text."""
     return any(step["type"] == "Prepend" for step in _list_steps(values.get("normalizer"), "normalizers"))
 
 
 def is_byte_level(values: dict[str, Any]) -> bool:
-    """Whether words are divided by an expression of GPT-2 or one of its heirs, and written byte by byte."""
+    """Return whether words are split by an expression of GPT-2 or a successor, and written byte by byte."""
     match _list_steps(values.get("pre_tokenizer"), "pretokenizers"):
         case [{"type": "ByteLevel"} as level]:
             return bool(level.get("use_regex", True))
@@ -115,18 +116,18 @@ def is_byte_level(values: dict[str, Any]) -> bool:
 
 
 def uses_prefix_space(values: dict[str, Any]) -> bool:
-    """Whether a text that does not begin with a space is given one."""
+    """Return whether a text that does not begin with a space gets one."""
     return any(step.get("add_prefix_space") for step in _list_steps(values.get("pre_tokenizer"), "pretokenizers"))
 
 
 def is_gpt2(values: dict[str, Any]) -> bool:
-    """Whether the expression of a byte-level BPE is GPT-2's own: only a space can stand before letters in a word."""
+    """Return whether the expression of a byte-level BPE is GPT-2's own: only a space can precede letters in a word."""
     steps = _list_steps(values.get("pre_tokenizer"), "pretokenizers")
     return steps[0]["type"] == "ByteLevel" or steps[0]["pattern"].get("Regex") in (_GPT2, _GPT2_LONG)
 
 
 def is_bert(values: dict[str, Any]) -> bool:
-    """Whether words are divided as BERT's: at white space and around punctuation and Chinese characters."""
+    """Return whether words are split as BERT's: at white space and around punctuation and Chinese characters."""
     kinds = [(values.get(name) or {}).get("type") for name in ("normalizer", "pre_tokenizer")]
     return kinds == ["BertNormalizer", "BertPreTokenizer"] and all(
         values["normalizer"][rule] for rule in ("clean_text", "handle_chinese_chars")
@@ -134,15 +135,15 @@ def is_bert(values: dict[str, Any]) -> bool:
 
 
 def list_added_tokens(values: dict[str, Any]) -> list[str]:
-    """The added tokens that are looked for in texts."""
+    """Return the added tokens that are searched for in texts."""
     return [token["content"] for token in values.get("added_tokens", ()) if not token["special"]]
 
 
 def find_cuts_before_spaces(data: Bytes, _: Places) -> Flags:
-    """Which bytes are a space that follows a character other than white space. (len(data) + 1,) flags."""
+    """Mark the bytes that are a space after a character other than white space. (len(data) + 1,) flags."""
     cuts = np.zeros(len(data) + 1, np.bool_)
     before = data[:-1]
-    # ASCII white space for the expressions is 9 to 13 and 28 to 32; what lies beyond ASCII is looked at below.
+    # ASCII white space of the expressions is 9 to 13 and 28 to 32; non-ASCII white space is tested below.
     solid = (before > SPACE) | (before < 9) | ((before > 13) & (before < 28))
     cuts[1:-1] = (data[1:] == SPACE) & solid
     beyond = np.flatnonzero(cuts[1:-1] & (before >= 0x80)) + 1
@@ -151,7 +152,7 @@ def find_cuts_before_spaces(data: Bytes, _: Places) -> Flags:
 
 
 def _is_white_space(data: Bytes, places: Any) -> Any:
-    """Whether the character that ends before each place, one beyond ASCII, is white space."""
+    """Return whether the non-ASCII character that ends before each position is white space."""
     last, second, third = (data[np.maximum(places - back, 0)].astype(np.int64) for back in (1, 2, 3))
     two = second << 8 | last
     return np.isin(two, _LAST_TWO) | np.isin(third << 16 | two, _LAST_THREE)

@@ -1,16 +1,13 @@
-"""Where a word of a tokenizer.json ends whatever comes next, for GPT-2's way to divide texts, its heirs', and BERT's.
+"""Encode distinct parts of texts with a tokenizer.json, batching most of its steps.
 
-Reads bytes of UTF-8 and the tokenizer; gives the places of cuts. In the expressions of GPT-2 and its heirs a letter
-ends a word when no letter follows, and a digit when no digit does; a line's end ends one when text follows. BERT sets
-punctuation and Chinese characters apart. A cut is in front of ASCII or a letter, which compose with no punctuation or
-white space before them. Which characters are letters to the library it is asked, once for each that comes.
+The cost of a tokenizer.json is mostly normalization and word splitting, for which the library keeps a record of every
+byte, and not its model. Here parts are words (`WordCutFinder`) that are normalized in a few calls. A part that is one
+plain word goes to the model directly; every other part goes to the library.
 
-Parts of texts in, the tokens of a tokenizer.json out, with most of its steps taken for all parts at once.
-
-Reads distinct parts, cut as `json_cuts` allows; gives their `RaggedTokens` tokens. What a tokenizer.json costs is
-mostly not its model but normalising a text and dividing it into words, which the library does with records of every
-byte. Here parts are words (`WordCutFinder`), all are normalised in a few calls, and a part that is one plain word goes
-to the model itself; every other part goes to the library as it is.
+Words are cut where they end in any context. For GPT-2 and its successors, a letter ends a word if no letter follows,
+and a digit if no digit follows; a newline ends one if text follows. BERT separates punctuation and Chinese characters.
+A cut is before ASCII or a letter, which compose with no punctuation or white space before them. The library is asked
+once per character whether it is a letter.
 """
 
 from collections.abc import Iterator
@@ -32,21 +29,21 @@ from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 Codes = npt.NDArray[np.uint32]
 
 _NO, _YES = 1, 2
-_CHINESE = (0x5000, 0x9000)  # a run of whole blocks of what BERT sets apart
-# The characters that NFC turns into ASCII: with them an added token could stand in a text without its own characters.
+_CHINESE = (0x5000, 0x9000)  # whole blocks of characters that BERT separates
+# Characters that NFC converts to ASCII: a text with them could contain an added token spelled otherwise.
 _BECOME_ASCII = ("\u037e".encode(), "\u1fef".encode(), "\u212a".encode())
 
-_ASCII = np.arange(0x81)  # the last one stands for all that is beyond
+_ASCII = np.arange(0x81)  # the last value represents all non-ASCII characters
 _LETTER = (_ASCII | 0x20 >= 0x61) & (_ASCII | 0x20 <= 0x7A)
 _DIGIT = (_ASCII >= 0x30) & (_ASCII <= 0x39)
 _PUNCTUATION = (_ASCII > SPACE) & (_ASCII < 0x7F) & ~_LETTER & ~_DIGIT
 _SOLID = _LETTER | _DIGIT | _PUNCTUATION
-_APART = _PUNCTUATION | np.isin(_ASCII, [0x09, 0x0A, 0x0D, 0x20])  # from what stands beside it, to BERT
+_APART = _PUNCTUATION | np.isin(_ASCII, [0x09, 0x0A, 0x0D, 0x20])  # BERT separates these from their neighbours
 _NO_GLUE = _PUNCTUATION & (ord("'") != _ASCII)  # begins no 's or 've
 
 
 class WordCutFinder:
-    """The cuts of one tokenizer, whose values are such that it `json_words.has_plain_words`."""
+    """The cuts of one tokenizer with plain words (`has_plain_words`)."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, values: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +53,7 @@ class WordCutFinder:
         self._plain = np.zeros(0x110000, np.uint8)
 
     def find_word_starts(self, data: Bytes, ends: Places) -> Flags:
-        """Which bytes begin a word whatever stands around them. (len(data) + 1,) flags; `ends` divide the texts."""
+        """Mark the bytes that begin a word in any context. (len(data) + 1,) flags; `ends` separate the texts."""
         text = data.tobytes()
         codes = decode_code_points(text)
         places = np.flatnonzero((data & 0xC0) != 0x80)[1:]
@@ -73,13 +70,13 @@ class WordCutFinder:
         return cuts
 
     def _find_byte_level_cuts(self, letter: Flags, left: Codes, right: Codes, inside: Flags) -> Flags:
-        """Whether words end between each pair of characters; `inside` says that both are of one text."""
+        """Return whether words end between each pair of characters; `inside` marks pairs within one text."""
         letter_left, letter_right = letter[:-1], letter[1:]
         ends = (right < 0x80) & (letter_left & ~letter_right | _DIGIT[left] & ~_DIGIT[right])
         last = inside & (left == NEWLINE) & (letter_right | _SOLID[right])
         if self.gpt2:
             ends |= _NO_GLUE[left] & letter_right
-            # The last white space before a text is a word of its own, so that a space can stand with its word.
+            # The last white space before a text is a word of its own, so that a space can join the next word.
             again = last[1:] & (left[:-1] == NEWLINE)
             ends[:-1] |= again
             last[1:] &= again | letter_left[:-1] | _SOLID[left[:-1]]
@@ -87,7 +84,7 @@ class WordCutFinder:
         return together
 
     def compute_plain_mask(self, codes: Codes) -> Flags:
-        """Whether each character is part of one word with letters around it."""
+        """Return whether each character is part of one word with letters around it."""
         kinds = self._plain[codes]
         if not kinds.all():
             for code in np.unique(codes[kinds == 0]).tolist():
@@ -97,7 +94,7 @@ class WordCutFinder:
         return plain
 
     def _drop_cuts_in_added_tokens(self, text: bytes, cuts: Flags) -> None:
-        """Take back the cuts inside of added tokens: these are looked for before a text is divided."""
+        """Remove the cuts inside added tokens: the library searches for these before it splits a text."""
         if self._added and any(character in text for character in _BECOME_ASCII):
             cuts[:] = False
         for token in self._added:
@@ -112,31 +109,31 @@ def _is_chinese(codes: Codes) -> Flags:
 
 
 BETWEEN = "\u2016"
-"""Stands between parts while they are normalised: ‖ composes with nothing, and stays as it is."""
-MOST_ADDED = 64
-CHUNK_BYTES = 1 << 16  # normalised at once: the library keeps a record of every byte
-_PREFIXES = ' !"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'  # all of ASCII that is no letter, digit or apostrophe
+"""Separates parts during normalization: ‖ composes with nothing and is not changed."""
+MAX_ADDED = 64
+CHUNK_BYTES = 1 << 16  # bytes normalized at once: the library keeps a record of every byte
+_PREFIXES = ' !"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'  # ASCII without letters, digits and the apostrophe
 
 
 def has_plain_words(values: dict[str, Any]) -> bool:
-    """Whether parts can be cut further and given to the model word by word.
+    """Return whether parts can be cut further and passed to the model word by word.
 
-    Words must be GPT-2's or BERT's; added tokens must be no words, and few enough to look for.
+    Words must be GPT-2's or BERT's; added tokens must not be words, and few enough to search for.
     """
     if uses_prefix_space(values) or not (is_byte_level(values) or is_bert(values)):
         return False
     added = [token.strip(" ") for token in list_added_tokens(values)]
-    return len(added) <= MOST_ADDED and all(token.isascii() and not token.isalpha() for token in added if token)
+    return len(added) <= MAX_ADDED and all(token.isascii() and not token.isalpha() for token in added if token)
 
 
 class JsonWordEncoder:
-    """Encodes parts that `cuts` has made."""
+    """Encoder of the parts between `cuts`."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, cuts: WordCutFinder, dtype: npt.DTypeLike) -> None:
         self._tokenizer, self._cuts, self._dtype = tokenizer, cuts, np.dtype(dtype)
 
     def encode(self, parts: pa.Array) -> RaggedTokens:
-        """The tokens of each part of a large_binary column."""
+        """Return the tokens of each part of a large_binary column."""
         texts = parts.cast(pa.large_string())
         rows, words = self._select_plain_words(texts)
         others = np.setdiff1d(np.arange(len(texts)), rows, assume_unique=True)
@@ -147,7 +144,7 @@ class JsonWordEncoder:
         return RaggedTokens(values, lengths).take_rows(np.argsort(np.concatenate([rows, others])))
 
     def _select_plain_words(self, texts: pa.Array) -> tuple[npt.NDArray[np.int64], list[str]]:
-        """The rows of the parts that are one plain word each, and what the model is asked for them."""
+        """Return the rows of the parts that are one plain word each, and the model's input for them."""
         rows = np.flatnonzero(~pc.match_substring(texts, BETWEEN).to_numpy(zero_copy_only=False))
         normal = [text for chunk in _iter_chunks(texts.take(pa.array(rows))) for text in self._normalize_chunk(chunk)]
         words = self._strip_edges(normal)
@@ -158,7 +155,7 @@ class JsonWordEncoder:
         return rows[plain], chosen if self._cuts.bert else self._tokenizer.encode_bytes_as_pieces(chosen)
 
     def _strip_edges(self, texts: list[str]) -> list[str]:
-        """Texts without what may stand around plain characters in a word: spaces that go, or one in front of it."""
+        """Return the texts without what may surround plain characters in a word: removed spaces, or a leading one."""
         if self._cuts.bert:
             return [text.strip(" ") for text in texts]
         if self._cuts.gpt2:
@@ -170,7 +167,7 @@ class JsonWordEncoder:
 
 
 def _iter_chunks(texts: pa.Array) -> Iterator[list[str]]:
-    """The texts in lists of about as many bytes, none of which is empty."""
+    """Yield non-empty lists of texts of about equal size in bytes."""
     ends = get_column_buffers(texts)[1]
     edges = np.unique(np.searchsorted(ends, np.arange(0, ends[-1] + CHUNK_BYTES, CHUNK_BYTES)))
     for start, stop in pairwise([*edges[edges < len(texts)].tolist(), len(texts)]):

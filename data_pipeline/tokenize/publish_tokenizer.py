@@ -1,6 +1,6 @@
-"""The files of the dataset's tokenizer, published one by one: the tokenizer itself last, what it is not removed.
+"""Publish the files of the dataset's tokenizer atomically, the tokenizer itself last, and remove those of an older one.
 
-`made.json` says what it was made from. It is not called tokenizer.json: that name belongs to Hugging Face's format.
+Writes `made.json`, the origin of the tokenizer. It is not named tokenizer.json, which is Hugging Face's format.
 """
 
 import json
@@ -18,7 +18,16 @@ SENTENCEPIECE_FILES = (MODEL_NAME, "tokenizer.vocab", "made.json")
 
 
 def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> dict[str, Any]:
-    """Write the model, its pieces with their scores, and how it was made; gives what later stages must know."""
+    """Publish a SentencePiece model.
+
+    Args:
+        folder: the tokenizer folder.
+        model: bytes of the model file.
+        made: origin of the model, for `made.json`.
+
+    Returns:
+        `fingerprint`, `vocab_size` and `eos_id`, for later stages.
+    """
     tokenizer = SentencePieceTokenizer(model)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = "".join(f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(tokenizer.vocab_size))
@@ -30,7 +39,17 @@ def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> d
 
 
 def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made: dict[str, Any]) -> dict[str, Any]:
-    """Write the tokenizer.json, the tokenizer_config.json that completes it, and how they were made."""
+    """Publish a tokenizer.json with its tokenizer_config.json.
+
+    Args:
+        folder: the tokenizer folder.
+        file: the tokenizer.json.
+        eos_token: the end-of-sequence token; None for the one in its files.
+        made: origin of the tokenizer, for `made.json`.
+
+    Returns:
+        `fingerprint`, `vocab_size` and `eos_id`, for later stages.
+    """
     from llmsys.hugging_face_tokenizer import build_tokenizer_files
 
     facts = _get_tokenizer_facts(load_tokenizer(file, eos_token))
@@ -49,7 +68,7 @@ def _get_tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _publish_files(folder: Path, files: dict[str, bytes], without: Iterable[str]) -> None:
-    for name in without:  # of the tokenizer that was there before
+    for name in without:  # files of an older tokenizer of the other kind
         (folder / name).unlink(missing_ok=True)
     for name, content in files.items():
         write_bytes_atomically(folder / name, content)

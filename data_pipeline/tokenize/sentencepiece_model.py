@@ -1,8 +1,7 @@
-"""What a SentencePiece model file says about itself, and the same model without its normaliser.
+"""Read the settings in a SentencePiece model file, and remove its normalizer.
 
-Reads the bytes of a tokenizer.model (a protocol buffer: sentencepiece_model.proto of the library); gives
-`parse_model_facts` and `remove_normalizer`. The library has no calls for these facts, and its protocol classes need the
-package protobuf.
+Reads the bytes of a tokenizer.model (sentencepiece_model.proto of the library). The library has no calls for these
+settings, and its protocol classes need the package protobuf.
 """
 
 from collections.abc import Iterator
@@ -21,14 +20,16 @@ Value = int | memoryview
 
 @dataclass(frozen=True)
 class SentencePieceFacts:
-    """How a model was trained and what it does to a text before it cuts it into pieces.
+    """The kind of a model, and its changes to a text before it is cut into pieces.
 
     Attributes:
-        has_rules: characters are replaced (NFKC and the like); False for the normalisation "identity".
-        adds_prefix: a space is put before a text.
-        trims_spaces: spaces at both ends go, runs become one.
-        escapes_spaces: a space is written ▁ in pieces.
-        space_ends_word: ▁ stands behind a word in place of before it.
+        kind: the algorithm.
+        byte_fallback: whether unknown characters become bytes.
+        space_ends_word: whether ▁ is the end of a word instead of its beginning.
+        has_rules: whether characters are replaced (NFKC and the like); False for the normalization "identity".
+        adds_prefix: whether a space is put before a text.
+        trims_spaces: whether outer spaces are removed and runs become one.
+        escapes_spaces: whether a space is written ▁ in pieces.
     """
 
     kind: Literal["unigram", "bpe", "word", "char"]
@@ -41,7 +42,7 @@ class SentencePieceFacts:
 
 
 def parse_model_facts(model: bytes) -> SentencePieceFacts:
-    """Read the facts of a serialised model; what a file leaves out has the library's default."""
+    """Read the settings of a serialized model; absent fields have the library's defaults."""
     trainer: dict[int, Value] = {}
     normalizer: dict[int, Value] = {}
     for field, value in _iter_fields(memoryview(model)):
@@ -61,10 +62,8 @@ def parse_model_facts(model: bytes) -> SentencePieceFacts:
 
 
 def remove_normalizer(model: bytes) -> bytes:
-    """The same pieces for text that is normalised already: no rules, no prefix, every space kept.
-
-    In a protocol buffer a field that comes again overrides the first, so the change is an addition at the end.
-    """
+    """Return the model for text that is normalized already: no rules, no prefix, every space kept."""
+    # In a protocol buffer a repeated field overrides the first one, so the change is appended.
     name = b"identity"
     override = bytes([1 << 3 | _LENGTH, len(name), *name, _RULES << 3 | _LENGTH, 0, _DUMMY_PREFIX << 3, 0])
     override += bytes([_EXTRA_SPACES << 3, 0])
@@ -73,26 +72,26 @@ def remove_normalizer(model: bytes) -> bytes:
 
 def _iter_fields(data: memoryview) -> Iterator[tuple[int, Value]]:
     """Yield (field number, value) of one message."""
-    place = 0
-    while place < len(data):
-        key, place = _parse_varint(data, place)
+    position = 0
+    while position < len(data):
+        key, position = _parse_varint(data, position)
         match key & 7:
             case 0:
-                value, place = _parse_varint(data, place)
+                value, position = _parse_varint(data, position)
                 yield key >> 3, value
             case 2:
-                size, place = _parse_varint(data, place)
-                yield key >> 3, data[place : place + size]
-                place += size
+                size, position = _parse_varint(data, position)
+                yield key >> 3, data[position : position + size]
+                position += size
             case wire:
-                place += 8 if wire == _EIGHT_BYTES else 4
+                position += 8 if wire == _EIGHT_BYTES else 4
 
 
-def _parse_varint(data: memoryview, place: int) -> tuple[int, int]:
+def _parse_varint(data: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[place]
+        byte = data[position]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 0x80:
-            return value, place
+            return value, position

@@ -1,7 +1,7 @@
-"""Numbers of short words, found for a whole column at once: a hash table in arrays, with no Python for a word.
+"""A hash table in numpy arrays that maps short words to numbers, for a whole column at once.
 
-Reads bytes and where words lie in them; gives a number for each word that was added before. A word of at most 15 bytes
-is two 64-bit integers, its bytes and its length, and these are compared as they are: two words never share a number.
+A word of at most 15 bytes is two 64-bit integers, its bytes and its length. They are compared exactly, so two words
+never share a number.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ LONGEST = 15
 """Bytes of the longest word that has a key; the sixteenth byte holds the length."""
 FIRST_SLOTS = 1 << 12
 
-_LENGTHS = np.arange(LONGEST + 2)  # the last one stands for all that are longer
+_LENGTHS = np.arange(LONGEST + 2)  # the last value represents all longer words
 _LOW_MASKS = np.array([(1 << 8 * min(size, 8)) - 1 for size in _LENGTHS.tolist()], np.uint64)
 _HIGH_MASKS = np.array([(1 << 8 * max(min(size, LONGEST) - 8, 0)) - 1 for size in _LENGTHS.tolist()], np.uint64)
 _LENGTH_BYTE = _LENGTHS.astype(np.uint64) << np.uint64(56)
@@ -21,20 +21,20 @@ _LOW_FACTOR, _HIGH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D2
 
 
 class WordKeys(NamedTuple):
-    """Words as pairs of integers. A word that is too long has a key that no short word has, shared with others."""
+    """Words as pairs of integers; all words that are too long share one key, which no short word has."""
 
     low: npt.NDArray[np.uint64]
     high: npt.NDArray[np.uint64]
 
     def take_rows(self, rows: npt.NDArray[np.int64]) -> "WordKeys":
-        """The keys asked for, in that order."""
+        """Return the keys at these indices."""
         return WordKeys(self.low[rows], self.high[rows])
 
 
 def compute_word_keys(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> WordKeys:
-    """The keys of the words that begin at these bytes and have these sizes, in bytes; none may be empty."""
+    """Return the keys of the words at these byte offsets with these sizes in bytes; none may be empty."""
     padded = np.concatenate([data, np.zeros(2 * 8, np.uint8)])
     eights = np.ndarray((len(data) + 9,), "<u8", buffer=padded, strides=(1,))  # the eight bytes from each byte on
     kind = np.minimum(sizes, LONGEST + 1)
@@ -42,7 +42,7 @@ def compute_word_keys(
 
 
 class ShortWordTable:
-    """{key: number} by open addressing; no slot is looked at twice, and half of them stay free."""
+    """{key: number} by open addressing with linear probing; at least half of the slots are free."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -60,12 +60,12 @@ class ShortWordTable:
         return (mixed >> np.uint64(65 - self._slots.bit_length())).astype(np.int64)
 
     def look_up(self, keys: WordKeys) -> npt.NDArray[np.int64]:
-        """The number of each word, -1 for one that is not known."""
+        """Return the number of each word, -1 for an unknown one."""
         slots = self._compute_first_slots(keys)
         high = self._keys.high.take(slots)
         same = (high == keys.high) & (self._keys.low.take(slots) == keys.low)
         found = np.where(same, self._numbers.take(slots), -1)
-        left = np.flatnonzero(~same & (high != 0))  # another word lies there: this one may lie behind it
+        left = np.flatnonzero(~same & (high != 0))  # another word is there: probe the next slot
         while len(left):
             slots[left] = here = slots[left] + 1 & self._slots - 1
             high, low = self._keys.high[here], self._keys.low[here]
@@ -75,7 +75,7 @@ class ShortWordTable:
         return found
 
     def insert(self, keys: WordKeys, numbers: npt.NDArray[np.int64]) -> None:
-        """Remember words that are not known yet; they must be distinct, and their numbers too."""
+        """Add distinct unknown words with distinct numbers."""
         self._count += len(numbers)
         if 2 * self._count > self._slots:
             old, old_numbers, taken = self._keys, self._numbers, np.flatnonzero(self._keys.high)
@@ -87,7 +87,7 @@ class ShortWordTable:
         slots, left = self._compute_first_slots(keys), np.arange(len(numbers))
         while len(left):
             free = left[self._keys.high[slots[left]] == 0]
-            self._numbers[slots[free]] = numbers[free]  # of several for one slot the last stays, and is looked for
+            self._numbers[slots[free]] = numbers[free]  # the last write to a slot wins; the others probe on
             won = free[self._numbers[slots[free]] == numbers[free]]
             self._keys.low[slots[won]], self._keys.high[slots[won]] = keys.low[won], keys.high[won]
             waits = np.ones(len(numbers), np.bool_)
@@ -97,7 +97,7 @@ class ShortWordTable:
 
 
 def get_column_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The bytes of a large_string or large_binary column without nulls, and where its rows begin and end in them."""
+    """Return the bytes of a large_string or large_binary column without nulls, and the (N + 1,) offsets of its rows."""
     if not len(column):
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
     offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]

@@ -1,8 +1,11 @@
-"""Encoded documents in, token files out: shuffled over the whole dataset, split, and cut into files of about one size.
+"""Shuffle encoded documents over the whole dataset into token files of about equal size, by split.
 
-Reads encoded files (mapped, not loaded). A document's place in the shuffle is a hash of its id; a token file is a range
-of places, so that every file can be written by itself and no list of all documents is ever needed. The number of files
-follows from the tokens and the configuration, never from the workers.
+Reads encoded files, memory-mapped. A document's place in the shuffle is a hash of its id, and a token file is a range
+of places.
+
+Invariants:
+- Every file is written independently; no list of all documents is needed.
+- The number of files follows from the tokens and the configuration, not from the workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +27,14 @@ from llmsys.token_shards import (
     read_batches,
 )
 
-CELLS_BITS = 16  # places are cut into 65,536 cells; a file is a run of cells
+CELLS_BITS = 16  # places are divided into 65,536 cells; a file is a run of cells
 SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
 
 @dataclass(frozen=True)
 class TokenFilePlan:
-    """One token file: the documents of a split whose cell is in [first, last), and how many tokens they have."""
+    """One token file: the documents of a split whose cell is in [first, last), and their number of tokens."""
 
     split: SplitName
     number: int
@@ -41,12 +44,21 @@ class TokenFilePlan:
 
     @property
     def name(self) -> str:
-        """File name below tokens/."""
+        """File name in tokens/."""
         return f"{self.split}-{self.number:05d}.arrow"
 
 
 def plan_files(sources: Sequence[Path], split: SplitName, shard_tokens: int) -> list[TokenFilePlan]:
-    """Cut a split into files of about `shard_tokens` tokens; none when it has no documents."""
+    """Divide a split into files of about equal size.
+
+    Args:
+        sources: encoded files.
+        split: the split.
+        shard_tokens: target size of a file in tokens.
+
+    Returns:
+        A plan per file; [] if the split has no documents.
+    """
     tokens = np.zeros(1 << CELLS_BITS, np.int64)
     for source in sources:
         for batch in read_batches(source):
@@ -56,7 +68,7 @@ def plan_files(sources: Sequence[Path], split: SplitName, shard_tokens: int) -> 
     total = int(tokens.sum())
     files = -(-total // shard_tokens)
     before = np.cumsum(tokens) - tokens
-    # A file begins at the first cell before which its share of the tokens lies; every end is the next file's beginning.
+    # A file begins at the first cell with at least its share of the tokens before it, and ends where the next begins.
     edges = [int(np.searchsorted(before, total * number / files)) for number in range(files)] + [len(tokens)]
     ranges = [(first, last, int(tokens[first:last].sum())) for first, last in pairwise(edges)]
     filled = [cut for cut in ranges if cut[2]]
@@ -74,7 +86,19 @@ def _compute_cells(batch: pa.RecordBatch) -> Any:
 def write_token_file(
     report: Report, *, plan: TokenFilePlan, sources: Sequence[Path], output: Path, vocab_size: int, batch_tokens: int
 ) -> dict[str, Any]:
-    """Write one token file in the order of the shuffle; progress is in tokens."""
+    """Write one token file in shuffled order.
+
+    Args:
+        report: progress callback, in tokens.
+        plan: the file.
+        sources: encoded files, in the order that `plan_files` got.
+        output: the file to write.
+        vocab_size: size of the vocabulary, which decides the dtype of tokens.
+        batch_tokens: minimum tokens of a record batch.
+
+    Returns:
+        The entry of the file in the manifest.
+    """
     schema = build_token_schema(choose_token_dtype(vocab_size))
     batches = [batch for source in sources for batch in read_batches(source)]
     with ArrowFileWriter(output, schema) as writer:
@@ -86,7 +110,7 @@ def write_token_file(
 
 
 def _iter_row_tables(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: int) -> Iterator[Any]:
-    """Yield (R, 2) tables of [batch, row] in the order of the shuffle, each of at least `batch_tokens` tokens."""
+    """Yield (R, 2) tables of [batch, row] in shuffled order, each of at least `batch_tokens` tokens."""
     places, found, lengths = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)], [np.zeros(0, np.int64)]
     for number, batch in enumerate(batches):
         cells = _compute_cells(batch)
@@ -105,7 +129,7 @@ def _iter_row_tables(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, bat
 
 
 def _gather_rows(batches: Sequence[pa.RecordBatch], rows: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Copy documents from wherever they lie into one batch: those of each source together, then all into order."""
+    """Copy documents into one batch: first the rows of each source, then all in order."""
     grouped = np.argsort(rows[:, 0], kind="stable")
     numbers, starts = np.unique(rows[grouped, 0], return_index=True)
     pieces = [

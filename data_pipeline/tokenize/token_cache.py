@@ -1,7 +1,8 @@
-"""Tokens of distinct texts, remembered: what was asked once is looked up, many texts at a time.
+"""Cache the tokens of distinct texts, looked up many texts at a time.
 
-Gives `RaggedTokens` (rows of tokens, one behind another) and `TokenCache`. Promises: memory is bounded, for a memo that
-is full begins anew; what it holds never changes an answer, only how fast it comes.
+Invariants:
+- Memory is bounded: a full cache is cleared.
+- The content of the cache does not change results.
 """
 
 import itertools
@@ -16,23 +17,23 @@ import pyarrow.compute as pc
 from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets
 from data_pipeline.tokenize.short_word_table import LONGEST, ShortWordTable, compute_word_keys, get_column_buffers
 
-ENTRY_BYTES = 150  # of a short key in a Python dictionary, with its object, number and tokens
-MOST_BYTES = 64  # of a text that is worth remembering
+ENTRY_BYTES = 150  # a short key in a Python dictionary, with its object, number and tokens
+MAX_TEXT_BYTES = 64  # longer texts rarely repeat and are not cached
 
 
 class RaggedTokens(NamedTuple):
-    """Rows of tokens: `values` holds them one behind another, `lengths` how many each row has."""
+    """Rows of tokens: `values` are all tokens, concatenated, and `lengths` the number of tokens of each row."""
 
     values: npt.NDArray[Any]
     lengths: Integers
 
     def take_rows(self, rows: Integers) -> "RaggedTokens":
-        """The rows asked for, in that order."""
+        """Return the rows at these indices."""
         lists = pa.LargeListArray.from_arrays(pa.array(compute_offsets(self.lengths)), pa.array(self.values))
         return RaggedTokens(pc.take(lists, pa.array(rows)).flatten().to_numpy(), self.lengths[rows])
 
     def merge_rows(self, starts: Integers) -> "RaggedTokens":
-        """The same tokens in longer rows, where row i is made of the rows from starts[i] to starts[i + 1]."""
+        """Return longer rows of the same tokens; row i consists of the rows from starts[i] to starts[i + 1]."""
         return RaggedTokens(self.values, np.diff(compute_offsets(self.lengths)[starts]))
 
 
@@ -51,7 +52,7 @@ class TokenCache:
         return len(self._lengths.view)
 
     def encode_parts(self, parts: pa.Array, below: Callable[[pa.Array], RaggedTokens]) -> RaggedTokens:
-        """The tokens of each part of a large_binary column, none empty; `below` makes those of parts that are new."""
+        """Return the tokens of each part of a large_binary column, none empty; `below` encodes the new parts."""
         data, places = get_column_buffers(parts)
         rows = self._short.look_up(compute_word_keys(data, places[:-1], np.diff(places)))
         unknown = np.flatnonzero(rows < 0)
@@ -61,12 +62,12 @@ class TokenCache:
         found = self._find_long_texts(distinct.dictionary)
         new = np.flatnonzero(found < 0)
         texts = distinct.dictionary.take(pa.array(new))
-        made = below(texts)
+        encoded = below(texts)
         found[new] = np.arange(len(new)) + len(self)
         rows[unknown] = found[distinct.indices.to_numpy()]
         known = self._all_tokens
-        everything = RaggedTokens(*(np.concatenate(pair) for pair in zip(known, made, strict=True)))
-        self._add_texts(texts, made)
+        everything = RaggedTokens(*(np.concatenate(pair) for pair in zip(known, encoded, strict=True)))
+        self._add_texts(texts, encoded)
         return everything.take_rows(rows)
 
     @property
@@ -74,9 +75,7 @@ class TokenCache:
         return RaggedTokens(self._values.view, self._lengths.view)
 
     def _find_long_texts(self, texts: pa.Array) -> Integers:
-        """The row of each text that is too long for `ShortWordTable`, -1 for one that is not known and for all
-        others.
-        """
+        """Return the row of each text that is too long for `ShortWordTable`, -1 for unknown and for shorter texts."""
         rows = np.full(len(texts), -1)
         long = np.flatnonzero(np.diff(get_column_buffers(texts)[1]) > LONGEST)
         keys = texts.take(pa.array(long)).to_pylist()
@@ -84,15 +83,19 @@ class TokenCache:
         return rows
 
     def _add_texts(self, texts: pa.Array, tokens: RaggedTokens) -> None:
-        """Remember distinct texts that are not known yet."""
+        """Add distinct unknown texts."""
         if len(self) * ENTRY_BYTES > self._limit:
             self._clear()
         data, places = get_column_buffers(texts)
         sizes = np.diff(places)
-        rows = np.cumsum(sizes <= MOST_BYTES) - 1 + len(self)
-        short, long = np.flatnonzero(sizes <= LONGEST), np.flatnonzero((sizes > LONGEST) & (sizes <= MOST_BYTES))
+        rows = np.cumsum(sizes <= MAX_TEXT_BYTES) - 1 + len(self)
+        short, long = np.flatnonzero(sizes <= LONGEST), np.flatnonzero((sizes > LONGEST) & (sizes <= MAX_TEXT_BYTES))
         self._short.insert(compute_word_keys(data, places[short], sizes[short]), rows[short])
         self._long.update(zip(texts.take(pa.array(long)).to_pylist(), rows[long].tolist(), strict=True))
-        kept = tokens if len(short) + len(long) == len(sizes) else tokens.take_rows(np.flatnonzero(sizes <= MOST_BYTES))
+        kept = (
+            tokens
+            if len(short) + len(long) == len(sizes)
+            else tokens.take_rows(np.flatnonzero(sizes <= MAX_TEXT_BYTES))
+        )
         self._values.extend(kept.values)
         self._lengths.extend(kept.lengths)

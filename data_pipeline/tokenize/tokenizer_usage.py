@@ -1,7 +1,7 @@
-"""How well a tokenizer fits the documents: bytes and words per token by language, unknowns, bytes, pieces never used.
+"""Measure how well a tokenizer fits the documents: bytes and words per token by language, and unused pieces.
 
-Reads batches of documents with their tokens while they are encoded; gives the counts of one document file, and of all
-of them together what the manifest says. A word is what stands between white space and control characters of ASCII.
+Counts the tokens of one document file while it is encoded, and merges the counts of all files for the manifest. A word
+is a run of bytes other than ASCII white space and controls.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ _COUNTS = ("documents", "bytes", "words", "tokens", "unknown_tokens", "byte_toke
 
 
 class TokenizerUsageCounter:
-    """Counts the tokens of some documents by language and by piece."""
+    """Counter of tokens by language and by piece."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._kinds = np.zeros(tokenizer.vocab_size, np.uint8)
@@ -40,7 +40,7 @@ class TokenizerUsageCounter:
         self._languages: dict[str, Counter[str]] = {}
 
     def count_batch(self, batch: pa.RecordBatch, tokens: RaggedTokens) -> None:
-        """Count a batch of documents; their tokens are without begin and end ids."""
+        """Count a batch of documents; their tokens have no begin and end ids."""
         self._pieces += np.bincount(tokens.values, minlength=len(self._pieces))
         kinds, ends = self._kinds[tokens.values], compute_offsets(tokens.lengths)
         table = np.stack(
@@ -59,17 +59,26 @@ class TokenizerUsageCounter:
             self._languages.setdefault(name, Counter()).update(dict(zip(_COUNTS, sums, strict=True)))
 
     def to_dict(self) -> dict[str, dict[str, int]]:
-        """{language: counts}, as JSON can hold them."""
+        """Return {language: counts}, JSON-serializable."""
         return {name: dict(counts) for name, counts in sorted(self._languages.items())}
 
     def write_piece_counts(self, path: Path) -> None:
-        """Write how often each piece was used, by id."""
+        """Write the number of uses of each piece, by id."""
         with ArrowFileWriter(path, PIECE_SCHEMA, "zstd") as writer:
             writer.write(pa.record_batch([pa.array(self._pieces)], schema=PIECE_SCHEMA))
 
 
 def collect_usage(tokenizer: Tokenizer, results: Sequence[dict[str, Any]], pieces: Sequence[Path]) -> TokenizerUsage:
-    """Add up what `encode_file` returned and wrote for each document file."""
+    """Merge the counts of all document files.
+
+    Args:
+        tokenizer: the tokenizer.
+        results: results of `encode_file`.
+        pieces: files of piece counts that `encode_file` wrote.
+
+    Returns:
+        The tokenizer section of the manifest.
+    """
     languages: dict[str, Counter[str]] = {}
     for result in results:
         for name, counts in result["languages"].items():
@@ -91,7 +100,7 @@ def collect_usage(tokenizer: Tokenizer, results: Sequence[dict[str, Any]], piece
 
 
 def _count_words(texts: pa.Array) -> npt.NDArray[np.int64]:
-    """Words of each text."""
+    """Count the words of each text."""
     data, ends = get_column_buffers(texts)
     if not len(data):
         return np.zeros(len(texts), np.int64)
@@ -99,6 +108,6 @@ def _count_words(texts: pa.Array) -> npt.NDArray[np.int64]:
     begins = inside.copy()
     begins[1:] &= ~inside[:-1]
     first = ends[:-1][np.diff(ends) > 0]
-    begins[first] = inside[first]  # whatever the text before it ends with
+    begins[first] = inside[first]  # the text before it may end inside a word
     counts: npt.NDArray[np.int64] = np.diff(np.searchsorted(np.flatnonzero(begins), ends))
     return counts

@@ -1,12 +1,13 @@
-"""Which documents a tokenizer is trained on: those with the smallest hashes of their ids, in all or in each language.
+"""Train a SentencePiece model on a sample of the documents.
 
-Reads document files; gives a `TrainingSample`. Promises: it follows from ids, languages and the configuration alone, no
-held-back document is in it, and a larger sample holds the smaller one.
+The sample is the documents with the smallest hashes of their ids, over all or per language.
 
-Training documents in, a SentencePiece model out: the same bytes for the same documents, whatever the workers.
+Reads document files; writes tokenizer.model, tokenizer.vocab (for people) and made.json (its origin and the sample).
 
-Reads document files, writes tokenizer.model, tokenizer.vocab (for people) and made.json (how it was made), which says
-what the sample was.
+Invariants:
+- The sample follows from ids, languages and the configuration; it has no held-out document, and a larger sample
+  contains the smaller one.
+- Equal documents give equal bytes of the model, whatever the workers.
 """
 
 import io
@@ -29,19 +30,25 @@ from llmsys.errors import DataError
 from llmsys.token_shards import read_batches
 
 EVERY = "*"
-"""The name of all languages together, where none has a weight."""
+"""Name of the group of all languages, if none has a weight."""
 
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """The documents to train on; `limits` holds the largest position that is in it by language, `facts` what it is."""
+    """The documents to train on.
+
+    Attributes:
+        limits: largest position in the sample, by language.
+        facts: its numbers of documents and bytes.
+        split: the split that holds documents out.
+    """
 
     limits: dict[str, int]
     facts: dict[str, Any]
     split: HeldoutSplitConfig
 
     def select_rows(self, batch: pa.RecordBatch) -> list[int]:
-        """The rows of a batch of documents that are in the sample."""
+        """Return the rows of a batch that are in the sample."""
         ids = batch.column("id").to_pylist()
         places = hash_positions(ids, "tokenizer", 0)
         chosen = np.zeros(len(ids), np.bool_)
@@ -54,7 +61,7 @@ class TrainingSample:
 
 
 def draw_sample(sources: Sequence[Path], config: SentencePieceConfig, split: HeldoutSplitConfig) -> TrainingSample:
-    """Choose about `sample_bytes` of text; the sample has no limits when there is no document for it."""
+    """Choose about `sample_bytes` of text; the sample has no limits if there is no document for it."""
     weights = config.language_weights or {EVERY: 1.0}
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in weights}
     for source in sources:
@@ -79,14 +86,14 @@ def draw_sample(sources: Sequence[Path], config: SentencePieceConfig, split: Hel
 
 
 def _get_language_groups(batch: pa.RecordBatch, by_language: bool) -> Any:
-    """The language of each document, or the same name for all."""
+    """Return the language of each document, or one name for all."""
     if not by_language:
         return np.full(batch.num_rows, EVERY)
     return np.array(batch.column("language").fill_null("").to_pylist(), np.str_)
 
 
 def _select_smallest(parts: list[tuple[Any, Any]], limit_bytes: int) -> tuple[int, dict[str, int]] | None:
-    """The largest of the smallest positions that have so many bytes, and the documents and bytes up to it."""
+    """Return the last of the smallest positions with `limit_bytes` in total, and the documents and bytes up to it."""
     places = np.concatenate([np.zeros(0, np.uint64), *(place for place, _ in parts)])
     sizes = np.concatenate([np.zeros(0, np.int64), *(size for _, size in parts)])
     order = np.argsort(places, kind="stable")
@@ -105,12 +112,26 @@ WHITESPACE = ("\n", "\n\n", "\t")
 def train_sentencepiece(
     report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, split: HeldoutSplitConfig
 ) -> dict[str, Any]:
-    """Train on the sample and publish the three files; progress is in documents."""
+    """Train a tokenizer on a sample of the documents and publish it.
+
+    Args:
+        report: progress callback, in documents.
+        sources: document files.
+        folder: the tokenizer folder to write.
+        config: size of the sample and options of SentencePiece.
+        split: the split that holds documents out.
+
+    Returns:
+        `fingerprint`, `vocab_size` and `eos_id`, for later stages.
+
+    Raises:
+        DataError: if there is no document to train on, or SentencePiece rejects the options.
+    """
     sample = draw_sample(sources, config, split)
     if not sample.limits:
         languages = f" in {', '.join(config.language_weights)}" if config.language_weights else ""
         raise DataError(
-            f"no document{languages} outside the held-back ones is left to train a tokenizer on. "
+            f"no document{languages} outside the held-out ones is left to train a tokenizer on. "
             "Set data.split.heldout_fraction lower, or give more input in data.inputs."
         )
     return fit_sentencepiece(
@@ -121,7 +142,20 @@ def train_sentencepiece(
 def fit_sentencepiece(
     lines: Iterator[str], *, folder: Path, config: SentencePieceConfig, sample: dict[str, Any]
 ) -> dict[str, Any]:
-    """Train on lines of text and publish the three files; `sample` says how many documents and bytes they are."""
+    """Train a tokenizer on lines of text and publish it.
+
+    Args:
+        lines: the text, without newlines.
+        folder: the tokenizer folder to write.
+        config: options of SentencePiece.
+        sample: numbers of documents and bytes, for `made.json` and messages.
+
+    Returns:
+        `fingerprint`, `vocab_size` and `eos_id`, for later stages.
+
+    Raises:
+        DataError: if SentencePiece rejects the options, mostly because of the size of the vocabulary.
+    """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -134,9 +168,9 @@ def fit_sentencepiece(
 
 
 def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
-    """Return SentencePiece's options; by default text is taken as it is, so that decoding gives it back."""
+    """Return SentencePiece's options; by default text is not changed, so that decoding restores it."""
     own = WHITESPACE if config.whitespace_symbols == "pieces" else ()
-    symbols = [*config.user_defined_symbols, *(one for one in own if one not in config.user_defined_symbols)]
+    symbols = [*config.user_defined_symbols, *(piece for piece in own if piece not in config.user_defined_symbols)]
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -144,20 +178,20 @@ def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
         "character_coverage": config.character_coverage,
         "split_digits": config.split_digits,
         **({"control_symbols": list(config.control_symbols)} if config.control_symbols else {}),
-        # A symbol is looked for in texts whose spaces are U+2581 already.
-        **({"user_defined_symbols": [one.replace(" ", "\u2581") for one in symbols]} if symbols else {}),
+        # SentencePiece searches for symbols after it has written spaces as U+2581.
+        **({"user_defined_symbols": [symbol.replace(" ", "\u2581") for symbol in symbols]} if symbols else {}),
         "normalization_rule_name": config.normalization,
         "remove_extra_whitespaces": config.remove_extra_whitespaces,
         "add_dummy_prefix": config.add_dummy_prefix,
         "allow_whitespace_only_pieces": config.allow_whitespace_only_pieces,
-        "max_sentence_length": 1 << 30,  # a longer line would be left out in silence
+        "max_sentence_length": 1 << 30,  # SentencePiece skips longer lines silently
         "num_threads": TRAINING_THREADS,
         "minloglevel": 2,
     }
 
 
 def _iter_sample_lines(report: Report, sources: Sequence[Path], sample: TrainingSample) -> Iterator[str]:
-    """Yield the lines of the sampled documents: pieces with a newline are given, not learnt."""
+    """Yield the lines of the sampled documents; pieces with newlines are configured, not learned."""
     for source in sources:
         for batch in read_batches(source):
             for row in sample.select_rows(batch):
@@ -166,7 +200,7 @@ def _iter_sample_lines(report: Report, sources: Sequence[Path], sample: Training
 
 
 def _describe_training_error(error: RuntimeError, config: SentencePieceConfig, sample: dict[str, Any]) -> str:
-    """Say in our words what SentencePiece refuses, almost always the size of the vocabulary."""
+    """Format the error of SentencePiece, which is almost always about the size of the vocabulary."""
     reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
     return (
         f"tokenizer.vocab_size={config.vocab_size} cannot be trained on {sample['documents']:,} documents "

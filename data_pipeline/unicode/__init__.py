@@ -1,1 +1,1 @@
-"""Text that was decoded with the wrong encoding, mended."""
+"""Repair of text that was decoded with the wrong encoding."""

@@ -1,7 +1,7 @@
-"""Texts in, texts with mended Unicode out, and how many documents and lines were changed.
+"""Repair Unicode in texts with ftfy, and count the changed documents and lines.
 
-Equal to `ftfy.fix_text` under datatrove's settings, at the cost of a look at each line: ftfy is called only for lines
-that hold something it could change. What comes out depends on the text alone.
+Equal to `ftfy.fix_text` under datatrove's settings. ftfy is called only for lines that contain something it could
+change. The result depends on the text alone.
 """
 
 import re
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from llmsys.config.unicode import FtfyRepairConfig, NfcNormalizationConfig
 
-# What ftfy changes whatever stands around it: control characters of ASCII and Latin-1, lone surrogates, marks of
-# annotation, deprecated Arabic controls, byte order marks.
+# Characters that ftfy changes in any context: controls of ASCII and Latin-1, lone surrogates, interlinear annotation
+# marks, deprecated Arabic controls, byte order marks.
 _ALWAYS = re.compile(
     "[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\u206a-\u206f\ufff9-\ufffc\ufeff]"
 )  # fmt: skip
@@ -24,26 +24,34 @@ _LONGEST_LINE = 1_000_000  # characters; ftfy takes longer lines in pieces
 
 
 class RepairResult(NamedTuple):
-    """Texts, and per text how many of its lines were changed."""
+    """Texts, and the number of changed lines of each."""
 
     texts: pa.Array
     lines: np.ndarray[tuple[int], np.dtype[np.int64]]
 
     @property
     def changes(self) -> dict[str, int]:
-        """What happened to all texts, for the funnel."""
+        """Counts of repaired documents and lines, for the funnel."""
         return {"documents repaired": int(np.count_nonzero(self.lines)), "lines repaired": int(self.lines.sum())}
 
 
 def repair_texts(texts: pa.Array, config: FtfyRepairConfig | NfcNormalizationConfig) -> RepairResult:
-    """Mend a column of texts."""
+    """Repair a column of texts.
+
+    Args:
+        texts: string or large_string without nulls.
+        config: ftfy with its options, or NFC normalization alone.
+
+    Returns:
+        The texts, and the number of changed lines per text.
+    """
     found = [repair_text(text, config) for text in texts.to_pylist()]
     lines = np.fromiter((count for _, count in found), np.int64, len(found))
     return RepairResult(pa.array([text for text, _ in found], texts.type) if lines.any() else texts, lines)
 
 
 def repair_text(text: str, config: FtfyRepairConfig | NfcNormalizationConfig) -> tuple[str, int]:
-    """Return the mended text and the number of its lines that changed."""
+    """Return the repaired text and the number of its lines that changed."""
     entities = isinstance(config, FtfyRepairConfig) and config.html_entities == "auto" and "&" in text
     mends = isinstance(config, FtfyRepairConfig) and not (text.isascii() and not entities and not _ALWAYS.search(text))
     lines = text.split("\n")
@@ -56,12 +64,12 @@ def repair_text(text: str, config: FtfyRepairConfig | NfcNormalizationConfig) ->
 
 
 def _repair_lines(lines: list[str], entities: bool) -> Iterator[str]:
-    """Mend each line; entities are decoded until a line has a `<`, because from there on the text may be HTML."""
+    """Repair each line; entities are decoded until a line has a `<`, because from there on the text may be HTML."""
     from ftfy import fix_text
     from ftfy.badness import is_bad
 
     for line in lines:
-        is_long = len(line) > _LONGEST_LINE  # ftfy itself looks for a `<` in each of its pieces
+        is_long = len(line) > _LONGEST_LINE  # ftfy itself searches each of its pieces for a `<`
         decodes = entities and (is_long or "<" not in line)
         entities = entities and "<" not in line
         suspect = (decodes and "&" in line) or is_long or _ALWAYS.search(line) or (not line.isascii() and is_bad(line))

@@ -69,11 +69,13 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
 
 
 def _print_inspection(folder: Path, samples: int, as_json: bool) -> int:
-    from data_pipeline.inspection.format_result import format_inspection, inspection_to_dict
+    from data_pipeline.inspection.format_result import build_inspection_dict, format_inspection
     from data_pipeline.inspection.verify_dataset import verify_dataset
 
     inspection = verify_dataset(folder, samples)
-    print(json.dumps(inspection_to_dict(inspection), ensure_ascii=False) if as_json else format_inspection(inspection))
+    print(
+        json.dumps(build_inspection_dict(inspection), ensure_ascii=False) if as_json else format_inspection(inspection)
+    )
     return WRONG if inspection.findings else 0
 
 

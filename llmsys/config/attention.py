@@ -1,19 +1,33 @@
-"""How tokens look at each other: the kinds of `model.attention`.
+"""Attention: the kinds of `model.attention`.
 
-Head counts and widths are ModelConfig's own fields, under Hugging Face's names; here is what differs between families.
+Head counts and widths are ModelConfig's own fields, under Hugging Face's names; a kind has the fields in which families
+differ. Each kind lists its parameters, the shape of its scores and the tensors that it saves, so that llmsys/estimate
+needs no change for an added kind. To add one: a class here and in `AttentionConfig`, its module in llmsys/model, its
+dispatch in llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.model_shape import ModelShape, iter_linear_parameters
+from llmsys.config.parameter_tensor import Input, ParameterTensor
+from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor, ScoreShape
 from llmsys.config.section import Section
 
 
-class MultiHeadAttentionConfig(Section):
+class _BaseAttentionConfig(Section):
+    """A kind of attention. One that does not say otherwise is refused by the tensor and context axes."""
+
+    can_shard_sequences: ClassVar[bool] = False  # llmsys/parallel shards its module over tensor and context
+
+
+class MultiHeadAttentionConfig(_BaseAttentionConfig):
     """Queries, keys and values from one linear map each; fewer key-value heads than heads make it GQA or MQA."""
 
     kind: Literal["multi_head"] = "multi_head"
+    can_shard_sequences: ClassVar[bool] = True
     qkv_bias: bool = Field(False, description="Whether the maps of queries, keys and values have a bias.")
     output_bias: bool = Field(False, description="Whether the map of the output has a bias.")
     qk_norm: Literal["none", "head", "full"] = Field(
@@ -24,11 +38,107 @@ class MultiHeadAttentionConfig(Section):
     sinks: bool = Field(False, description="Whether each head has a trained score that takes weight (gpt-oss).")
     clip: float | None = Field(None, gt=0, description="Queries, keys and values are cut to ±clip (DBRX, OLMoE).")
 
+    @property
+    def cross_attention(self) -> "MultiHeadAttentionConfig":
+        """Attention to an encoder's output in a model of this kind."""
+        return self
 
-class LatentAttentionConfig(Section):
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the parameters of self-attention."""
+        yield from self.iter_projection_parameters(model, "attention", keys_input="token")
+        if self.sinks:
+            yield ParameterTensor("attention.sinks", (model.num_attention_heads,), "attention")
+
+    def iter_projection_parameters(
+        self, model: ModelShape, name: str, *, keys_input: Input
+    ) -> Iterator[ParameterTensor]:
+        """Yield the projections and the norms of heads; keys and values read `keys_input`."""
+        hidden, bias = model.hidden_size, self.qkv_bias
+        queries = model.num_attention_heads * model.head_dim
+        keys = model.num_key_value_heads * model.head_dim
+        yield from iter_linear_parameters(f"{name}.q_proj", queries, hidden, bias, "attention")
+        yield from iter_linear_parameters(f"{name}.k_proj", keys, hidden, bias, "attention", keys_input)
+        yield from iter_linear_parameters(f"{name}.v_proj", keys, hidden, bias, "attention", keys_input)
+        yield from iter_linear_parameters(f"{name}.o_proj", hidden, queries, self.output_bias, "attention")
+        if self.qk_norm != "none":
+            is_full = self.qk_norm == "full"
+            yield from model.norm.iter_parameters(f"{name}.q_norm", queries if is_full else model.head_dim)
+            yield from model.norm.iter_parameters(f"{name}.k_norm", keys if is_full else model.head_dim)
+
+    def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
+        """Return the shape of scores against `keys` keys."""
+        return ScoreShape(
+            model.num_attention_heads,
+            model.num_key_value_heads,
+            model.head_dim,
+            model.head_dim,
+            keys,
+            is_causal,
+            self.logit_softcap is not None,
+            self.sinks,
+            self.scale,
+        )
+
+    def count_normed_channels(self, model: ModelShape) -> int:
+        """Return the channels of queries and keys that a norm of heads reads, per token."""
+        if self.qk_norm == "none":
+            return 0
+        return model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+
+    def iter_saved_tensors(
+        self,
+        model: ModelShape,
+        scores: ScoreShape,
+        shape: ActivationShape,
+        *,
+        is_rotated: bool,
+        are_queries_saved: bool,
+        are_keys_saved: bool,
+    ) -> Iterator[SavedTensor]:
+        """Yield the tensors from the projections to the queries, keys and values that the kernel reads.
+
+        Args:
+            model: widths of the model.
+            scores: shape that `build_score_shape` returned.
+            shape: micro-batch of one rank.
+            is_rotated: RoPE follows.
+            are_queries_saved: the kernel saves the queries that it reads; else it saves copies of its own.
+            are_keys_saved: the same for keys and values.
+        """
+        is_normed, share = self.qk_norm != "none", scores.keys / shape.length
+        queries = shape.compute_sharded_bytes(scores.heads * scores.key_channels)
+        keys = int(shape.compute_sharded_bytes(scores.key_value_heads * scores.key_channels) * share)
+        inputs = (
+            ("queries", queries, scores.heads, are_queries_saved),
+            ("keys", keys, scores.key_value_heads, are_keys_saved),
+        )
+        for name, size, _, is_saved in inputs:
+            yield SavedTensor(name, size, "product", is_saved=is_normed or (is_saved and not is_rotated))
+        yield SavedTensor("values", keys, "product", is_saved=are_keys_saved)
+        for name, size, heads, is_saved in inputs:
+            if is_normed:
+                yield from self._iter_norm_tensors(model, name, size, heads, shape, is_saved and not is_rotated)
+            if is_rotated:
+                yield SavedTensor(f"rotated {name}", size, "pointwise", is_saved=is_saved)
+
+    def _iter_norm_tensors(
+        self, model: ModelShape, name: str, size: int, heads: int, shape: ActivationShape, is_saved: bool
+    ) -> Iterator[SavedTensor]:
+        """Yield the tensors of a norm over `size` bytes of queries or keys: of each head, or over all of them."""
+        channels = model.head_dim if self.qk_norm == "head" else model.head_dim * heads
+        rows = size // shape.value_bytes // channels
+        statistics = rows * model.norm.compute_row_statistics_bytes(shape)
+        yield SavedTensor(f"statistics of normed {name}", statistics, "pointwise")
+        if model.norm.is_unscaled_input_saved(shape):
+            yield SavedTensor(f"unscaled {name}", size, "fused")
+        yield SavedTensor(f"normed {name}", size, "pointwise", is_saved=is_saved)
+
+
+class LatentAttentionConfig(_BaseAttentionConfig):
     """Keys and values from one small latent vector, which is all a cache must keep (MLA; DeepSeek-V2, 2.1)."""
 
     kind: Literal["latent"] = "latent"
+    can_shard_sequences: ClassVar[bool] = True
     q_lora_rank: int | None = Field(None, ge=1, description="Width of the queries' latent; null: one plain map.")
     kv_lora_rank: int = Field(512, ge=1, description="Width of the latent of keys and values.")
     qk_nope_head_dim: int = Field(128, ge=1, description="Channels of a head that are not rotated.")
@@ -37,6 +147,72 @@ class LatentAttentionConfig(Section):
     bias: bool = Field(False, description="Whether the maps into the latents and of the output have a bias.")
     norm_eps: float = Field(1e-6, gt=0, description="eps of the norms of the latents.")
     scale: float | None = Field(None, gt=0, description="Factor on the scores; null: 1 / sqrt(nope + rope).")
+
+    @property
+    def cross_attention(self) -> MultiHeadAttentionConfig:
+        """Attention to an encoder's output: latents serve the positions of one sequence only."""
+        return MultiHeadAttentionConfig()
+
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the maps down into the latents, their norms, and the maps up (DeepSeek-V2, 2.1)."""
+        heads, hidden, rank = model.num_attention_heads, model.hidden_size, self.kv_lora_rank
+        queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        if self.q_lora_rank is None:
+            yield from iter_linear_parameters("attention.q_proj", queries, hidden, False, "attention")
+        else:
+            yield from iter_linear_parameters("attention.q_a_proj", self.q_lora_rank, hidden, self.bias, "attention")
+            yield ParameterTensor("attention.q_a_norm.weight", (self.q_lora_rank,), "norms")
+            yield from iter_linear_parameters("attention.q_b_proj", queries, self.q_lora_rank, False, "attention")
+        down = rank + self.qk_rope_head_dim
+        yield from iter_linear_parameters("attention.kv_a_proj", down, hidden, self.bias, "attention")
+        yield ParameterTensor("attention.kv_a_norm.weight", (rank,), "norms")
+        up = heads * (self.qk_nope_head_dim + self.v_head_dim)
+        yield from iter_linear_parameters("attention.kv_b_proj", up, rank, False, "attention")
+        values = heads * self.v_head_dim
+        yield from iter_linear_parameters("attention.o_proj", hidden, values, self.bias, "attention")
+
+    def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
+        """Return the shape of scores against `keys` keys: every head has a key of its own."""
+        heads, channels = model.num_attention_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
+        return ScoreShape(heads, heads, channels, self.v_head_dim, keys, is_causal)
+
+    def count_normed_channels(self, model: ModelShape) -> int:
+        """Return 0: the norms are over latents, not over heads."""
+        return 0
+
+    def iter_saved_tensors(
+        self,
+        model: ModelShape,
+        scores: ScoreShape,
+        shape: ActivationShape,
+        *,
+        is_rotated: bool,
+        are_queries_saved: bool,
+        are_keys_saved: bool,
+    ) -> Iterator[SavedTensor]:
+        """Yield latents with their norms, full queries and keys, and values as part of one matmul with the keys.
+
+        Arguments as in MultiHeadAttentionConfig; rotation writes into the full queries and keys.
+        """
+        if self.q_lora_rank is not None:
+            yield SavedTensor("query latent", shape.compute_residual_bytes(self.q_lora_rank), "product")
+            yield from self._iter_norm_tensors("query latent", self.q_lora_rank, shape)
+        queries = shape.compute_sharded_bytes(scores.heads * scores.key_channels)
+        yield SavedTensor("query parts", queries, "product", is_saved=False)
+        latent = shape.compute_residual_bytes(self.kv_lora_rank + self.qk_rope_head_dim)
+        yield SavedTensor("key-value latent", latent, "product")
+        yield from self._iter_norm_tensors("key-value latent", self.kv_lora_rank, shape)
+        keys_values = shape.compute_sharded_bytes(scores.heads * (self.qk_nope_head_dim + self.v_head_dim))
+        yield SavedTensor("keys and values", keys_values, "product", is_saved=are_keys_saved)
+        yield SavedTensor("whole queries", queries, "pointwise", is_saved=are_queries_saved)
+        yield SavedTensor("whole keys", queries, "pointwise", is_saved=are_keys_saved)
+
+    def _iter_norm_tensors(self, name: str, channels: int, shape: ActivationShape) -> Iterator[SavedTensor]:
+        yield SavedTensor(f"statistics of the {name}", shape.compute_residual_bytes(1, FP32_BYTES), "pointwise")
+        # In float32 a CPU runs several ops; latents have RMS norms whatever model.norm is.
+        if shape.is_on_cpu and shape.value_bytes == FP32_BYTES:
+            yield SavedTensor(f"unscaled {name}", shape.compute_residual_bytes(channels), "fused")
+        yield SavedTensor(f"normed {name}", shape.compute_residual_bytes(channels), "pointwise")
 
 
 AttentionConfig = Annotated[MultiHeadAttentionConfig | LatentAttentionConfig, Field(discriminator="kind")]

@@ -1,16 +1,38 @@
 """The engine: which library owns backward, clipping and the optimizer step."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from llmsys.config.section import Section
 
 
-class TorchEngineConfig(Section):
+class _BaseEngineConfig(Section):
+    """An engine that copies all state to every rank."""
+
+    offloads_gradients: ClassVar[bool] = False  # offload moves gradients to host memory too
+
+    @property
+    def shards_optimizer_state(self) -> bool:
+        """Return whether masters and moments are sharded over the data ranks."""
+        return False
+
+    @property
+    def shards_weights(self) -> bool:
+        """Return whether weights are sharded over the data ranks, and gathered where they are used."""
+        return False
+
+    @property
+    def reduces_each_micro_batch(self) -> bool:
+        """Return whether gradients are reduced after each micro-batch, not once a step."""
+        return False
+
+
+class TorchEngineConfig(_BaseEngineConfig):
     """PyTorch itself: FSDP2 splits weights, gradients and moments over the shard axis, DDP copies them to all ranks."""
 
     kind: Literal["torch"] = "torch"
+    offloads_gradients: ClassVar[bool] = True
     data_parallel: Literal["fsdp", "ddp"] = Field(
         "fsdp", description="fsdp splits what the shard axis spans; ddp keeps everything whole on each rank."
     )
@@ -23,8 +45,23 @@ class TorchEngineConfig(Section):
         "whole keeps them in fp32 on every rank and sums over ranks once a step.",
     )
 
+    @property
+    def shards_optimizer_state(self) -> bool:
+        """Return whether masters and moments are sharded: under FSDP."""
+        return self.data_parallel == "fsdp"
 
-class DeepSpeedEngineConfig(Section):
+    @property
+    def shards_weights(self) -> bool:
+        """Return whether weights are sharded: under FSDP."""
+        return self.data_parallel == "fsdp"
+
+    @property
+    def reduces_each_micro_batch(self) -> bool:
+        """Return whether gradients are reduced after each micro-batch."""
+        return self.data_parallel == "fsdp" and self.gradient_accumulation == "sharded"
+
+
+class DeepSpeedEngineConfig(_BaseEngineConfig):
     """DeepSpeed's ZeRO (Rajbhandari 2019)."""
 
     kind: Literal["deepspeed"] = "deepspeed"
@@ -35,8 +72,23 @@ class DeepSpeedEngineConfig(Section):
         "none", description="optimizer: masters and moments live in host memory, and the step runs there."
     )
 
+    @property
+    def shards_optimizer_state(self) -> bool:
+        """Return whether masters and moments are sharded: from stage 1."""
+        return self.zero_stage >= 1
 
-class AccelerateEngineConfig(Section):
+    @property
+    def shards_weights(self) -> bool:
+        """Return whether weights are sharded: stage 3."""
+        return self.zero_stage == 3
+
+    @property
+    def reduces_each_micro_batch(self) -> bool:
+        """Return whether gradients are reduced after each micro-batch: from stage 2."""
+        return self.zero_stage >= 2
+
+
+class AccelerateEngineConfig(_BaseEngineConfig):
     """Hugging Face accelerate, with whatever the user's accelerate config says."""
 
     kind: Literal["accelerate"] = "accelerate"

@@ -3,69 +3,117 @@
 The same kinds serve dense layers and experts.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.model_shape import iter_linear_parameters
+from llmsys.config.parameter_tensor import Component, ParameterTensor
+from llmsys.config.saved_tensor import SavedTensor
 from llmsys.config.section import Section
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 BIAS = Field(False, description="Whether every linear map has a bias.")
 
 
-class ReluConfig(Section):
+class _BaseFeedForwardConfig(Section):
+    """Two linear maps around an activation, or three with a gate."""
+
+    is_gated: ClassVar[bool] = False
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the linear maps of one layer, in the order in which they are built."""
+        return ("gate", "up", "down") if self.is_gated else ("up", "down")
+
+    def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
+        """Yield the tensors saved between the outer maps.
+
+        Args:
+            suffix: text after each name, such as " of experts".
+            inner_bytes: bytes of one tensor of the inner width.
+            has_dropout: dropout follows the activation, so that `down` reads and saves another tensor.
+        """
+        yield SavedTensor(f"up{suffix}", inner_bytes, "product")
+        yield SavedTensor(f"activated{suffix}", inner_bytes, "pointwise", is_saved=not has_dropout)
+
+
+class _BaseGatedConfig(_BaseFeedForwardConfig):
+    """A feed-forward layer with a gate."""
+
+    is_gated: ClassVar[bool] = True
+    num_clamped: ClassVar[int] = 0  # tensors of the inner width between the maps and the activation
+
+    def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
+        """Yield the tensors saved between the outer maps."""
+        yield SavedTensor(f"gate{suffix}", inner_bytes, "product")
+        yield SavedTensor(f"up{suffix}", inner_bytes, "product")
+        if self.num_clamped:
+            yield SavedTensor(f"clamped gate and up{suffix}", self.num_clamped * inner_bytes, "fused")
+        yield SavedTensor(f"activated gate{suffix}", inner_bytes, "fused")
+        yield SavedTensor(f"gate times up{suffix}", inner_bytes, "pointwise", is_saved=not has_dropout)
+
+
+class ReluConfig(_BaseFeedForwardConfig):
     """down(relu(up(x))), as in the original Transformer."""
 
     kind: Literal["relu"] = "relu"
     bias: bool = BIAS
 
+    def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
+        """Yield the tensors saved between the outer maps: ReLU saves its output, not its input."""
+        yield SavedTensor(f"up{suffix}", inner_bytes, "product", is_saved=False)
+        yield SavedTensor(f"activated{suffix}", inner_bytes, "pointwise")
 
-class GeluConfig(Section):
+
+class GeluConfig(_BaseFeedForwardConfig):
     """down(gelu(up(x))) with the exact GELU."""
 
     kind: Literal["gelu"] = "gelu"
     bias: bool = BIAS
 
 
-class GeluTanhConfig(Section):
+class GeluTanhConfig(_BaseFeedForwardConfig):
     """down(gelu(up(x))) with GELU's tanh form, as in GPT-2."""
 
     kind: Literal["gelu_tanh"] = "gelu_tanh"
     bias: bool = BIAS
 
 
-class SiluConfig(Section):
+class SiluConfig(_BaseFeedForwardConfig):
     """down(silu(up(x))), as in Marian ("swish")."""
 
     kind: Literal["silu"] = "silu"
     bias: bool = BIAS
 
 
-class SwigluConfig(Section):
+class SwigluConfig(_BaseGatedConfig):
     """down(silu(gate(x)) · up(x))."""
 
     kind: Literal["swiglu"] = "swiglu"
     bias: bool = BIAS
 
 
-class GegluConfig(Section):
+class GegluConfig(_BaseGatedConfig):
     """down(gelu(gate(x)) · up(x)) with the exact GELU (GLM-130B)."""
 
     kind: Literal["geglu"] = "geglu"
     bias: bool = BIAS
 
 
-class GegluTanhConfig(Section):
+class GegluTanhConfig(_BaseGatedConfig):
     """down(gelu(gate(x)) · up(x)) with GELU's tanh form (T5 1.1, Gemma)."""
 
     kind: Literal["geglu_tanh"] = "geglu_tanh"
     bias: bool = BIAS
 
 
-class ClampedSwigluConfig(Section):
+class ClampedSwigluConfig(_BaseGatedConfig):
     """down((up + 1) · gate · sigmoid(alpha · gate)) with gate and up cut at the limit (gpt-oss)."""
 
     kind: Literal["clamped_swiglu"] = "clamped_swiglu"
+    num_clamped: ClassVar[int] = 3  # the clamped gate, its sigmoid, up + 1
     bias: bool = BIAS
     alpha: float = Field(1.702, gt=0, description="Steepness of the sigmoid.")
     limit: float = Field(7.0, gt=0, description="gate is cut above, up on both sides.")
@@ -83,9 +131,11 @@ FeedForwardConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-GATED = frozenset({"swiglu", "geglu", "geglu_tanh", "clamped_swiglu"})
 
-
-def list_projection_names(config: FeedForwardConfig) -> tuple[str, ...]:
-    """The linear maps of one layer, in the order in which they are built."""
-    return ("gate", "up", "down") if config.kind in GATED else ("up", "down")
+def iter_feed_forward_parameters(
+    config: FeedForwardConfig, name: str, hidden: int, width: int, component: Component = "feed_forward"
+) -> Iterator[ParameterTensor]:
+    """Yield the linear maps of a layer between `hidden` and `width` channels."""
+    for projection in config.projections:
+        outputs, inputs = (hidden, width) if projection == "down" else (width, hidden)
+        yield from iter_linear_parameters(f"{name}.{projection}_proj", outputs, inputs, config.bias, component)

@@ -1,9 +1,15 @@
-"""What stands before and after the blocks: the embedding, the heads, and the places of dropout."""
+"""Layers before and after the blocks: the embedding, the heads, and dropout.
 
-from typing import Annotated, Literal
+Each kind of head lists its parameters.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.model_shape import ModelShape, iter_linear_parameters
+from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.config.section import Section
 
 
@@ -23,10 +29,28 @@ class EmbeddingConfig(Section):
     )
 
 
-class LmHeadConfig(Section):
+class _BaseHeadConfig(Section):
+    """A head of a model."""
+
+    families: ClassVar[tuple[str, ...]] = ("encoder",)  # values of model.family that can have it
+    has_logits: ClassVar[bool] = True  # logits over the vocabulary
+
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the parameters behind the last hidden states; a tied matrix is the embedding's."""
+        if self.has_logits and not model.tie_word_embeddings:
+            yield ParameterTensor("head.weight", (model.vocab_size, model.hidden_size), "head", input="token")
+
+
+def _iter_first_token_linear(name: str, hidden: int, outputs: int) -> Iterator[ParameterTensor]:
+    """Yield a linear map that reads the first token of each sequence."""
+    yield from iter_linear_parameters(name, outputs, hidden, True, "head_other", "sequence")
+
+
+class LmHeadConfig(_BaseHeadConfig):
     """Logits over the vocabulary: for the next token in decoders and encoder-decoders."""
 
     kind: Literal["lm"] = "lm"
+    families: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
     bias: Literal["none", "trained", "fixed"] = Field(
         "none", description="A bias on the logits; fixed: a saved buffer that is not a parameter (Marian, BART)."
     )
@@ -35,8 +59,14 @@ class LmHeadConfig(Section):
         1.0, description="Factor on the last hidden state before the logits (T5 with tied embeddings)."
     )
 
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the matrix unless it is tied, and a trained bias."""
+        yield from super().iter_parameters(model)
+        if self.bias == "trained":
+            yield ParameterTensor("head.bias", (model.vocab_size,), "head_bias")
 
-class MlmHeadConfig(Section):
+
+class MlmHeadConfig(_BaseHeadConfig):
     """Logits for masked tokens: dense, activation, norm, then the token embedding with a bias (BERT)."""
 
     kind: Literal["mlm"] = "mlm"
@@ -44,31 +74,67 @@ class MlmHeadConfig(Section):
     pooler: bool = Field(False, description="Whether BERT's pooler is there too.")
     next_sentence: bool = Field(False, description="Whether BERT's two-way classifier on the pooler is there too.")
 
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the transform before the logits, the logits' matrix and bias, and what reads the first token."""
+        hidden = model.hidden_size
+        yield from iter_linear_parameters("head.dense", hidden, hidden, True, "head_other")
+        yield from model.norm.iter_parameters("head.norm", hidden)
+        yield from super().iter_parameters(model)
+        yield ParameterTensor("head.bias", (model.vocab_size,), "head_bias")
+        if self.pooler:
+            yield from _iter_first_token_linear("pooler", hidden, hidden)
+        if self.next_sentence:
+            yield from _iter_first_token_linear("next_sentence", hidden, 2)
 
-class ClassificationHeadConfig(Section):
+
+class ClassificationHeadConfig(_BaseHeadConfig):
     """Logits over labels from the first token: dense, tanh, dropout, linear."""
 
     kind: Literal["classification"] = "classification"
+    has_logits: ClassVar[bool] = False
     num_labels: int = Field(ge=2, description="Classes.")
 
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the pooler and the classifier."""
+        yield from _iter_first_token_linear("pooler", model.hidden_size, model.hidden_size)
+        yield from _iter_first_token_linear("classifier", model.hidden_size, self.num_labels)
 
-class FeaturesHeadConfig(Section):
+
+class FeaturesHeadConfig(_BaseHeadConfig):
     """The last hidden states themselves, with or without BERT's pooler (which then gives the pooled vector too)."""
 
     kind: Literal["features"] = "features"
+    has_logits: ClassVar[bool] = False
     pooler: bool = Field(False, description="Whether the pooler is there.")
 
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the pooler, where there is one."""
+        if self.pooler:
+            yield from _iter_first_token_linear("pooler", model.hidden_size, model.hidden_size)
 
-class PermutationHeadConfig(Section):
+
+class PermutationHeadConfig(_BaseHeadConfig):
     """XLNet's: tied logits with a bias, and a trained vector that stands for the token to predict. Counted only."""
 
     kind: Literal["permutation"] = "permutation"
+
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the matrix unless it is tied, the bias, and the vector of the token to predict."""
+        yield from super().iter_parameters(model)
+        yield ParameterTensor("head.bias", (model.vocab_size,), "head_bias")
+        yield ParameterTensor("mask_embedding", (1, 1, model.hidden_size), "head_other")
 
 
 HeadConfig = Annotated[
     LmHeadConfig | MlmHeadConfig | ClassificationHeadConfig | FeaturesHeadConfig | PermutationHeadConfig,
     Field(discriminator="kind"),
 ]
+
+
+def list_head_kinds(family: str) -> list[str]:
+    """Return the kinds of heads that a model of this family can have, in their order of definition."""
+    heads = _BaseHeadConfig.__subclasses__()
+    return [head.model_fields["kind"].default for head in heads if family in head.families]
 
 
 class DropoutConfig(Section):

@@ -153,5 +153,5 @@ def is_recorded_config(path: Path) -> bool:
 
 
 def _join(section: str, key: object) -> str:
-    key = "*" if str(key).isdigit() else key
-    return f"{section}.{key}" if section else key
+    name = "*" if str(key).isdigit() else str(key)
+    return f"{section}.{name}" if section else name

@@ -12,7 +12,7 @@ Each rule names the field, the rule and the nearest value that would do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,7 @@ from llmsys.config.head import (
     HeadConfig,
     LmHeadConfig,
     MultiTokenPredictionConfig,
+    list_head_kinds,
 )
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
@@ -158,16 +159,6 @@ class ModelConfig(Section):
         return self.model_copy(update=changes)
 
 
-if TYPE_CHECKING:
-    pass
-
-HEADS_OF = {
-    "decoder": ("lm",),
-    "encoder": ("mlm", "classification", "features", "permutation"),
-    "encoder_decoder": ("lm",),
-}
-
-
 def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     """Every broken rule of this model."""
     yield from _find_shape_violations(model)
@@ -249,8 +240,8 @@ def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
 
 
 def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
-    legal = HEADS_OF[model.family]
-    if model.head.kind not in legal:
+    if model.family not in model.head.families:
+        legal = list_head_kinds(model.family)
         yield Violation(
             "head.kind", f"{model.head.kind} does not belong to family={model.family}. Use {format_choices(legal)}."
         )

@@ -4,16 +4,26 @@ A router scores the experts for every token, the best few run, and their outputs
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from math import ceil
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
+from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig, iter_feed_forward_parameters
+from llmsys.config.model_shape import iter_linear_parameters
+from llmsys.config.parameter_tensor import ParameterTensor
+from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, Producer, SavedTensor
 from llmsys.config.section import Section
 from llmsys.config.violation import Violation, find_nearest, list_divisors, raise_violations
 
 
-class BiasBalancingConfig(Section):
+class _BaseBalancingConfig(Section):
+    """Load balancing of experts."""
+
+    num_saved_scores: ClassVar[int] = 1  # float32 tensors of (tokens, experts) that the router saves
+
+
+class BiasBalancingConfig(_BaseBalancingConfig):
     """A bias per expert, added to its score for the choice only, moves against its load (Wang 2024; DeepSeek-V3)."""
 
     kind: Literal["bias"] = "bias"
@@ -23,17 +33,18 @@ class BiasBalancingConfig(Section):
     )
 
 
-class AuxiliaryLossConfig(Section):
+class AuxiliaryLossConfig(_BaseBalancingConfig):
     """A loss that is smallest when experts share the tokens evenly (Shazeer 2017; Switch, Fedus 2021)."""
 
     kind: Literal["auxiliary_loss"] = "auxiliary_loss"
+    num_saved_scores: ClassVar[int] = 4
     weight: float = Field(0.01, ge=0, description="Weight of this loss beside the language model's.")
     scope: Literal["batch", "sequence"] = Field(
         "batch", description="Evenness over the steps' tokens (loads of the step before), or within each sequence."
     )
 
 
-class NoBalancingConfig(Section):
+class NoBalancingConfig(_BaseBalancingConfig):
     """The router is left to itself."""
 
     kind: Literal["none"] = "none"
@@ -42,13 +53,25 @@ class NoBalancingConfig(Section):
 BalanceConfig = Annotated[BiasBalancingConfig | AuxiliaryLossConfig | NoBalancingConfig, Field(discriminator="kind")]
 
 
-class TokenChoiceConfig(Section):
+class _BaseRoutingConfig(Section):
+    """Routing in which tokens choose experts."""
+
+    def count_visits(self, moe: "MoeConfig") -> float:
+        """Return the routed experts that a token visits on average; drops are not foreseen."""
+        return moe.num_experts_per_tok
+
+    def count_sequence_visits(self, moe: "MoeConfig", length: int) -> int:
+        """Return the visits to experts in a sequence of `length` tokens."""
+        return moe.num_experts_per_tok * length
+
+
+class TokenChoiceConfig(_BaseRoutingConfig):
     """Every token visits its best experts, whatever their load."""
 
     kind: Literal["token_choice"] = "token_choice"
 
 
-class ExpertCapacityConfig(Section):
+class ExpertCapacityConfig(_BaseRoutingConfig):
     """Every token asks for its best experts; what exceeds an expert's room in a sequence is dropped (GShard)."""
 
     kind: Literal["capacity"] = "capacity"
@@ -60,7 +83,7 @@ class ExpertCapacityConfig(Section):
     )
 
 
-class ExpertChoiceConfig(Section):
+class ExpertChoiceConfig(_BaseRoutingConfig):
     """Every expert takes its best tokens of a sequence (Zhou 2022); looks ahead, so for training and encoders.
 
     Weights are the scores themselves; `num_experts_per_tok` and `norm_topk_prob` have no say.
@@ -68,6 +91,15 @@ class ExpertChoiceConfig(Section):
 
     kind: Literal["expert_choice"] = "expert_choice"
     factor: float = Field(2.0, gt=0, description="Experts per token, on average.")
+
+    def count_visits(self, moe: "MoeConfig") -> float:
+        """Return the routed experts that a token visits on average."""
+        return min(self.factor, moe.num_experts)
+
+    def count_sequence_visits(self, moe: "MoeConfig", length: int) -> int:
+        """Return the visits to experts in a sequence of `length` tokens: each expert rounds its tokens up."""
+        # 1e-9: a share that is a whole number of tokens is not rounded up by its last bit.
+        return moe.num_experts * min(length, ceil(self.factor / moe.num_experts * length - 1e-9))
 
 
 RoutingConfig = Annotated[TokenChoiceConfig | ExpertCapacityConfig | ExpertChoiceConfig, Field(discriminator="kind")]
@@ -174,6 +206,67 @@ class MoeConfig(Section):
             )
         if groups.score == "top2" and size < 2:
             yield Violation("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")
+
+    def iter_parameters(self, name: str, hidden: int) -> Iterator[ParameterTensor]:
+        """Yield router, stacked experts, and shared experts of a layer over `hidden` channels."""
+        width = self.moe_intermediate_size
+        yield from iter_linear_parameters(f"{name}.router", self.num_experts, hidden, self.router_bias, "router")
+        for projection in self.expert.projections:  # (experts, in, out), the transpose of a linear map
+            inputs, outputs = (width, hidden) if projection == "down" else (hidden, width)
+            stacked = (self.num_experts, inputs, outputs)
+            yield ParameterTensor(f"{name}.experts.{projection}_proj", stacked, "experts", input="visit")
+        for projection in self.expert.projections if self.expert.bias else ():
+            biases = (self.num_experts, hidden if projection == "down" else width)
+            yield ParameterTensor(f"{name}.experts.{projection}_bias", biases, "experts")
+        if self.shared_expert_size:
+            yield from iter_feed_forward_parameters(
+                self.expert, f"{name}.shared", hidden, self.shared_expert_size, "shared_experts"
+            )
+        if self.shared_gate:
+            yield from iter_linear_parameters(f"{name}.shared_gate", 1, hidden, False, "shared_experts")
+
+    def iter_saved_tensors(
+        self, hidden: int, shape: ActivationShape, *, is_output_saved: bool
+    ) -> Iterator[SavedTensor]:
+        """Yield router, sorted visits, experts and the weighted sum. Visits are taken to be even over the ranks."""
+        visits, bytes_of = self.visits_per_token, shape.compute_residual_bytes
+        yield from self._iter_router_tensors(hidden, shape)
+        sorted_by: Producer = "collective" if shape.are_experts_sharded else "pointwise"
+        yield SavedTensor("sorted visits", bytes_of(visits * hidden), sorted_by)
+        yield from self.expert.iter_saved_tensors(" of experts", bytes_of(visits * self.moe_intermediate_size))
+        yield SavedTensor("expert outputs", bytes_of(visits * hidden), "product")
+        if self.shared_expert_size:
+            yield from self.expert.iter_saved_tensors(" of shared experts", bytes_of(self.shared_expert_size))
+            saved = self.shared_gate  # the gate multiplies it
+            yield SavedTensor("shared expert output", bytes_of(hidden), "product", is_saved=saved, is_needed=saved)
+        yield SavedTensor("sum of experts", bytes_of(hidden), "pointwise", is_saved=is_output_saved)
+
+    def _iter_router_tensors(self, hidden: int, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield the tensors of the choice of experts, all in float32."""
+        bytes_of = shape.compute_residual_bytes
+        if shape.value_bytes != FP32_BYTES:
+            yield SavedTensor("float32 input of the router", bytes_of(hidden, FP32_BYTES), "fused")
+            yield SavedTensor("float32 weight of the router", FP32_BYTES * hidden * self.num_experts, "fused")
+        logits = bytes_of(self.num_experts, FP32_BYTES)
+        yield SavedTensor("router logits", logits, "product", is_saved=False)
+        scores = bytes_of(self.num_experts * self.balance.num_saved_scores, FP32_BYTES)
+        yield SavedTensor("router scores", scores, "pointwise")
+        # A visit: int64 expert, int64 token, int64 place, float32 weight.
+        yield SavedTensor("chosen experts and weights", bytes_of(self.visits_per_token, 28), "pointwise")
+        yield SavedTensor("visits of each expert", 4 * self.num_experts, "pointwise")
+
+    def is_input_saved(self, shape: ActivationShape) -> bool:
+        """Return whether the layer's input is saved: experts save sorted copies, the router one in float32."""
+        return shape.value_bytes == FP32_BYTES or bool(self.shared_expert_size)
+
+    def count_sequence_visits(self, length: int) -> int:
+        """Return the visits to experts in a sequence of `length` tokens."""
+        return self.routing.count_sequence_visits(self, length)
+
+    @property
+    def visits_per_token(self) -> float:
+        """Routed experts that a token visits on average; drops are not foreseen."""
+        return self.routing.count_visits(self)
 
     @property
     def shared_expert_size(self) -> int:

@@ -1,9 +1,15 @@
-"""Normalisation, and where it stands around the two branches of a block."""
+"""Normalisation, and where it is applied around the branches of a block.
 
-from typing import Annotated, Literal
+Each kind lists its parameters and the tensors that it saves for the backward.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.parameter_tensor import ParameterTensor
+from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor
 from llmsys.config.section import Section
 
 
@@ -14,6 +20,27 @@ class RmsNormConfig(Section):
     eps: float = Field(1e-5, gt=0, description="Added to the mean square under the root.")
     unit_offset: bool = Field(False, description="Whether the factor is 1 + weight, and weights start at 0 (Gemma).")
 
+    def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
+        """Yield the weight of a norm over `channels`."""
+        yield ParameterTensor(f"{name}.weight", (channels,), "norms")
+
+    def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
+        """Return the bytes saved for each row: the float32 scale."""
+        return FP32_BYTES
+
+    def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
+        """Return whether the product before the weight is saved: in float32 a CPU runs several ops, not one kernel."""
+        return shape.is_on_cpu and shape.value_bytes == FP32_BYTES
+
+    def iter_saved_tensors(self, name: str, channels: int, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield the tensors saved besides the input of a norm over `channels`."""
+        statistics = shape.compute_residual_bytes(1, self.compute_row_statistics_bytes(shape))
+        yield SavedTensor(f"statistics of {name}", statistics, "pointwise")
+        if self.unit_offset and shape.value_bytes != FP32_BYTES:
+            yield SavedTensor(f"float32 input of {name}", shape.compute_residual_bytes(channels, FP32_BYTES), "fused")
+        if self.is_unscaled_input_saved(shape) or (self.unit_offset and shape.is_on_cpu):
+            yield SavedTensor(f"unscaled {name}", shape.compute_residual_bytes(channels, FP32_BYTES), "fused")
+
 
 class LayerNormConfig(Section):
     """(x − mean) / sqrt(variance + eps) · weight + bias (Ba 2016)."""
@@ -22,47 +49,108 @@ class LayerNormConfig(Section):
     eps: float = Field(1e-5, gt=0, description="Added to the variance under the root.")
     bias: bool = Field(True, description="Whether there is a bias (PaLM and DBRX have none).")
 
+    def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
+        """Yield the weight, and the bias where there is one, of a norm over `channels`."""
+        yield ParameterTensor(f"{name}.weight", (channels,), "norms")
+        if self.bias:
+            yield ParameterTensor(f"{name}.bias", (channels,), "norms")
+
+    def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
+        """Return the bytes saved for each row: mean and scale, on GPUs in float32."""
+        return 2 * (shape.value_bytes if shape.is_on_cpu else FP32_BYTES)
+
+    def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
+        """Return False: layer norm is one kernel on every device."""
+        return False
+
+    def iter_saved_tensors(self, name: str, channels: int, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield the tensors saved besides the input of a norm over `channels`."""
+        statistics = shape.compute_residual_bytes(1, self.compute_row_statistics_bytes(shape))
+        yield SavedTensor(f"statistics of {name}", statistics, "pointwise")
+
 
 NormConfig = Annotated[RmsNormConfig | LayerNormConfig, Field(discriminator="kind")]
 
 
-class PreNormConfig(Section):
+class _BaseResidualConfig(Section):
+    """Placement of norms around the branches of a block. Modules and estimate ask these, not the kind."""
+
+    normalizes_input: ClassVar[bool] = False  # a norm before the branch
+    normalizes_output: ClassVar[bool] = False  # a norm between the branch and the sum
+    normalizes_sum: ClassVar[bool] = False  # a norm after the sum
+    is_parallel: ClassVar[bool] = False  # all branches read the same input
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Return whether a norm follows the last block."""
+        return True
+
+    @property
+    def shares_input_norm(self) -> bool:
+        """Return whether the feed-forward reads the norm of the attention."""
+        return False
+
+
+class PreNormConfig(_BaseResidualConfig):
     """x + f(norm(x)), and a norm after the last block."""
 
     kind: Literal["pre"] = "pre"
+    normalizes_input: ClassVar[bool] = True
 
 
-class PostNormConfig(Section):
+class PostNormConfig(_BaseResidualConfig):
     """norm(x + f(x)), as in the original Transformer."""
 
     kind: Literal["post"] = "post"
+    normalizes_sum: ClassVar[bool] = True
     final_norm: bool = Field(False, description="Whether one more norm follows the last block.")
 
+    @property
+    def has_final_norm(self) -> bool:
+        """Return whether a norm follows the last block."""
+        return self.final_norm
 
-class DeepNormConfig(Section):
+
+class DeepNormConfig(_BaseResidualConfig):
     """norm(alpha · x + f(x)), with smaller starting weights; alpha and beta follow from the depth (Wang 2022)."""
 
     kind: Literal["deepnorm"] = "deepnorm"
+    normalizes_sum: ClassVar[bool] = True
     final_norm: bool = Field(False, description="Whether one more norm follows the last block (GLM-130B).")
 
+    @property
+    def has_final_norm(self) -> bool:
+        """Return whether a norm follows the last block."""
+        return self.final_norm
 
-class SandwichNormConfig(Section):
+
+class SandwichNormConfig(_BaseResidualConfig):
     """x + norm(f(norm(x))), and a norm after the last block (Gemma 2)."""
 
     kind: Literal["sandwich"] = "sandwich"
+    normalizes_input: ClassVar[bool] = True
+    normalizes_output: ClassVar[bool] = True
 
 
-class OutputNormConfig(Section):
+class OutputNormConfig(_BaseResidualConfig):
     """x + norm(f(x)), and a norm after the last block (OLMo 2)."""
 
     kind: Literal["output"] = "output"
+    normalizes_output: ClassVar[bool] = True
 
 
-class ParallelBlockConfig(Section):
+class ParallelBlockConfig(_BaseResidualConfig):
     """x + attention(norm(x)) + feed_forward(norm(x)), and a norm after the last block (GPT-J, PaLM, Falcon)."""
 
     kind: Literal["parallel"] = "parallel"
+    normalizes_input: ClassVar[bool] = True
+    is_parallel: ClassVar[bool] = True
     norms: Literal[1, 2] = Field(1, description="One norm for both branches, or one each (GPT-NeoX, Falcon 40B).")
+
+    @property
+    def shares_input_norm(self) -> bool:
+        """Return whether the feed-forward reads the norm of the attention."""
+        return self.norms == 1
 
 
 ResidualConfig = Annotated[

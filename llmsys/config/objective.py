@@ -4,7 +4,7 @@ The objective follows from the model unless it is named: a decoder continues, an
 fills masks or classifies, as its head says.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,19 +19,26 @@ NEEDS = {
 }
 
 
-class NextTokenConfig(Section):
+class _BaseObjectiveConfig(Section):
+    """An objective over windows of tokens."""
+
+    has_padding: ClassVar[bool] = False  # rows are texts of their own length, padded to the longest
+
+
+class NextTokenConfig(_BaseObjectiveConfig):
     """Each token from those before it."""
 
     kind: Literal["next_token"] = "next_token"
 
 
-class TranslationConfig(Section):
+class TranslationConfig(_BaseObjectiveConfig):
     """Each token of the target from the source and the target's tokens before it: p(y | x)."""
 
     kind: Literal["translation"] = "translation"
+    has_padding: ClassVar[bool] = True
 
 
-class MaskedLmConfig(Section):
+class MaskedLmConfig(_BaseObjectiveConfig):
     """Some tokens from all others (BERT, Devlin 2018, 3.1): of these, most are masked, some replaced, some kept."""
 
     kind: Literal["masked"] = "masked"
@@ -41,10 +48,11 @@ class MaskedLmConfig(Section):
     mask_token: str = Field("<mask>", min_length=1, description="Piece of the tokenizer that stands for a mask.")
 
 
-class ClassificationConfig(Section):
+class ClassificationConfig(_BaseObjectiveConfig):
     """The label of a text."""
 
     kind: Literal["classification"] = "classification"
+    has_padding: ClassVar[bool] = True
 
 
 ObjectiveConfig = Annotated[

@@ -73,6 +73,7 @@ def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
         "model.family=encoder_decoder": model.family == "encoder_decoder",
         "model.head.kind=classification": model.head.kind == "classification",
         "model.position.kind=transformer_xl": model.position.kind == "transformer_xl",
+        f"model.attention.kind={model.attention.kind}": not model.attention.can_shard_sequences,
     }
     if model.moe is not None:
         whole[f"model.moe.routing.kind={model.moe.routing.kind}"] = model.moe.routing.kind != "token_choice"

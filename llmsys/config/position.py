@@ -1,12 +1,16 @@
-"""How positions reach attention: the kinds of `model.position`, and the ways in which a rotation is stretched.
+"""Position encodings: the kinds of `model.position`, and the scalings of RoPE to longer contexts.
 
-A choice is a tagged section; what it computes is in llmsys/model, what it costs in llmsys/estimate.
+Each kind lists its parameters, its matmuls and the tensors that it saves; its modules are in llmsys/model.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.model_shape import ModelShape
+from llmsys.config.parameter_tensor import ParameterTensor
+from llmsys.config.saved_tensor import ActivationShape, SavedTensor, ScoreShape
 from llmsys.config.section import Section
 
 
@@ -83,7 +87,39 @@ ScalingConfig = Annotated[
 ]
 
 
-class RopeConfig(Section):
+class _BasePositionConfig(Section):
+    """A position encoding without parameters, matmuls or saved tensors of its own."""
+
+    has_score_table: ClassVar[bool] = False  # attention adds a table of numbers by distance to the scores
+    has_trained_scores: ClassVar[bool] = False  # what is added to the scores has a gradient
+
+    def iter_embedding_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the parameters that are added to the token embedding."""
+        yield from ()
+
+    def iter_stack_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the parameters that all attention layers of a stack share."""
+        yield from ()
+
+    def iter_attention_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the parameters that each self-attention layer has for positions."""
+        yield from ()
+
+    def count_query_products(self, distance_pairs: int, length: int) -> int:
+        """Return how many dot products of query length one head computes for positions.
+
+        Args:
+            distance_pairs: pairs of a query and a distance that are counted.
+            length: positions of the sequence.
+        """
+        return 0
+
+    def iter_saved_tensors(self, scores: ScoreShape, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield the tensors that one attention layer saves for positions."""
+        yield from ()
+
+
+class RopeConfig(_BasePositionConfig):
     """Queries and keys are rotated by an angle that grows with the position (Su 2021)."""
 
     kind: Literal["rope"] = "rope"
@@ -101,14 +137,19 @@ class RopeConfig(Section):
     )
 
 
-class LearnedPositionConfig(Section):
+class LearnedPositionConfig(_BasePositionConfig):
     """A trained vector for each position is added to the token embedding."""
 
     kind: Literal["learned"] = "learned"
     offset: int = Field(0, ge=0, description="Rows in front of position 0 that are never read (OPT, RoBERTa, BART: 2).")
 
+    def iter_embedding_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the table of positions."""
+        rows = model.max_position_embeddings + self.offset
+        yield ParameterTensor("positions.weight", (rows, model.hidden_size), "positions")
 
-class SinusoidalPositionConfig(Section):
+
+class SinusoidalPositionConfig(_BasePositionConfig):
     """sin and cos of pos / 10000^(2i/d) are added to the token embedding (Vaswani 2017, 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -117,31 +158,63 @@ class SinusoidalPositionConfig(Section):
     )
 
 
-class AlibiConfig(Section):
+class AlibiConfig(_BasePositionConfig):
     """−slope · distance is added to the score; the slopes are a fixed geometric series over heads (Press 2021)."""
 
     kind: Literal["alibi"] = "alibi"
+    has_score_table: ClassVar[bool] = True
     factor: float = Field(1.0, gt=0, description="Factor on the bias (Falcon divides it by sqrt(head_dim)).")
 
 
-class RelativeBiasConfig(Section):
+class RelativeBiasConfig(_BasePositionConfig):
     """A trained number for each head and bucket of distances is added to the score; one table per stack (T5)."""
 
     kind: Literal["relative_bias"] = "relative_bias"
+    has_score_table: ClassVar[bool] = True
+    has_trained_scores: ClassVar[bool] = True
     buckets: int = Field(32, ge=2, description="Rows of the table.")
     max_distance: int = Field(128, ge=1, description="Distances from here on share the last bucket.")
 
+    def iter_stack_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the table of biases by bucket and head."""
+        yield ParameterTensor("relative_bias.weight", (self.buckets, model.num_attention_heads), "positions")
 
-class TransformerXlPositionConfig(Section):
+
+class TransformerXlPositionConfig(_BasePositionConfig):
     """(q + u)·k + (q + v)·W r with sinusoids r of the distance (Dai 2019; Gopher, Chinchilla, XLNet)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
+    has_trained_scores: ClassVar[bool] = True
     biases: bool = Field(True, description="Whether u and v exist; Gopher's published counts have none.")
     segments: int = Field(0, ge=0, description="XLNet's segment encodings of each layer: 2 with a bias; 0: none.")
 
+    def iter_attention_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the projection of distances, and the vectors u and v in place of queries (Dai 2019, 3.3)."""
+        heads = (model.num_attention_heads, model.head_dim)
+        projection = (heads[0] * heads[1], model.hidden_size)
+        yield ParameterTensor("attention.position_proj.weight", projection, "attention", input="distance")
+        if self.biases:
+            yield ParameterTensor("attention.content_bias", heads, "positions")
+            yield ParameterTensor("attention.position_bias", heads, "positions")
+        if self.segments:
+            yield ParameterTensor("attention.segment_bias", heads, "positions")
+            yield ParameterTensor("attention.segment_embed", (self.segments, *heads), "positions")
 
-class NoPositionConfig(Section):
-    """No position signal beside the mask."""
+    def count_query_products(self, distance_pairs: int, length: int) -> int:
+        """Return the dot products of queries with distances and with segments, of one head."""
+        return distance_pairs + self.segments * length
+
+    def iter_saved_tensors(self, scores: ScoreShape, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield a key for each of 2T - 1 distances, the queries for them, and their scores."""
+        distances, channels = 2 * shape.length - 1, scores.heads * scores.key_channels
+        yield SavedTensor("keys of distances", int(distances * channels * shape.value_bytes), "product")
+        yield SavedTensor("queries of distances", shape.compute_sharded_bytes(channels), "pointwise")
+        yield SavedTensor("scores by distance", shape.compute_score_bytes(scores.heads, keys=distances), "pointwise")
+        yield SavedTensor("which distance", 8 * shape.length**2, "pointwise")  # int64 indices, shared by all heads
+
+
+class NoPositionConfig(_BasePositionConfig):
+    """No position signal besides the mask."""
 
     kind: Literal["none"] = "none"
 

@@ -115,10 +115,10 @@ class RunConfig(Section):
         windows = self.objective.kind in ("next_token", "masked")
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         yield from self._find_average_violations()
-        if self.optimizer.kind == "muon" and self.engine.kind == "deepspeed":
+        if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
                 "optimizer.kind",
-                f"muon works on whole matrices, and engine.kind={self.engine.kind} keeps flat parts of them. "
+                f"{self.optimizer.kind} works on whole matrices, and engine.kind=deepspeed keeps flat parts of them. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
 

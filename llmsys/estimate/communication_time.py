@@ -14,11 +14,10 @@ section 4.2.2); the context axis exchanges heads for positions (Jacobs 2023).
 from dataclasses import dataclass
 from math import inf
 
-from llmsys.config.run import RunConfig
+from llmsys.config.engine import EngineConfig
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.kernel_time import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.parameter_count import count_expert_visits
 
 
 @dataclass(frozen=True)
@@ -84,25 +83,6 @@ def _estimate_ring_latency(group: RankGroup, device: DeviceProfile) -> float:
 
 
 @dataclass(frozen=True)
-class DataParallelSharding:
-    """How the engine splits state over the data ranks: `weights` whole or split, gradients reduced how often."""
-
-    weights_split: bool
-    reduce_each_pass: bool
-
-
-def get_data_parallel_sharding(config: RunConfig) -> DataParallelSharding:
-    """What an engine does."""
-    engine = config.engine
-    if engine.kind == "torch":
-        split = engine.data_parallel == "fsdp"
-        return DataParallelSharding(split, split and engine.gradient_accumulation == "sharded")
-    if engine.kind == "deepspeed":
-        return DataParallelSharding(engine.zero_stage == 3, engine.zero_stage >= 2)
-    return DataParallelSharding(False, False)
-
-
-@dataclass(frozen=True)
 class PassSeconds:
     """Seconds of one micro-batch that this rank's blocks compute, forward and backward, and how often forward runs."""
 
@@ -143,7 +123,7 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
     if layout.expert == 1 or model.moe is None:
         return 0.0
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
-    visits = count_expert_visits(model.moe)
+    visits = model.moe.visits_per_token
     if model.moe.groups is not None and RankGroup(layout.expert).count_nodes(bench.device) > 1:
         # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2).
         visits = min(visits, model.moe.groups.groups_per_token)
@@ -154,7 +134,7 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
 
 
 def estimate_data_parallel_seconds(
-    bench: KernelContext, sharding: DataParallelSharding, passes: PassSeconds, micro_batches: int, pipeline: int
+    bench: KernelContext, engine: EngineConfig, passes: PassSeconds, micro_batches: int, pipeline: int
 ) -> float:
     """Exposed seconds, of a whole step, of weights and gradients between the ranks that share or repeat parameters."""
     layout, device = bench.layout, bench.device
@@ -173,9 +153,9 @@ def estimate_data_parallel_seconds(
     local = (dense / shard.size + experts / sparse.size) * 4
     copies = estimate_all_reduce_seconds(replicate, local, device)
     hide = bench.software.data_overlap
-    if sharding.weights_split:
+    if engine.shards_weights:
         forward = _compute_exposed_seconds(gather, hide, passes.forward)
-        if sharding.reduce_each_pass:
+        if engine.reduces_each_micro_batch:
             backward = _compute_exposed_seconds(gather + scatter + copies / micro_batches, hide, passes.backward)
             return micro_batches * (forward + backward)
         last = _compute_exposed_seconds(gather + scatter + copies, hide, passes.backward)
@@ -186,7 +166,7 @@ def estimate_data_parallel_seconds(
         )
     # Whole weights: gradients travel behind the backward of the last micro-batch, or of each, and a step's new weights
     # behind the next forward. An all-reduce is the same two.
-    times = micro_batches if sharding.reduce_each_pass else 1
+    times = micro_batches if engine.reduces_each_micro_batch else 1
     gradients = times * scatter + copies
     return _compute_exposed_seconds(gradients, hide, times * passes.backward) + _compute_exposed_seconds(
         gather, hide, passes.forward

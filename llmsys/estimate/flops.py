@@ -14,13 +14,12 @@ PyTorch's FlopCounterMode over eager attention counts the same as `full`, to the
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.moe import MoeConfig
-from llmsys.estimate.model_tensors import has_logits, is_head_tied, list_model_tensors
-from llmsys.estimate.parameter_tensor import Input, ParameterTensor
+from llmsys.config.parameter_tensor import Input, ParameterTensor
+from llmsys.config.saved_tensor import ScoreShape
+from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 
 
 def count_visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
@@ -72,29 +71,28 @@ def iter_recomputed_matrices(
 
 
 def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attention:
-    """Which of the products between activations are computed again.
+    """Return the matmuls between activations that are recomputed.
 
     Under `selective` those that no fused kernel computes: all where scores are capped, of self-attention where there
     are sinks, of queries and distances in Transformer-XL. Dropout inside attention is taken to be fused, as on GPUs.
     """
     if recompute == "full":
         return "all"
-    attention = model.attention
-    if recompute == "none" or attention.kind == "latent":
+    if recompute == "none":
         return "none"
-    if attention.logit_softcap is not None:
+    scores = _build_score_shape(model)
+    if scores.has_softcap:
         return "all"
-    if attention.sinks:
-        return "self"
-    return "distances" if model.position.kind == "transformer_xl" else "none"
+    return "self" if scores.has_sinks else "distances"
 
 
 def _is_last_in_block(model: ModelConfig, name: str) -> bool:
     """Whether a matrix makes the last product of its block, which is added to the residual stream as it is."""
-    if model.residual.kind not in ("pre", "parallel") or model.dropout.residual:
+    residual = model.residual
+    if residual.normalizes_output or residual.normalizes_sum or model.dropout.residual:
         return False
     crossed = model.family == "encoder_decoder" and not name.startswith("encoder.")
-    if crossed and model.residual.kind == "parallel":
+    if crossed and residual.is_parallel:
         return name.endswith(".cross_attention.o_proj.weight")
     shared = model.moe is not None and not model.moe.shared_gate and name.endswith(".shared.down_proj.weight")
     return shared or name.endswith(".feed_forward.down_proj.weight")
@@ -209,7 +207,7 @@ def _count_input_vectors(
         "sequence": sequences,
         "distance": target.count_distances(causal=model.family != "encoder"),  # once for the whole batch
         "encoder_distance": source.count_distances(causal=False),
-        "visit": 0 if model.moe is None else sequences * _count_sequence_visits(model.moe, target.length),
+        "visit": 0 if model.moe is None else sequences * model.moe.count_sequence_visits(target.length),
     }
 
 
@@ -221,15 +219,8 @@ def _iter_logit_positions(model: ModelConfig, length: int) -> Iterator[int]:
     """
     if is_head_tied(model):
         yield length
-    if has_logits(model):
+    if model.head.has_logits:
         yield from (max(0, length - k) for k in range(1, _get_prediction_depth(model) + 1))
-
-
-def _count_sequence_visits(moe: MoeConfig, length: int) -> int:
-    """Visits to experts in one sequence: what tokens ask for, or what experts take (they round up)."""
-    if moe.routing.kind != "expert_choice":
-        return moe.num_experts_per_tok * length
-    return moe.num_experts * min(length, ceil(moe.routing.factor / moe.num_experts * length - 1e-9))
 
 
 def _iter_attention_flops(model: ModelConfig, source: _PackedSequence, target: _PackedSequence) -> Iterator[int]:
@@ -256,22 +247,23 @@ def _count_recomputed_attention_flops(
 def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
     """A product of query and key and one of weight and value for each pair; in Transformer-XL scores of distances."""
     yield from _iter_distance_flops(model, one)
-    causal, heads, attention = model.family != "encoder", model.num_attention_heads, model.attention
-    width = 2 * model.head_dim
-    if attention.kind == "latent":
-        width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
+    scores = _build_score_shape(model)
+    width = scores.heads * (scores.key_channels + scores.value_channels)
     for layer in _iter_attention_layers(model):
-        yield 2 * heads * width * one.count_query_key_pairs(model.get_attention_window(layer), causal=causal)
+        yield 2 * width * one.count_query_key_pairs(model.get_attention_window(layer), causal=scores.is_causal)
 
 
 def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
-    """Transformer-XL's products of queries with distances and segments."""
-    if model.position.kind != "transformer_xl":
-        return
+    """Yield the operations of queries with distances and segments; 0 where positions have no matmul."""
     for layer in _iter_attention_layers(model):
-        others = one.count_distance_pairs(model.get_attention_window(layer), causal=model.family != "encoder")
-        others += model.position.segments * one.length
-        yield 2 * model.num_attention_heads * model.head_dim * others
+        pairs = one.count_distance_pairs(model.get_attention_window(layer), causal=model.family != "encoder")
+        products = model.position.count_query_products(pairs, one.length)
+        yield 2 * model.num_attention_heads * model.head_dim * products
+
+
+def _build_score_shape(model: ModelConfig) -> ScoreShape:
+    """Return the shape of self-attention's scores; the number of keys is not used here."""
+    return model.attention.build_score_shape(model, 0, is_causal=model.family != "encoder")
 
 
 def _iter_attention_layers(model: ModelConfig) -> Iterator[int]:

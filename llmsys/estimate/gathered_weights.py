@@ -6,11 +6,13 @@ every product. ZeRO sums gradients in buckets.
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
+from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.config.run import RunConfig
 from llmsys.estimate.memory_timeline import MemoryItem
-from llmsys.estimate.parameter_tensor import ParameterTensor
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import FP32, count_full_elements, get_compute_dtype_bytes, is_in_block
 
@@ -54,36 +56,46 @@ def list_gathered_weights(
     stored = 1 if system.matmul_dtype == "fp8" else size  # 8-bit weights are gathered in 8 bits
     if system.weights == "whole":
         return [MemoryItem("whole weights", size * whole.root + stored * whole.blocks)]
-    if engine.kind == "torch" and engine.data_parallel == "fsdp":
-        root = MemoryItem("gathered weights outside of blocks", size * whole.root)
-        return [root, MemoryItem("gathered weights of two blocks", 2 * stored * whole.block)]
-    if engine.kind == "deepspeed" and engine.zero_stage == 3:
-        return [MemoryItem("gathered weights", size * min(whole.matrices, max(LIVE, whole.root + 2 * whole.block)))]
-    if engine.kind == "deepspeed" and engine.zero_stage:
-        return []  # weights in the compute dtype are part of the state
-    if size == FP32:
-        return []
-    return [
-        MemoryItem("weights cast for products", size * (whole.root + (whole.blocks if casts_kept else whole.block)))
-    ]
+    match engine:
+        case TorchEngineConfig(data_parallel="fsdp"):
+            root = MemoryItem("gathered weights outside of blocks", size * whole.root)
+            return [root, MemoryItem("gathered weights of two blocks", 2 * stored * whole.block)]
+        case DeepSpeedEngineConfig(zero_stage=3):
+            return [MemoryItem("gathered weights", size * min(whole.matrices, max(LIVE, whole.root + 2 * whole.block)))]
+        case DeepSpeedEngineConfig(zero_stage=1 | 2):
+            return []  # weights in the compute dtype are part of the state
+        case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
+            cast = whole.root + (whole.blocks if casts_kept else whole.block)
+            return [] if size == FP32 else [MemoryItem("weights cast for products", size * cast)]
+        case unreachable:
+            assert_never(unreachable)
 
 
 def compute_gradient_buckets(config: RunConfig, whole: GatheredWeights) -> MemoryItem:
     """Copies of gradients that DDP sums over the ranks, or ZeRO-0 a bucket at a time; they stay for the whole run."""
-    engine = config.engine
-    copied = engine.kind == "accelerate" or (engine.kind == "torch" and engine.data_parallel == "ddp")
-    of_zero = engine.kind == "deepspeed" and engine.zero_stage == 0
-    elements = whole.matrices if copied else min(BUCKET, whole.matrices) if of_zero else 0
+    match config.engine:
+        case AccelerateEngineConfig() | TorchEngineConfig(data_parallel="ddp"):
+            elements = whole.matrices
+        case DeepSpeedEngineConfig(zero_stage=0):
+            elements = min(BUCKET, whole.matrices)
+        case TorchEngineConfig() | DeepSpeedEngineConfig():
+            elements = 0  # the buckets of sharded gradients live during the backward only
+        case unreachable:
+            assert_never(unreachable)
     return MemoryItem("buckets of gradients", FP32 * elements)
 
 
 def list_gradients_in_flight(config: RunConfig, whole: GatheredWeights, elements: int) -> list[MemoryItem]:
     """Gradients of one unit of `elements` while they are summed over the ranks."""
-    size, engine = get_compute_dtype_bytes(config), config.engine
+    size = get_compute_dtype_bytes(config)
     own = MemoryItem("gradients in the compute dtype", size * elements)
-    if engine.kind == "deepspeed" and engine.zero_stage:
-        bucket = min(BUCKET, max(whole.matrices, 1))
-        return [own, MemoryItem("buckets of gradients", (size + FP32) * bucket)]
-    if engine.kind == "torch" and engine.data_parallel == "fsdp":
-        return [own, MemoryItem("float32 gradients to be summed over ranks", FP32 * elements)]
-    return [own]
+    match config.engine:
+        case DeepSpeedEngineConfig(zero_stage=1 | 2 | 3):
+            bucket = min(BUCKET, max(whole.matrices, 1))
+            return [own, MemoryItem("buckets of gradients", (size + FP32) * bucket)]
+        case TorchEngineConfig(data_parallel="fsdp"):
+            return [own, MemoryItem("float32 gradients to be summed over ranks", FP32 * elements)]
+        case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
+            return [own]
+        case unreachable:
+            assert_never(unreachable)

@@ -11,14 +11,12 @@ stages, and how much more the backward takes.
 
 from dataclasses import dataclass
 
-from llmsys.config.feed_forward import GATED
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.model_tensors import has_logits, is_head_tied, list_model_tensors
-from llmsys.estimate.parameter_count import count_expert_visits
-from llmsys.estimate.parameter_tensor import ParameterTensor
+from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 from llmsys.estimate.software_profile import SoftwareProfile
 
 ROW_SCALED = 0.7  # what products with a scale for each row keep of the 8-bit rate (DeepGEMM and cuBLASLt tables)
@@ -156,7 +154,7 @@ def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor)
     moe, layout = bench.model.moe, bench.layout
     if moe is None:
         return 0.0
-    visits = count_expert_visits(moe) * bench.shape.num_tokens / (layout.context * layout.tensor)
+    visits = moe.visits_per_token * bench.shape.num_tokens / (layout.context * layout.tensor)
     experts = moe.num_experts / layout.expert
     inputs, outputs = row.shape[-2:]
     # Bytes: the weights of all local experts are read, whatever each of them is visited by.
@@ -170,7 +168,7 @@ def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor)
 def _estimate_tied_head_seconds(bench: KernelContext) -> float:
     model, shape = bench.model, bench.shape
     depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
-    passes = depth * has_logits(model) + is_head_tied(model)
+    passes = depth * model.head.has_logits + is_head_tied(model)
     tokens = shape.num_tokens / bench.layout.context
     return passes * bench.estimate_matmul_seconds(
         tokens, model.hidden_size, model.vocab_size / bench.layout.tensor, head=True
@@ -179,7 +177,7 @@ def _estimate_tied_head_seconds(bench: KernelContext) -> float:
 
 def _estimate_loss_seconds(bench: KernelContext) -> float:
     """Softmax and its gradient over the logits, forward and backward together."""
-    if not has_logits(bench.model):
+    if not bench.model.head.has_logits:
         return 0.0
     logits = bench.shape.num_tokens * bench.model.vocab_size / (bench.layout.context * bench.layout.tensor)
     return bench.estimate_memory_seconds(logits * bench.software.loss_bytes)
@@ -213,17 +211,15 @@ def _estimate_elementwise_seconds(bench: KernelContext, layers: int) -> float:
     model, layout = bench.model, bench.layout
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
     values = 8.0 * model.hidden_size  # two sums with their norms: read both, write both
-    norms = model.attention.kind == "multi_head" and model.attention.qk_norm != "none"
-    values += (2 + 2 * norms) * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
-    dense = (3 if model.feed_forward.kind in GATED else 2) * model.intermediate_size
+    values += 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    values += 2 * model.attention.count_normed_channels(model)
+    dense = len(model.feed_forward.projections) * model.intermediate_size
     routed = 0.0
     if (moe := model.moe) is not None:
-        inner = (3 if moe.expert.kind in GATED else 2) * moe.moe_intermediate_size
+        inner = len(moe.expert.projections) * moe.moe_intermediate_size
         # A visit's vector is sorted in, and weighted and summed out.
         routed = (
-            count_expert_visits(moe) * (inner + 5 * model.hidden_size)
-            + 3 * moe.shared_expert_size
-            + 3 * moe.num_experts
+            moe.visits_per_token * (inner + 5 * model.hidden_size) + 3 * moe.shared_expert_size + 3 * moe.num_experts
         )
     moe_layers = model.num_moe_layers
     total = layers * values + (layers - moe_layers) * dense + moe_layers * routed

@@ -6,9 +6,8 @@ Counts are integers of the tensors that are built; tied weights count once, buff
 from dataclasses import dataclass
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.moe import MoeConfig
+from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
-from llmsys.estimate.parameter_tensor import ParameterTensor
 
 # Tables that are looked up, and what makes logits. Maps of relative positions belong to attention, transforms in front
 # of a head to the model. This is how the published non-embedding counts are meant (Kaplan 2020; Pythia's table).
@@ -78,14 +77,7 @@ def count_active_elements(model: ModelConfig, row: ParameterTensor) -> int:
     """Elements of a row that one token meets: all, or of routed experts the chosen ones."""
     if not row.is_routed or model.moe is None:
         return row.num_elements
-    return int(row.num_elements // model.moe.num_experts * count_expert_visits(model.moe))
-
-
-def count_expert_visits(moe: MoeConfig) -> float:
-    """Experts that a token visits: chosen by itself, or on average by the experts (drops are not foreseen)."""
-    if moe.routing.kind == "expert_choice":
-        return min(moe.routing.factor, moe.num_experts)
-    return moe.num_experts_per_tok
+    return int(row.num_elements // model.moe.num_experts * model.moe.visits_per_token)
 
 
 def _count_active_parameters(model: ModelConfig, rows: list[ParameterTensor]) -> ActiveParameters:

@@ -8,8 +8,9 @@ meant; by default ours on a GPU, as its allocator reports it (max_memory_reserve
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
+from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import build_activation_shape, compute_micro_batch, iter_block_groups
@@ -44,31 +45,31 @@ def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: Memor
         fewer = config.evaluation_sequences // 2
         text = f"evaluation.micro_sequences={fewer}"
         yield text, _update_section(config, "evaluation", micro_sequences=fewer), layout, system
-    if layout.replicate > 1 and config.engine.kind == "torch" and config.engine.data_parallel == "fsdp":
+    if layout.replicate > 1 and isinstance(config.engine, TorchEngineConfig) and config.engine.shards_weights:
         more = layout.model_copy(update={"replicate": 1, "shard": layout.shard * layout.replicate})
         yield f"layout.replicate=1 with layout.shard={more.shard}", config, more, system
     yield from _iter_engine_changes(config, layout, system)
 
 
 def _iter_engine_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
-    engine = config.engine
-    if engine.kind == "deepspeed":
-        if engine.zero_stage < 3:
-            yield "engine.zero_stage=3", _update_section(config, "engine", zero_stage=3), layout, system
-        if engine.cpu_offload == "none" and engine.zero_stage:
-            yield (
-                "engine.cpu_offload=optimizer",
-                _update_section(config, "engine", cpu_offload="optimizer"),
-                layout,
-                system,
-            )
-    elif engine.kind == "torch":
-        if engine.data_parallel == "ddp":
+    match config.engine:
+        case DeepSpeedEngineConfig(zero_stage=stage, cpu_offload=cpu_offload):
+            if stage < 3:
+                yield "engine.zero_stage=3", _update_section(config, "engine", zero_stage=3), layout, system
+            if cpu_offload == "none" and stage:
+                offloaded = _update_section(config, "engine", cpu_offload="optimizer")
+                yield "engine.cpu_offload=optimizer", offloaded, layout, system
+        case TorchEngineConfig(data_parallel="ddp"):
             shards = layout.model_copy(update={"replicate": 1, "shard": layout.data_parallel_size})
             text = f"engine.data_parallel=fsdp with layout.replicate=1 and layout.shard={shards.shard}"
             yield text, _update_section(config, "engine", data_parallel="fsdp"), shards, system
-        elif engine.cpu_offload == "none":
-            yield "engine.cpu_offload=state", _update_section(config, "engine", cpu_offload="state"), layout, system
+        case TorchEngineConfig(cpu_offload=cpu_offload):
+            if cpu_offload == "none":
+                yield "engine.cpu_offload=state", _update_section(config, "engine", cpu_offload="state"), layout, system
+        case AccelerateEngineConfig():
+            pass  # its settings are in the user's accelerate config
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _update_section(config: RunConfig, section: str, **values: Any) -> RunConfig:
@@ -120,19 +121,18 @@ def estimate_activation_bytes(
     config: RunConfig, layout: ParallelLayout, system: MemoryProfile = OURS
 ) -> ActivationBytes:
     """Estimate for one micro-batch of the configured precision and recompute policy."""
-    extent = build_activation_shape(config, layout, system)
+    shape = build_activation_shape(config, layout, system)
     whole = count_gathered_weights(config, layout, list_model_tensors(config.model), system)
     train = config.train
     blocks = scores = 0
-    for kind in iter_block_groups(config, extent):
-        for tensor in select_saved_tensors(
-            kind.saved_tensors, train.activation_checkpoint, train.compile == "block", system
-        ):
+    for kind in iter_block_groups(config, shape):
+        policy, compiled = train.activation_checkpoint, train.compile == "block"
+        for tensor in select_saved_tensors(kind.saved_tensors, policy, compiled, system):
             square = tensor.name.startswith(("probabilities", "scores"))
             blocks += 0 if square else len(kind.layers) * tensor.bytes
             scores += len(kind.layers) * tensor.bytes if square else 0
     in_use = list_gathered_weights(config, whole, system, casts_kept=train.activation_checkpoint == "none")
-    logits = sum_logits_bytes(list_loss_items(config, extent, whole.head))
+    logits = sum_logits_bytes(list_loss_items(config, shape, system, whole.head))
     return ActivationBytes(blocks, scores, logits, sum(item.bytes for item in in_use))
 
 

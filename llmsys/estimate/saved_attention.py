@@ -1,266 +1,161 @@
-"""The tensors between queries, keys and values and what attention gives: by which of its ways it is computed.
+"""List the tensors that attention saves for backward, by kernel.
 
-The ways are those of `llmsys/model/scaled_dot_product.py`; which one a config takes depends on the device too.
-
-The tensors that attention makes for one block: projections, norms of heads, rotations, and the way to its output.
+The kernel is the one that llmsys/model/scaled_dot_product.py would choose; it depends on the device.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.saved_tensors import ActivationShape, SavedTensor
-from llmsys.estimate.state_memory import FP32
+from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor, ScoreShape
 
-CHUNKED_UP_TO, CHUNK = 2048, 128  # llmsys/model/cpu_attention.py
+MAX_CHUNKED_LENGTH, CHUNK = 2048, 128  # llmsys/model/cpu_attention.py
 
-Way = Literal["kernel", "chunked", "composed", "plain", "explicit"]
-"""kernel: fused, keeps its inputs and a logsumexp; chunked: the CPU's for 16 bits; composed: torch's own fall-back, in
-float32; plain: our operations for what no kernel knows; explicit: Megatron's before fused attention, in 16 bits."""
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """What is mixed: query heads, key-value heads, channels of a key and of a value, and how many keys there are."""
-
-    queries: int
-    key_value_heads: int
-    key: int
-    value: int
-    keys: int
-    causal: bool
-
-
-def choose_attention_kernel(model: ModelConfig, heads: HeadShape, extent: ActivationShape, *, own: bool) -> Way:
-    """How these heads are mixed; `own`: of a sequence to itself, where positions can be a bias."""
-    attention = model.attention if isinstance(model.attention, MultiHeadAttentionConfig) else MultiHeadAttentionConfig()
-    if extent.system.attention == "explicit":
-        return "explicit"
-    unknown = attention.logit_softcap is not None or (attention.sinks and own)
-    if unknown or (model.dropout.attention > 0 and extent.is_on_cpu):
-        return "plain"
-    trained_bias = own and model.position.kind in ("relative_bias", "transformer_xl")
-    if extent.is_on_cpu and (trained_bias or heads.key != heads.value):
-        return "composed"
-    scale = attention.scale is None or abs(attention.scale * heads.key**0.5 - 1) < 1e-9
-    biased = own and model.position.kind == "alibi"
-    suits = extent.is_on_cpu and extent.value == 2 and max(extent.length, heads.keys) <= CHUNKED_UP_TO
-    return "chunked" if suits and scale and not biased else "kernel"
-
-
-def iter_score_tensors(
-    model: ModelConfig, heads: HeadShape, way: Way, extent: ActivationShape
-) -> Iterator[SavedTensor]:
-    """Copies of queries, keys and values where a way makes its own, scores where it keeps them, and the output."""
-    yield from _iter_input_copies(heads, way, extent)
-    if model.position.kind == "transformer_xl":
-        yield from _iter_distance_tensors(heads, extent)
-    yield from _iter_saved_scores(model, heads, way, extent)
-    fused = way in ("kernel", "chunked", "explicit")
-    output = extent.compute_sharded_bytes(heads.queries * heads.value)
-    yield SavedTensor("attention output", output, "attention" if fused else "pointwise")
-
-
-def _iter_input_copies(heads: HeadShape, way: Way, extent: ActivationShape) -> Iterator[SavedTensor]:
-    share, size = heads.keys / extent.length, FP32 if way == "composed" else extent.value
-    keys = heads.key_value_heads * heads.key, heads.key_value_heads * heads.value
-    if way in ("composed", "plain"):
-        keys = heads.queries * heads.key, heads.queries * heads.value  # of every query head
-    if way in ("composed", "plain", "chunked"):
-        yield SavedTensor(
-            "queries as they are multiplied", extent.compute_sharded_bytes(heads.queries * heads.key, size), "pointwise"
-        )
-        yield SavedTensor(
-            "keys and values likewise", int(extent.compute_sharded_bytes(sum(keys), size) * share), "pointwise"
-        )
-    elif way == "kernel" and must_repeat_key_value_heads(heads, extent):
-        yield SavedTensor(
-            "keys and values of every head",
-            int(2 * extent.compute_sharded_bytes(heads.queries * heads.key) * share),
-            "fused",
-        )
-
-
-def must_repeat_key_value_heads(heads: HeadShape, extent: ActivationShape) -> bool:
-    """Whether keys are copied for every query head: the fused kernel of GPUs that takes a table knows no groups."""
-    return extent.table != "none" and not extent.is_on_cpu and heads.key_value_heads != heads.queries
-
-
-def _iter_saved_scores(
-    model: ModelConfig, heads: HeadShape, way: Way, extent: ActivationShape
-) -> Iterator[SavedTensor]:
-    count, keys, dropped = heads.queries, heads.keys, model.dropout.attention > 0
-    if way == "kernel":
-        yield SavedTensor("logsumexp", extent.compute_sharded_bytes(count, FP32), "attention")
-    elif way == "chunked":
-        share = _compute_causal_share(extent.length) if heads.causal else 1.0
-        yield SavedTensor("probabilities", int(extent.compute_score_bytes(count, keys=keys) * share), "attention")
-    elif way == "explicit":  # Korthikanti 2022, 4.1: softmax 2as, mask as, what is left of it 2as
-        yield SavedTensor("scores, softmax", extent.compute_score_bytes(count, keys=keys), "pointwise")
-    else:
-        yield from _iter_unfused_scores(model, heads, way, extent)
-    if way == "kernel" and extent.table in ("windows", "documents"):  # a table of yes and no becomes numbers
-        rows = extent.sequences if extent.table == "documents" else 1
-        yield SavedTensor("table as numbers", rows * extent.length * keys * extent.value, "fused")
-    if dropped and way != "kernel":
-        mask = extent.value if extent.is_on_cpu else 1
-        yield SavedTensor("scores, dropout mask", extent.compute_score_bytes(count, mask, keys=keys), "pointwise")
-        yield SavedTensor("scores, dropped", extent.compute_score_bytes(count, keys=keys), "pointwise")
-
-
-def _iter_unfused_scores(
-    model: ModelConfig, heads: HeadShape, way: Way, extent: ActivationShape
-) -> Iterator[SavedTensor]:
-    """T × S for every head: softmax in float32, and without dropout the weights in 16 bits."""
-    attention, count, keys = model.attention, heads.queries, heads.keys
-    if way == "plain" and isinstance(attention, MultiHeadAttentionConfig):
-        if attention.logit_softcap is not None:
-            yield SavedTensor("scores, capped", extent.compute_score_bytes(count, keys=keys), "pointwise")
-        keys += bool(attention.sinks)
-    yield SavedTensor("scores, softmax", extent.compute_score_bytes(count, FP32, keys=keys), "pointwise")
-    if way == "plain" and extent.value != FP32 and not model.dropout.attention:
-        yield SavedTensor("scores, weights", extent.compute_score_bytes(count, keys=heads.keys), "pointwise")
-
-
-def _iter_distance_tensors(heads: HeadShape, extent: ActivationShape) -> Iterator[SavedTensor]:
-    """Transformer-XL: a key for each distance, the queries for it, and scores of 2T − 1 distances."""
-    distances = 2 * extent.length - 1
-    yield SavedTensor("keys of distances", int(distances * heads.queries * heads.key * extent.value), "product")
-    yield SavedTensor("queries of distances", extent.compute_sharded_bytes(heads.queries * heads.key), "pointwise")
-    yield SavedTensor("scores by distance", extent.compute_score_bytes(heads.queries, keys=distances), "pointwise")
-    yield SavedTensor("which distance", 8 * extent.length**2, "pointwise")
-
-
-def _compute_causal_share(length: int) -> float:
-    """Of T × T scores, those that causal attention by chunks computes: up to the end of each chunk."""
-    starts = range(0, length, CHUNK)
-    return sum((min(one + CHUNK, length) - one) * min(one + CHUNK, length) for one in starts) / length**2
+Kernel = Literal["fused", "chunked", "composed", "plain", "explicit"]
+"""fused: saves its inputs and a logsumexp; chunked: the CPU's for 16 bits; composed: torch's own fallback, in float32;
+plain: our ops for features that no kernel has; explicit: Megatron's before fused attention, in 16 bits."""
 
 
 def iter_attention_tensors(
-    model: ModelConfig, layer: int, extent: ActivationShape, *, output_saved: bool
+    model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
-    """Self-attention of block `layer`. `output_saved`: a norm behind it keeps what it gives."""
-    causal, count = model.family != "encoder", model.num_attention_heads
-    if model.attention.kind == "latent":
-        latent = model.attention
-        width = latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        heads = HeadShape(count, count, width, latent.v_head_dim, extent.length, causal)
-        way = choose_attention_kernel(model, heads, extent, own=True)
-        yield from _iter_latent_tensors(count, latent, extent, read=way == "kernel")
-    else:
-        heads = HeadShape(count, model.num_key_value_heads, model.head_dim, model.head_dim, extent.length, causal)
-        way = choose_attention_kernel(model, heads, extent, own=True)
-        yield from _iter_projection_tensors(
-            model, model.attention, heads, extent, model.uses_rope(layer), read=way == "kernel"
-        )
-    yield from iter_score_tensors(model, heads, way, extent)
-    yield from iter_output_projection("attention projection", model, extent, output_saved)
+    """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it saves its output."""
+    scores = model.attention.build_score_shape(model, shape.length, is_causal=model.family != "encoder")
+    kernel = _choose_kernel(model, scores, shape, is_cross=False)
+    saves_inputs = kernel in ("fused", "explicit")
+    yield from model.attention.iter_saved_tensors(
+        model,
+        scores,
+        shape,
+        is_rotated=model.uses_rope(layer),
+        are_queries_saved=saves_inputs,
+        are_keys_saved=saves_inputs and not _must_repeat_key_value_heads(scores, shape),
+    )
+    yield from _iter_score_tensors(model, scores, kernel, shape)
+    yield from iter_output_projection("attention projection", model, shape, is_saved=is_output_saved)
 
 
 def iter_cross_attention_tensors(
-    model: ModelConfig, extent: ActivationShape, *, output_saved: bool
+    model: ModelConfig, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
-    """Queries of the target's positions, keys and values of the source's."""
-    attention = model.attention if model.attention.kind == "multi_head" else MultiHeadAttentionConfig()
-    count, groups, width = model.num_attention_heads, model.num_key_value_heads, model.head_dim
-    heads = HeadShape(count, groups, width, width, extent.source, causal=False)
-    way = choose_attention_kernel(model, heads, extent, own=False)
-    yield from _iter_projection_tensors(
-        model, attention, heads, extent, rotated=False, read=way in ("kernel", "explicit")
+    """Yield the tensors of cross-attention: queries of the target's positions, keys and values of the source's."""
+    attention = model.attention.cross_attention
+    scores = attention.build_score_shape(model, shape.source, is_causal=False)
+    kernel = _choose_kernel(model, scores, shape, is_cross=True)
+    saves_inputs = kernel in ("fused", "explicit")
+    yield from attention.iter_saved_tensors(
+        model,
+        scores,
+        shape,
+        is_rotated=False,
+        are_queries_saved=saves_inputs,
+        are_keys_saved=saves_inputs and not _must_repeat_key_value_heads(scores, shape),
     )
-    yield from iter_score_tensors(model, heads, way, extent)
-    yield from iter_output_projection("cross-attention projection", model, extent, output_saved)
+    yield from _iter_score_tensors(model, scores, kernel, shape)
+    yield from iter_output_projection("cross-attention projection", model, shape, is_saved=is_output_saved)
 
 
 def iter_output_projection(
-    name: str, model: ModelConfig, extent: ActivationShape, saved: bool
+    name: str, model: ModelConfig, shape: ActivationShape, *, is_saved: bool
 ) -> Iterator[SavedTensor]:
-    """The last product of a branch: all positions, and after the sum over tensor ranks this rank's."""
-    if extent.tensor == 1:
-        yield SavedTensor(name, extent.compute_residual_bytes(model.hidden_size), "product", saved, is_needed=saved)
+    """Yield the last matmul of a branch: all positions, and after the sum over tensor ranks this rank's."""
+    output = shape.compute_residual_bytes(model.hidden_size)
+    if shape.tensor == 1:
+        yield SavedTensor(name, output, "product", is_saved=is_saved, is_needed=is_saved)
         return
-    yield SavedTensor(
-        f"{name}, partial", extent.compute_gathered_bytes(model.hidden_size), "product", saved=False, is_needed=False
-    )
-    yield SavedTensor(name, extent.compute_residual_bytes(model.hidden_size), "collective", saved, is_needed=saved)
+    partial = shape.compute_gathered_bytes(model.hidden_size)
+    yield SavedTensor(f"{name}, partial", partial, "product", is_saved=False, is_needed=False)
+    yield SavedTensor(name, output, "collective", is_saved=is_saved, is_needed=is_saved)
 
 
-def _iter_projection_tensors(
-    model: ModelConfig,
-    attention: MultiHeadAttentionConfig,
-    heads: HeadShape,
-    extent: ActivationShape,
-    rotated: bool,
-    *,
-    read: bool,
+def _choose_kernel(model: ModelConfig, scores: ScoreShape, shape: ActivationShape, *, is_cross: bool) -> Kernel:
+    """Return the kernel for these scores. Positions are a bias in self-attention only, and so are sinks."""
+    if shape.has_explicit_scores:
+        return "explicit"
+    is_unknown = scores.has_softcap or (scores.has_sinks and not is_cross)
+    # torch's fused kernel of the CPU has no dropout.
+    if is_unknown or (model.dropout.attention > 0 and shape.is_on_cpu):
+        return "plain"
+    has_trained_scores = model.position.has_trained_scores and not is_cross
+    if shape.is_on_cpu and (has_trained_scores or scores.key_channels != scores.value_channels):
+        return "composed"
+    has_default_scale = scores.scale is None or abs(scores.scale * scores.key_channels**0.5 - 1) < 1e-9
+    has_table = model.position.has_score_table and not is_cross
+    is_short = max(shape.length, scores.keys) <= MAX_CHUNKED_LENGTH
+    if shape.is_on_cpu and shape.value_bytes == 2 and is_short and has_default_scale and not has_table:
+        return "chunked"
+    return "fused"
+
+
+def _iter_score_tensors(
+    model: ModelConfig, scores: ScoreShape, kernel: Kernel, shape: ActivationShape
 ) -> Iterator[SavedTensor]:
-    """`read`: what mixes them keeps them as they are; else it keeps copies of its own."""
-    normed, share = attention.qk_norm != "none", heads.keys / extent.length
-    read = read or extent.system.attention == "explicit"
-    queries, keys = (
-        extent.compute_sharded_bytes(heads.queries * heads.key),
-        int(extent.compute_sharded_bytes(heads.key_value_heads * heads.key) * share),
-    )
-    keys_read = read and not must_repeat_key_value_heads(heads, extent)
-    yield SavedTensor("queries", queries, "product", saved=normed or (read and not rotated))
-    yield SavedTensor("keys", keys, "product", saved=normed or (keys_read and not rotated))
-    yield SavedTensor("values", keys, "product", saved=keys_read)
-    for name, size, kept in (("queries", queries, read), ("keys", keys, keys_read)):
-        if normed:
-            yield from _iter_head_norm_tensors(model, attention, name, size, extent, saved=kept and not rotated)
-        if rotated:
-            yield SavedTensor(f"rotated {name}", size, "pointwise", saved=kept)
+    """Yield copies of the inputs where a kernel makes them, scores where it saves them, and the output."""
+    yield from _iter_input_copies(scores, kernel, shape)
+    yield from model.position.iter_saved_tensors(scores, shape)
+    yield from _iter_saved_scores(model, scores, kernel, shape)
+    output = shape.compute_sharded_bytes(scores.heads * scores.value_channels)
+    yield SavedTensor("attention output", output, "pointwise" if kernel in ("composed", "plain") else "attention")
 
 
-def _iter_head_norm_tensors(
-    model: ModelConfig,
-    attention: MultiHeadAttentionConfig,
-    name: str,
-    size: int,
-    extent: ActivationShape,
-    *,
-    saved: bool,
+def _iter_input_copies(scores: ScoreShape, kernel: Kernel, shape: ActivationShape) -> Iterator[SavedTensor]:
+    share = scores.keys / shape.length
+    queries = scores.heads * scores.key_channels
+    if kernel in ("composed", "plain", "chunked"):
+        # composed and plain expand keys and values to every query head; composed casts to float32.
+        heads = scores.key_value_heads if kernel == "chunked" else scores.heads
+        keys_values = heads * (scores.key_channels + scores.value_channels)
+        size = FP32_BYTES if kernel == "composed" else shape.value_bytes
+        yield SavedTensor("queries as they are multiplied", shape.compute_sharded_bytes(queries, size), "pointwise")
+        copies = int(shape.compute_sharded_bytes(keys_values, size) * share)
+        yield SavedTensor("keys and values likewise", copies, "pointwise")
+    elif kernel == "fused" and _must_repeat_key_value_heads(scores, shape):
+        copies = int(2 * shape.compute_sharded_bytes(queries) * share)
+        yield SavedTensor("keys and values of every head", copies, "fused")
+
+
+def _must_repeat_key_value_heads(scores: ScoreShape, shape: ActivationShape) -> bool:
+    """Return whether keys are copied for every query head: with a table, the fused GPU kernel has no groups."""
+    return shape.mask_table != "none" and not shape.is_on_cpu and scores.key_value_heads != scores.heads
+
+
+def _iter_saved_scores(
+    model: ModelConfig, scores: ScoreShape, kernel: Kernel, shape: ActivationShape
 ) -> Iterator[SavedTensor]:
-    """Norms of queries or keys, of `size` bytes: of each head or over all of them."""
-    heads = model.num_attention_heads if name == "queries" else model.num_key_value_heads
-    width = model.head_dim if attention.qk_norm == "head" else model.head_dim * heads
-    rows = size // extent.value // width
-    yield SavedTensor(f"statistics of normed {name}", rows * compute_norm_statistics_bytes(model, extent), "pointwise")
-    if extent.is_on_cpu and extent.value == 4 and model.norm.kind == "rmsnorm":
-        yield SavedTensor(f"unscaled {name}", size, "fused")
-    yield SavedTensor(f"normed {name}", size, "pointwise", saved=saved)
+    heads, keys, has_dropout = scores.heads, scores.keys, model.dropout.attention > 0
+    if kernel == "fused":
+        yield SavedTensor("logsumexp", shape.compute_sharded_bytes(heads, FP32_BYTES), "attention")
+    elif kernel == "chunked":
+        share = _compute_causal_share(shape.length) if scores.is_causal else 1.0
+        yield SavedTensor("probabilities", int(shape.compute_score_bytes(heads, keys=keys) * share), "attention")
+    elif kernel == "explicit":  # Korthikanti 2022, 4.1: softmax 2as, mask as, dropped 2as
+        yield SavedTensor("scores, softmax", shape.compute_score_bytes(heads, keys=keys), "pointwise")
+    else:
+        yield from _iter_unfused_scores(scores, kernel, shape, has_dropout=has_dropout)
+    # SDPA turns a boolean table into an additive one.
+    if kernel == "fused" and shape.mask_table in ("windows", "documents"):
+        rows = shape.sequences if shape.mask_table == "documents" else 1
+        yield SavedTensor("table as numbers", rows * shape.length * keys * shape.value_bytes, "fused")
+    if has_dropout and kernel != "fused":
+        mask = shape.value_bytes if shape.is_on_cpu else 1
+        yield SavedTensor("scores, dropout mask", shape.compute_score_bytes(heads, mask, keys=keys), "pointwise")
+        yield SavedTensor("scores, dropped", shape.compute_score_bytes(heads, keys=keys), "pointwise")
 
 
-def compute_norm_statistics_bytes(model: ModelConfig, extent: ActivationShape) -> int:
-    """What a norm keeps of each row beside its input: a scale, and of LayerNorm a mean too, on GPUs in float32."""
-    if model.norm.kind == "rmsnorm":
-        return 4
-    return 2 * extent.value if extent.is_on_cpu else 8
-
-
-def _iter_latent_tensors(
-    count: int, latent: LatentAttentionConfig, extent: ActivationShape, *, read: bool
+def _iter_unfused_scores(
+    scores: ScoreShape, kernel: Kernel, shape: ActivationShape, *, has_dropout: bool
 ) -> Iterator[SavedTensor]:
-    """MLA: latents with their norms, whole queries and keys, and values as part of one product with the keys."""
-    rank, rotated, nope = latent.kv_lora_rank, latent.qk_rope_head_dim, latent.qk_nope_head_dim
-    if latent.q_lora_rank is not None:
-        yield SavedTensor("query latent", extent.compute_residual_bytes(latent.q_lora_rank), "product")
-        yield from _iter_latent_norm_tensors("query latent", latent.q_lora_rank, extent)
-    yield SavedTensor("query parts", extent.compute_sharded_bytes(count * (nope + rotated)), "product", saved=False)
-    yield SavedTensor("key-value latent", extent.compute_residual_bytes(rank + rotated), "product")
-    yield from _iter_latent_norm_tensors("key-value latent", rank, extent)
-    yield SavedTensor(
-        "keys and values", extent.compute_sharded_bytes(count * (nope + latent.v_head_dim)), "product", saved=read
-    )
-    yield SavedTensor("whole queries", extent.compute_sharded_bytes(count * (nope + rotated)), "pointwise", saved=read)
-    yield SavedTensor("whole keys", extent.compute_sharded_bytes(count * (nope + rotated)), "pointwise", saved=read)
+    """Yield T × S for every head: softmax in float32, and without dropout the weights in 16 bits."""
+    heads, keys = scores.heads, scores.keys
+    if scores.has_softcap:
+        yield SavedTensor("scores, capped", shape.compute_score_bytes(heads, keys=keys), "pointwise")
+    softmax = shape.compute_score_bytes(heads, FP32_BYTES, keys=keys + scores.has_sinks)
+    yield SavedTensor("scores, softmax", softmax, "pointwise")
+    if kernel == "plain" and shape.value_bytes != FP32_BYTES and not has_dropout:
+        yield SavedTensor("scores, weights", shape.compute_score_bytes(heads, keys=keys), "pointwise")
 
 
-def _iter_latent_norm_tensors(name: str, channels: int, extent: ActivationShape) -> Iterator[SavedTensor]:
-    yield SavedTensor(f"statistics of the {name}", extent.compute_residual_bytes(1, 4), "pointwise")
-    if extent.is_on_cpu and extent.value == 4:  # made of several operations
-        yield SavedTensor(f"unscaled {name}", extent.compute_residual_bytes(channels), "fused")
-    yield SavedTensor(f"normed {name}", extent.compute_residual_bytes(channels), "pointwise")
+def _compute_causal_share(length: int) -> float:
+    """Return the share of T × T scores that causal attention computes in chunks: up to the end of each chunk."""
+    ends = (min(start + CHUNK, length) for start in range(0, length, CHUNK))
+    return sum((end - start) * end for start, end in zip(range(0, length, CHUNK), ends, strict=True)) / length**2

@@ -1,118 +1,115 @@
-"""One tensor of a block that may stay in memory from its forward to its backward, and which policy keeps which.
+"""List the tensors of one block in the order in which they are made, and select those that a recompute policy saves.
 
-The files beside this one list the tensors of attention and of feed-forward layers in the order in which they are made;
-`kept_block` puts norms and the residual stream around them. Bytes are those of one micro-batch on one rank.
+The kinds in llmsys/config list their own tensors; this file puts norms and the residual stream around them.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator
 
+from llmsys.config.model import ModelConfig
+from llmsys.config.saved_tensor import ActivationShape, Producer, SavedTensor
+from llmsys.estimate.saved_attention import (
+    iter_attention_tensors,
+    iter_cross_attention_tensors,
+    iter_output_projection,
+)
 from llmsys.estimate.software_profile import MemoryProfile
 
-Maker = Literal["input", "product", "attention", "collective", "gather", "sum", "pointwise", "fused"]
 
+def list_saved_block_tensors(model: ModelConfig, layer: int, shape: ActivationShape) -> list[list[SavedTensor]]:
+    """Return the tensors of block `layer`, branch by branch.
 
-@dataclass(frozen=True)
-class SavedTensor:
-    """What makes it, and who reads it later.
-
-    A compiler makes what is fused only in registers, and computes what is pointwise again. `saved`: autograd keeps it
-    in eager mode. `is_needed`: of a product, whether a compiled backward reads its output.
+    The block's input belongs to its first branch, its output to the next block.
     """
-
-    name: str
-    bytes: int
-    producer: Maker
-    saved: bool = True
-    is_needed: bool = True
+    names = ["attention", *(["cross_attention"] if model.family == "encoder_decoder" else []), "feed_forward"]
+    return [
+        list(_iter_branch_tensors(model, layer, name, shape, is_first=not index)) for index, name in enumerate(names)
+    ]
 
 
-@dataclass(frozen=True)
-class ActivationShape:
-    """How large one micro-batch is on one rank.
+def _iter_branch_tensors(
+    model: ModelConfig, layer: int, name: str, shape: ActivationShape, *, is_first: bool
+) -> Iterator[SavedTensor]:
+    residual, stream = model.residual, shape.compute_residual_bytes(model.hidden_size)
+    if is_first:
+        yield SavedTensor("block input", stream, "input")
+    elif not (residual.is_parallel or residual.normalizes_sum):  # a sum that a norm or the matmuls save
+        yield SavedTensor(f"stream before {name}", stream, "sum")
+    if residual.normalizes_input and (is_first or not residual.shares_input_norm):
+        yield from model.norm.iter_saved_tensors(f"{name} norm", model.hidden_size, shape)
+        producer: Producer = "gather" if shape.tensor > 1 else "pointwise"
+        is_saved = name != "feed_forward" or _is_feed_forward_input_saved(model, layer, shape)
+        normed = shape.compute_input_bytes(model.hidden_size)
+        yield SavedTensor(f"normed input of {name}", normed, producer, is_saved=is_saved)
+    elif shape.tensor > 1 and shape.saves_gathered_inputs:
+        yield SavedTensor(f"gathered input of {name}", shape.compute_gathered_bytes(model.hidden_size), "gather")
+    is_output_saved = residual.normalizes_output
+    if name == "attention":
+        yield from iter_attention_tensors(model, layer, shape, is_output_saved=is_output_saved)
+    elif name == "cross_attention":
+        yield from iter_cross_attention_tensors(model, shape, is_output_saved=is_output_saved)
+    else:
+        yield from _iter_feed_forward_tensors(model, layer, shape, is_output_saved=is_output_saved)
+    if residual.normalizes_output:
+        yield from model.norm.iter_saved_tensors(f"{name} output norm", model.hidden_size, shape)
+    if model.dropout.residual:
+        # A CPU saves the mask in the activations' dtype, a GPU in bytes.
+        channel = shape.compute_residual_bytes(1) * model.hidden_size
+        mask = channel if shape.is_on_cpu else shape.compute_residual_bytes(model.hidden_size, 1)
+        yield SavedTensor(f"dropout mask behind {name}", mask, "pointwise")
+    if residual.normalizes_sum:
+        yield SavedTensor(f"sum behind {name}", stream, "sum")
+        yield from model.norm.iter_saved_tensors(f"{name} norm", model.hidden_size, shape)
+        if name != "feed_forward":
+            yield SavedTensor(f"normed sum behind {name}", stream, "pointwise")
 
-    `sequences` of `length` positions with `source` positions behind cross-attention; `parts` ranks share a sequence
-    (context), `tensor` ranks the channels inside a layer and the positions between layers. `value` are the bytes of
-    one number. `table` is what attention gets to know what is visible beyond "all" and "causal": yes and no for windows
-    or documents, or numbers by distance. `is_sharded`: experts are on other ranks too.
-    """
 
-    sequences: int
-    length: int
-    source: int
-    parts: int
-    tensor: int
-    value: int
-    table: Literal["none", "windows", "documents", "numbers"]
-    is_sharded: bool
-    system: MemoryProfile
+def _iter_feed_forward_tensors(
+    model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
+) -> Iterator[SavedTensor]:
+    if model.moe is not None and model.is_moe_layer(layer):
+        yield from model.moe.iter_saved_tensors(model.hidden_size, shape, is_output_saved=is_output_saved)
+        return
+    has_dropout, inner = model.dropout.activation > 0, shape.compute_sharded_bytes(model.intermediate_size)
+    yield from model.feed_forward.iter_saved_tensors("", inner, has_dropout=has_dropout)
+    if has_dropout:
+        yield SavedTensor("dropped channels", inner, "pointwise")
+    yield from iter_output_projection("feed-forward projection", model, shape, is_saved=is_output_saved)
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether kernels are those of a CPU."""
-        return self.system.device == "cpu"
 
-    @property
-    def num_tokens(self) -> int:
-        """Positions that meet a product on this rank."""
-        return self.sequences * self.length // self.parts
-
-    def compute_residual_bytes(self, channels: float, size: int | None = None) -> int:
-        """Bytes between layers, where every tensor rank has positions of its own."""
-        ranks = self.tensor if self.system.residual_dtype == "divided" else 1
-        return int(self.num_tokens / ranks * channels * (size or self.value))
-
-    def compute_sharded_bytes(self, channels: float, size: int | None = None) -> int:
-        """Bytes inside a layer, where every tensor rank has channels of its own."""
-        return int(self.num_tokens * channels / self.tensor * (size or self.value))
-
-    def compute_gathered_bytes(self, channels: float, size: int | None = None) -> int:
-        """Bytes of all positions and all channels: what a column-parallel product reads, a row-parallel one makes."""
-        return int(self.num_tokens * channels * (size or self.value))
-
-    def compute_input_bytes(self, channels: float) -> int:
-        """What is kept of the input of a column-parallel product."""
-        return (
-            self.compute_residual_bytes(channels)
-            if self.system.gathered == "again"
-            else self.compute_gathered_bytes(channels)
-        )
-
-    def compute_score_bytes(self, heads: int, size: int | None = None, *, keys: int | None = None) -> int:
-        """Bytes of one number for each head, query and key."""
-        count = self.sequences * heads * self.length * (keys or self.length)
-        return int(count / self.parts / self.tensor * (size or self.value))
+def _is_feed_forward_input_saved(model: ModelConfig, layer: int, shape: ActivationShape) -> bool:
+    return model.moe is None or not model.is_moe_layer(layer) or model.moe.is_input_saved(shape)
 
 
 def compute_saved_bytes(tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile) -> int:
-    """Bytes that a block keeps under a recompute policy: none, selective or block."""
-    return sum(one.bytes for one in select_saved_tensors(tensors, policy, compiled, system))
+    """Return the bytes that a block saves under a recompute policy: none, selective or block."""
+    return sum(tensor.bytes for tensor in select_saved_tensors(tensors, policy, compiled, system))
 
 
 def select_saved_tensors(
     tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
 ) -> list[SavedTensor]:
-    """The tensors that a block keeps."""
+    """Return the tensors that a block saves under a recompute policy."""
     tensors = list(tensors)
     if policy == "full":
-        return [one for one in tensors if one.producer == "input"]
+        return [tensor for tensor in tensors if tensor.producer == "input"]
     if policy == "selective":
         return _apply_selective_policy(tensors, compiled, system)
-    if compiled:  # whatever is pointwise is fused into what reads it, and computed again (min-cut partitioner)
+    if compiled:  # pointwise ops are fused into their readers, and recomputed (min-cut partitioner)
         return [
-            one
-            for one in tensors
-            if one.producer not in ("pointwise", "fused") and (one.saved or one.producer == "product") and one.is_needed
+            tensor
+            for tensor in tensors
+            if tensor.producer not in ("pointwise", "fused")
+            and (tensor.is_saved or tensor.producer == "product")
+            and tensor.is_needed
         ]
-    return [one for one in tensors if one.saved]
+    return [tensor for tensor in tensors if tensor.is_saved]
 
 
 def _apply_selective_policy(tensors: list[SavedTensor], compiled: bool, system: MemoryProfile) -> list[SavedTensor]:
     if system.selective == "attention":
-        return [one for one in tensors if one.saved and not one.name.startswith("scores")]
-    products = [one for one in tensors if one.producer == "product"]
+        return [tensor for tensor in tensors if tensor.is_saved and not tensor.name.startswith("scores")]
+    products = [tensor for tensor in tensors if tensor.producer == "product"]
     if system.selective == "alternate":
         products = products[::2]
-    wanted = [*products, *(one for one in tensors if one.producer in ("input", "attention", "collective"))]
-    return [one for one in wanted if one.is_needed or not compiled]
+    others = [tensor for tensor in tensors if tensor.producer in ("input", "attention", "collective")]
+    return [tensor for tensor in [*products, *others] if tensor.is_needed or not compiled]

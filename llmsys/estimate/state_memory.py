@@ -7,13 +7,15 @@ forward pass keeps is in `activation`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import assert_never
 
+from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.engine_constraints import is_replicated
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.config.run import RunConfig
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.parameter_tensor import ParameterTensor
 
 FP32 = 4  # bytes of one value
 SPLIT_BY_OUTPUTS = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}
@@ -40,22 +42,18 @@ def compute_state_bytes(
 ) -> StateBytes:
     """State of the configured engine under a resolved layout; of `rows` only, where a stage has a part of the model."""
     rows = list_model_tensors(config.model) if rows is None else rows
-    engine = config.engine
-    if engine.kind == "deepspeed":
-        return _compute_zero_state_bytes(config, layout, engine.zero_stage, rows)
-    if engine.kind == "torch" and engine.data_parallel == "fsdp":
-        local = sum(count_local_elements(row, layout, config.model) * row.num_copies for row in rows)
-        moments = sum(
-            _count_moments(config, row) * count_local_elements(row, layout, config.model) * row.num_copies
-            for row in rows
-        )
-        # The shards are the fp32 masters; whole weights exist only while they are used.
-        return StateBytes(weights=0, masters=FP32 * local, gradients=FP32 * local, moments=FP32 * moments)
-    whole = sum(count_full_elements(row, layout, config.model) * row.num_copies for row in rows)
-    moments = sum(
-        _count_moments(config, row) * count_full_elements(row, layout, config.model) * row.num_copies for row in rows
-    )
-    return StateBytes(weights=0, masters=FP32 * whole, gradients=FP32 * whole, moments=FP32 * moments)
+    match config.engine:
+        case DeepSpeedEngineConfig(zero_stage=stage):
+            return _compute_zero_state_bytes(config, layout, stage, rows)
+        case TorchEngineConfig() | AccelerateEngineConfig():
+            # FSDP's shards are the fp32 masters; full weights exist only while they are used.
+            count = count_local_elements if config.engine.shards_weights else count_full_elements
+            sizes = [(row, count(row, layout, config.model) * row.num_copies) for row in rows]
+            masters = FP32 * sum(size for _, size in sizes)
+            moments = FP32 * sum(_count_moments(config, row) * size for row, size in sizes)
+            return StateBytes(weights=0, masters=masters, gradients=masters, moments=moments)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def resolve_planned_layout(config: RunConfig) -> ParallelLayout:
@@ -74,11 +72,7 @@ def get_compute_dtype_bytes(config: RunConfig) -> int:
 
 
 def _count_moments(config: RunConfig, row: ParameterTensor) -> int:
-    """Moments of each element: Adam has two, Muon one for projections (llmsys/optim/parameter_groups.py has the
-    rule).
-    """
-    projection = any(part.endswith("_proj") for part in row.name.split("."))
-    return 1 if config.optimizer.kind == "muon" and projection and len(row.shape) >= 2 else 2
+    return config.optimizer.count_moments(row.name, len(row.shape))
 
 
 def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
@@ -86,7 +80,7 @@ def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
     if getattr(config.engine, "cpu_offload", "none") == "none":
         return 0
     state = compute_state_bytes(config, layout)
-    return state.masters + state.moments + (state.gradients if config.engine.kind == "torch" else 0)
+    return state.masters + state.moments + (state.gradients if config.engine.offloads_gradients else 0)
 
 
 def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
@@ -134,27 +128,31 @@ def _compute_zero_state_bytes(
     replicas only. Stage 0 splits nothing, and its parameters are the fp32 masters themselves.
     """
     whole = sum(count_full_elements(row, layout, config.model) * row.num_copies for row in rows)
-    split = sum(
-        _compute_padded_share(elements, ranks) for elements, ranks in _iter_parameter_groups(config, layout, rows)
-    )
+    groups = list(_iter_parameter_groups(config, layout, rows))
+    split = sum(_compute_padded_share(elements, ranks) for elements, ranks, _ in groups)
     size = get_compute_dtype_bytes(config)
     weights = 0 if stage == 0 else size * (split if stage == 3 else whole)
     share = split if stage >= 1 else whole
-    return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), 2 * FP32 * share)
+    moments = sum(
+        count * (_compute_padded_share(elements, ranks) if stage >= 1 else elements)
+        for elements, ranks, count in groups
+    )
+    return StateBytes(weights, FP32 * share, FP32 * (split if stage >= 2 else whole), FP32 * moments)
 
 
 def _iter_parameter_groups(
     config: RunConfig, layout: ParallelLayout, rows: list[ParameterTensor]
-) -> Iterator[tuple[int, int]]:
-    """Elements of each parameter group on a rank, and the ranks it is split over."""
-    groups: dict[tuple[str, bool], int] = {}
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the elements of each parameter group on a rank, the ranks it is sharded over, and moments per element."""
+    groups: dict[tuple[str, bool, int], int] = {}
     for row in rows:
         role = "experts" if row.is_routed else "embedding" if row.name in ("embed.weight", "head.weight") else "dense"
-        key = (role, len(row.shape) >= 2 and not row.name.endswith("_bias"))
+        decays = len(row.shape) >= 2 and not row.name.endswith("_bias")
+        key = (role, decays, _count_moments(config, row))
         groups[key] = groups.get(key, 0) + count_full_elements(row, layout, config.model) * row.num_copies
-    for (role, _), elements in groups.items():
-        dealt = layout.expert if role == "experts" else 1
-        yield elements, max(1, layout.world_size // dealt)
+    for (role, _, moments), elements in groups.items():
+        sharded = layout.expert if role == "experts" else 1
+        yield elements, max(1, layout.world_size // sharded), moments
 
 
 def _compute_padded_share(elements: int, ranks: int) -> int:

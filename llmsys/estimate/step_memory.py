@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.config.run import RunConfig
+from llmsys.config.saved_tensor import ActivationShape, SavedTensor
 from llmsys.estimate.activation_memory import BlockGroup, build_activation_shape, compute_micro_batch, iter_block_groups
 from llmsys.estimate.evaluation_memory import IN_EVALUATION, evaluation_items
 from llmsys.estimate.gathered_weights import (
@@ -17,9 +19,8 @@ from llmsys.estimate.gathered_weights import (
 )
 from llmsys.estimate.loss_memory import list_loss_items, list_loss_remainders
 from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot
-from llmsys.estimate.parameter_tensor import ParameterTensor
 from llmsys.estimate.pipeline_stages import PipelineStage
-from llmsys.estimate.saved_tensors import ActivationShape, SavedTensor, compute_saved_bytes
+from llmsys.estimate.saved_tensors import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import FP32, StateBytes, compute_state_bytes
 
@@ -67,7 +68,7 @@ class StepMemory:
             "at the end of the backward",
             [*self._late_items, *self._list_gradients_in_flight(self._gathered_weights.root)],
         )
-        yield self._build_snapshot("in the optimizer step", [self._gradient_item, self._muon_update_item])
+        yield self._build_snapshot("in the optimizer step", [self._gradient_item, self._update_item])
         yield self._build_snapshot("while a checkpoint is written", [])
         if self.system.evaluation == "logits":
             used = list_gathered_weights(self.config, self._gathered_weights, self.system, casts_kept=False)
@@ -102,9 +103,9 @@ class StepMemory:
         return [kind for kind in iter_block_groups(self.config, self._activation_shape) if self._count_blocks(kind)]
 
     def _count_blocks(self, kind: BlockGroup) -> int:
-        if kind.place == "blocks.":
+        if kind.prefix == "blocks.":
             return len(self.stage.layers.intersection(kind.layers))
-        return len(kind.layers) if (self.stage.first if kind.place.startswith("encoder") else self.stage.last) else 0
+        return len(kind.layers) if (self.stage.first if kind.prefix.startswith("encoder") else self.stage.last) else 0
 
     @property
     def _offload_mode(self) -> str:
@@ -132,12 +133,13 @@ class StepMemory:
         return MemoryItem("gradients", self._state_bytes.gradients)
 
     @cached_property
-    def _muon_update_item(self) -> MemoryItem:
-        """Muon's updates, and a whole matrix with its products on the way to being orthogonal."""
-        if self.config.optimizer.kind != "muon" or self._offload_mode != "none":
+    def _update_item(self) -> MemoryItem:
+        """Tensors that the optimizer allocates for its step."""
+        if self._offload_mode != "none":  # the step runs in host memory
             return MemoryItem("updates of matrices", 0)
         matrix = max(row.elements_per_copy // (row.shape[0] if row.is_routed else 1) for row in self._parameter_tensors)
-        return MemoryItem("updates of matrices", self._state_bytes.masters + 4 * FP32 * matrix)
+        elements = self.config.optimizer.count_update_elements(self._state_bytes.masters // FP32, matrix)
+        return MemoryItem("updates of matrices", FP32 * elements)
 
     @cached_property
     def _num_micro_batches(self) -> int:
@@ -190,7 +192,7 @@ class StepMemory:
             total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
         table = (
             self._activation_shape.sequences * self._activation_shape.length**2
-            if self._activation_shape.table == "documents"
+            if self._activation_shape.mask_table == "documents"
             else 0
         )
         given = (
@@ -220,7 +222,9 @@ class StepMemory:
     @cached_property
     def _loss_items(self) -> list[MemoryItem]:
         return (
-            list_loss_items(self.config, self._activation_shape, self._gathered_weights.head) if self.stage.last else []
+            list_loss_items(self.config, self._activation_shape, self.system, self._gathered_weights.head)
+            if self.stage.last
+            else []
         )
 
     @cached_property

@@ -20,7 +20,6 @@ from llmsys.estimate.communication_time import (
     estimate_expert_parallel_seconds,
     estimate_pipeline_parallel_seconds,
     estimate_tensor_parallel_seconds,
-    get_data_parallel_sharding,
 )
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
@@ -30,8 +29,6 @@ from llmsys.estimate.percentile_interval import PercentileInterval
 from llmsys.estimate.precision import resolve_for_profile
 from llmsys.estimate.residual_model import get_residual
 from llmsys.estimate.software_profile import SoftwareProfile, build_software_profile
-
-OPTIMIZER_BYTES = 36  # per parameter: weight, gradient and both moments read, three written, and the norm's reading
 
 
 def estimate_host_seconds(
@@ -56,22 +53,15 @@ def estimate_offload_seconds(bench: KernelContext, pipeline: int) -> float:
 def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline: int) -> float:
     """Adam's bytes through memory, or through the host where state lives there."""
     layout, rows = bench.layout, list_model_tensors(bench.model)
-    spread = layout.shard * layout.context if _is_state_sharded(config) else 1
+    spread = layout.shard * layout.context if config.engine.shards_optimizer_state else 1
     dense = sum(row.num_elements for row in rows if not row.is_routed) / (layout.tensor * pipeline * spread)
     sparse = sum(row.num_elements for row in rows if row.is_routed) / (
         pipeline * max(layout.expert, spread * layout.tensor)
     )
-    moved = (dense + sparse) * OPTIMIZER_BYTES
+    moved = (dense + sparse) * config.optimizer.moved_bytes
     if getattr(config.engine, "cpu_offload", "none") != "none":
         return moved / bench.device.host_bandwidth
     return bench.estimate_memory_seconds(moved)
-
-
-def _is_state_sharded(config: RunConfig) -> bool:
-    engine = config.engine
-    if engine.kind == "torch":
-        return engine.data_parallel == "fsdp"
-    return engine.kind == "deepspeed" and engine.zero_stage >= 1
 
 
 @dataclass(frozen=True)
@@ -179,9 +169,7 @@ def _estimate_part_seconds(
         "expert": expert * micro_batches,
         "stages": stages * micro_batches,
         "bubble": one * (pipeline - 1) / interleave,
-        "data": estimate_data_parallel_seconds(
-            bench, get_data_parallel_sharding(config), passes, max(1, round(micro_batches)), pipeline
-        ),
+        "data": estimate_data_parallel_seconds(bench, config.engine, passes, max(1, round(micro_batches)), pipeline),
         "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
         "offload": estimate_offload_seconds(bench, pipeline) * micro_batches,
     }

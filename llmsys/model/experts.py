@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.feed_forward import GATED, FeedForwardConfig, SwigluConfig, list_projection_names
+from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
 from llmsys.model import cpu_kernels
 from llmsys.model.feed_forward import apply_gated_activation
 
@@ -33,7 +33,7 @@ class GroupedExperts(nn.Module):
         self.config = config or SwigluConfig()
         self.num_experts, self.widths = num_experts, (hidden_size, width)
         self.grouped = hidden_size % ROW_MULTIPLE == 0 and width % ROW_MULTIPLE == 0
-        maps = list_projection_names(self.config)
+        maps = self.config.projections
         shapes = dict.fromkeys(maps, (hidden_size, width)) | {"down": (width, hidden_size)}
         for name in maps:
             self.register_parameter(f"{name}_proj", nn.Parameter(torch.empty(num_experts, *shapes[name])))
@@ -44,7 +44,7 @@ class GroupedExperts(nn.Module):
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Apply expert e to its `counts_E[e]` consecutive rows; the counts must sum to M, and any of them may be 0."""
         apply = _GroupedLinear(self, counts_E, len(x_MD)) if self.grouped else _LoopedLinear(self, counts_E)
-        gate_MF = apply("gate", x_MD) if self.config.kind in GATED else None
+        gate_MF = apply("gate", x_MD) if self.config.is_gated else None
         return apply("down", apply_gated_activation(self.config, gate_MF, apply("up", x_MD)))
 
     def get_weight(self, name: str) -> Tensor:

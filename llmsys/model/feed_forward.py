@@ -6,7 +6,7 @@ Also serves as the shared expert of a mixture-of-experts layer; routed experts u
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.feed_forward import GATED, Activation, ClampedSwigluConfig, FeedForwardConfig
+from llmsys.config.feed_forward import Activation, ClampedSwigluConfig, FeedForwardConfig
 from llmsys.model.dropout import apply_dropout
 
 ACTIVATION_OF: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
@@ -18,14 +18,14 @@ class FeedForward(nn.Module):
     def __init__(self, config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> None:
         super().__init__()
         self.config, self.dropped = config, dropped
-        if config.kind in GATED:
+        if config.is_gated:
             self.gate_proj = nn.Linear(hidden_size, width, bias=config.bias)
         self.up_proj = nn.Linear(hidden_size, width, bias=config.bias)
         self.down_proj = nn.Linear(width, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dim, of size hidden_size, to itself."""
-        gate = self.gate_proj(x) if self.config.kind in GATED else None
+        gate = self.gate_proj(x) if self.config.is_gated else None
         inner = apply_gated_activation(self.config, gate, self.up_proj(x))
         hidden: Tensor = self.down_proj(apply_dropout(inner, self.dropped, self.training))
         return hidden

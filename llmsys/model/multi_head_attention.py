@@ -90,10 +90,7 @@ class CrossAttention(AttentionProjections):
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        kind = config.attention
-        super().__init__(
-            config, kind if isinstance(kind, MultiHeadAttentionConfig) else MultiHeadAttentionConfig(), layer
-        )
+        super().__init__(config, config.attention.cross_attention, layer)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Look at `context.memory`; same shape and dtype as the input."""

@@ -4,9 +4,11 @@ Each is a branch around the residual stream; `model.residual` says where norms s
 """
 
 from collections.abc import Callable
+from typing import assert_never
 
 from torch import Tensor, nn
 
+from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.feed_forward import build_feed_forward
@@ -92,13 +94,17 @@ class TransformerBlock(nn.Module):
 
 
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
-    """The self-attention of block `layer`."""
+    """Build the self-attention of block `layer`."""
     attention, position = config.attention, config.position
-    if attention.kind == "latent":
-        return MultiHeadLatentAttention(config, attention, layer)
-    if position.kind == "transformer_xl":
-        return RelativeAttention(config, attention, position, layer)
-    return MultiHeadAttention(config, attention, layer)
+    match attention:
+        case LatentAttentionConfig():
+            return MultiHeadLatentAttention(config, attention, layer)
+        case MultiHeadAttentionConfig() if position.kind == "transformer_xl":
+            return RelativeAttention(config, attention, position, layer)
+        case MultiHeadAttentionConfig():
+            return MultiHeadAttention(config, attention, layer)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _build_feed_forward_or_moe(config: ModelConfig, layer: int) -> nn.Module:

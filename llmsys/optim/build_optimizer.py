@@ -1,14 +1,14 @@
 """The optimizer of a config over named parameters, its state there from the start so that it can be loaded into."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import OptimizerConfig, UpdateRule
 from llmsys.optim.muon import Apply, Muon, apply_to_each
-from llmsys.optim.parameter_groups import ParameterGroup, Rule, build_parameter_groups
+from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 """Names of the logical state, and those of an optimizer's; a matrix under Muon has no second moment."""
@@ -63,18 +63,23 @@ def build_optimizer(
     """
     groups = build_parameter_groups(named.items(), config)
     members: list[torch.optim.Optimizer] = []
-    if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
-        members.append(_build_adamw(adamw, config))
-    if muon := list(_iter_param_groups(groups, named, "muon", alike)):
-        assert config.kind == "muon"
-        settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
-        dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
-        members.append(Muon([entry | settings for entry in muon], dtype=dtype, apply=apply))
+    for rule in sorted({group.algorithm for group in groups}):
+        entries = list(_iter_param_groups(groups, named, rule, alike))
+        match rule:
+            case "adamw":
+                members.append(_build_adamw(entries, config))
+            case "muon":
+                assert config.kind == "muon"
+                settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
+                dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
+                members.append(Muon([entry | settings for entry in entries], dtype=dtype, apply=apply))
+            case unreachable:
+                assert_never(unreachable)
     return OptimizersContainer(members)
 
 
 def _iter_param_groups(
-    groups: list[ParameterGroup], named: Mapping[str, nn.Parameter], rule: Rule, alike: Alike
+    groups: list[ParameterGroup], named: Mapping[str, nn.Parameter], rule: UpdateRule, alike: Alike
 ) -> Iterator[dict[str, Any]]:
     for group in groups:
         if group.algorithm == rule:

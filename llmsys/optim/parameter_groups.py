@@ -12,10 +12,9 @@ from typing import Literal
 
 from torch import nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import OptimizerConfig, UpdateRule
 
 Role = Literal["dense", "embedding", "experts"]
-Rule = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class ParameterGroup:
     weight_decay: float
     lr_multiplier: float
     names: tuple[str, ...]
-    algorithm: Rule = "adamw"
+    algorithm: UpdateRule = "adamw"
 
     @property
     def name(self) -> str:
@@ -47,20 +46,14 @@ def _has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and not name.endswith("_bias")
 
 
-def choose_update_algorithm(name: str, parameter: nn.Parameter, config: OptimizerConfig) -> Rule:
-    """Which rule moves a parameter: projections are called `…_proj`, routers, embeddings and heads are not."""
-    projection = any(part.endswith("_proj") for part in name.split("."))
-    return "muon" if config.kind == "muon" and projection and _has_weight_decay(name, parameter) else "adamw"
-
-
 def build_parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:
     """The groups in a fixed order, empty ones left out."""
-    members: dict[tuple[Role, bool, Rule], list[str]] = {}
+    members: dict[tuple[Role, bool, UpdateRule], list[str]] = {}
     for name, parameter in named:
         key = (
             get_parameter_role(name),
             _has_weight_decay(name, parameter),
-            choose_update_algorithm(name, parameter, config),
+            config.select_update_rule(name, parameter.ndim),
         )
         members.setdefault(key, []).append(name)
     return [

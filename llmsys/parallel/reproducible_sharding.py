@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from llmsys.config.feed_forward import GATED
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import apply_gated_activation
 from llmsys.model.transformer import Transformer
@@ -89,7 +88,7 @@ class SequentialExperts:
             return y if bias is None else y + bias
 
         config = self.experts.config
-        gate_NF = apply_projection("gate", x_ND) if config.kind in GATED else None
+        gate_NF = apply_projection("gate", x_ND) if config.is_gated else None
         return apply_projection("down", apply_gated_activation(config, gate_NF, apply_projection("up", x_ND)))
 
 

@@ -20,7 +20,7 @@ from tools.bench.extract import PARTS, compute_scores, read_benchmark
 
 CONSTANTS = {
     "weigh": ("_SENTENCE", "_BODY_WEIGHT", "_GROWTH", "_SHORT_POST"),
-    "side": ("PARAGRAPH", "_LARGEST_SIDE", "_MOST_PARAGRAPHS", "_LEAST_PARAGRAPHS", "_LARGEST_NAMED_MAIN", "_ENOUGH"),
+    "side": ("PARAGRAPH", "_LARGEST_SIDE", "_MAX_PARAGRAPHS", "_LEAST_PARAGRAPHS", "_LARGEST_NAMED_MAIN", "_ENOUGH"),
 }
 FACTORS = (0.5, 0.75, 1.25, 1.5)
 

@@ -5,7 +5,7 @@ Legality is what the config and `Layout.fit` refuse; nothing is decided twice.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from pydantic import ValidationError
 
@@ -107,9 +107,15 @@ class IllegalLayoutError(Exception):
 
 def format_engine_name(engine: EngineConfig) -> str:
     """fsdp, ddp, zero-2, accelerate; with what is offloaded."""
-    if isinstance(engine, AccelerateEngineConfig):
-        return "accelerate"
-    name = engine.data_parallel if isinstance(engine, TorchEngineConfig) else f"zero-{engine.zero_stage}"
+    match engine:
+        case AccelerateEngineConfig():
+            return "accelerate"
+        case TorchEngineConfig():
+            name: str = engine.data_parallel
+        case DeepSpeedEngineConfig():
+            name = f"zero-{engine.zero_stage}"
+        case unreachable:
+            assert_never(unreachable)
     return name if engine.cpu_offload == "none" else f"{name}+offload"
 
 
@@ -166,9 +172,8 @@ def iter_candidates(
                 rest = world // tensor // context
                 for replicate in list_divisors(rest):
                     shard = rest // replicate
-                    if isinstance(engine, TorchEngineConfig) and (engine.data_parallel == "ddp") != (
-                        replicate == rest > 1
-                    ):
+                    # DDP's ranks are all copies; FSDP with copies only would be DDP.
+                    if isinstance(engine, TorchEngineConfig) and engine.shards_weights == (replicate == rest > 1):
                         continue
                     for expert in experts:
                         if (shard * context * tensor) % expert == 0:

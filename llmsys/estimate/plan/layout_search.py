@@ -177,7 +177,7 @@ def _iter_neighbour_candidates(
 def _switch_engine(engine: EngineConfig, best: LayoutCandidate) -> LayoutCandidate:
     """The same ranks under another engine: DDP has copies where the others have shards."""
     data = best.replicate * best.shard
-    if isinstance(engine, TorchEngineConfig) and engine.data_parallel == "ddp":
+    if isinstance(engine, TorchEngineConfig) and not engine.shards_weights:
         return replace(best, engine=engine, replicate=data, shard=1)
     if best.shard == 1:
         return replace(best, engine=engine, replicate=1, shard=data)

@@ -183,7 +183,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     ):
         index(tmp_path, config(path))
     path.write_text("{")
-    with pytest.raises(DataError, match=rf"{path}, line 1: not JSON .* Give a file with one JSON object a line\."):
+    with pytest.raises(DataError, match=rf"{path}, line 1: not JSON .* Give a file with one JSON object per line\."):
         index(tmp_path, config(path))
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
     with pytest.raises(DataError, match=r"evaluation file .*cut\.gz cannot be read: it is damaged"):

@@ -79,7 +79,7 @@ ODD = [
 
 def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of a few characters and of all texts; what was asked of spaCy before, and what was forgotten."""
-    monkeypatch.setattr(simplified_words, "_MOST_ASKED", 20)
+    monkeypatch.setattr(simplified_words, "_MAX_ASKED", 20)
     splitter = SimplifiedWordSplitter(spelling=True)
     for block in (8, 1 << 16):
         monkeypatch.setattr(simplified_words, "_BLOCK", block)

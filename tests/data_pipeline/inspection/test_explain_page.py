@@ -84,7 +84,7 @@ def test_dropped_documents_are_shown_with_value_and_threshold(
     assert {row["test"] for row in shown["documents"]} == {"language"}
     with pytest.raises(DataError, match=r"dropped no document with rule=nothing. It dropped by: rule="):
         find_dropped_documents(dataset.folder, {"rule": "nothing"}, 1)
-    with pytest.raises(DataError, match=r"names no drops\. Write stage=, rule= or test="):
+    with pytest.raises(DataError, match=r"cannot be parsed\. Write stage=, rule= or test="):
         parse_wanted("words")
 
 

@@ -208,7 +208,7 @@ def test_a_token_is_led_back_to_its_record(made: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("train", r"--token train names no token\. Write the split and a number"),
+        ("train", r"--token train cannot be parsed\. Write the split and a number"),
         ("train:99999999", r"split train has [\d,]+ tokens\. Use a smaller number"),
         ("test:1", r"has no split 'test'"),
     ],

@@ -153,7 +153,7 @@ def test_members_inside_one_another_cost_a_counted_number_of_bytes_and_are_named
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: object
 ) -> None:
     kind = make.__name__.split("_")[0]  # type: ignore[attr-defined]
-    monkeypatch.setattr(member_module, "_WASTE_ROOM", 1 << 16)
+    monkeypatch.setattr(member_module, "_EXTRA_WASTE", 1 << 16)
     good = b"".join(packed(kind, [page(0), page(1)]))
     path = tmp_path / f"a.warc.{kind}"
     path.write_bytes(good + make(150, 60) + good)  # type: ignore[operator]

@@ -98,12 +98,12 @@ class Failing:
         self.opened, self.failures = opened, failures
         self.size, self.version = opened.size, opened.version
 
-    def read_at(self, position: int, size: int) -> bytes:
+    def read_block(self, position: int, size: int) -> bytes:
         for place in self.failures:
             if position <= place < position + size and self.failures[place]:
                 self.failures[place] -= 1
                 raise ConnectionError("the connection was reset")
-        data: bytes = self.opened.read_at(position, size)
+        data: bytes = self.opened.read_block(position, size)
         return data
 
     def close(self) -> None:
@@ -161,12 +161,12 @@ def test_a_source_that_ends_early_is_an_error_and_not_the_end(
     place = source_module._RemoteFile
 
     class Short(Failing):
-        def read_at(self, position: int, size: int) -> bytes:
-            return super().read_at(position, size)[: 6 - position] if position < 6 else b""
+        def read_block(self, position: int, size: int) -> bytes:
+            return super().read_block(position, size)[: 6 - position] if position < 6 else b""
 
     monkeypatch.setattr(source_module, "_RemoteFile", lambda url: Short(place(url), {}))
     with open_input_stream("memory://x/a", 2) as source, pytest.raises(OSError, match="the file ends at byte 6 of 10"):
-        source.read_at(0, 10)
+        source.read_block(0, 10)
 
 
 def documents(rows: int) -> pa.Table:

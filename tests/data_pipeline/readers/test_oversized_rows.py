@@ -37,7 +37,7 @@ def test_a_page_beyond_the_limit_costs_its_row_group(
         for table in (SMALL, GIANT, SMALL):
             writer.write_table(table)
     assert read(path) == (list(range(110)), [])
-    monkeypatch.setattr(parquet_module, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(parquet_module, "MAX_PAGE_BYTES", 1_000_000)
     (page, _) = compute_largest_page(
         open_input_stream(str(path)), pq.ParquetFile(path).metadata.row_group(1).column(0), 128
     )
@@ -70,7 +70,7 @@ def test_a_record_batch_beyond_the_limit_is_not_decoded(
         message.size for message in read_stream_messages(open_input_stream(str(stream))) if message.is_batch
     ]
     assert 3_000_000 <= sizes[1] < 3_060_000
-    monkeypatch.setattr(arrow_module, "_MOST_BATCH", 1_000_000)
+    monkeypatch.setattr(arrow_module, "_MAX_BATCH", 1_000_000)
     reason = f"a record batch of {sizes[1]} bytes, more than 1000000: write smaller ones"
     assert read(file) == ([*range(40), *range(70, 110)], [(40, reason, 30)])
     reason = f"{sizes[1]} bytes at once, more than 1000000: the rest of the stream is not read"
@@ -83,11 +83,11 @@ def test_dictionaries_and_footers_beyond_the_limit_are_refused(tmp_path: Path, m
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table)
     assert read(path) == (list(range(30)), [])
-    monkeypatch.setattr(arrow_module, "_MOST_BATCH", 50_000)
+    monkeypatch.setattr(arrow_module, "_MAX_BATCH", 50_000)
     offsets, skips = read(path)
     assert (offsets, [(reason[:16], count) for _, reason, count in skips]) == ([], [("dictionaries of ", 30)])
     pq.write_table(SMALL, tmp_path / "a.parquet")
-    monkeypatch.setattr(parquet_module, "_MOST_FOOTER", 100)
+    monkeypatch.setattr(parquet_module, "_MAX_FOOTER", 100)
     assert read(tmp_path / "a.parquet")[1][0][1].startswith("a parquet file with a footer of ")
 
 

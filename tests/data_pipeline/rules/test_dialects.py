@@ -99,7 +99,7 @@ def test_readings_keep_the_thresholds_of_the_config() -> None:
     dolma = translate_rules(rules, "dolma")
     assert dolma == {"gopher_quality": GopherQualityConfig(dialect="dolma", min_words=7), "c4": C4DolmaConfig()}
     assert translate_rules((), "dclm")["c4"] == C4Config()
-    with pytest.raises(ConfigError, match=r"nemo is no dialect\. Use two or more of datatrove, paper, dolma, dclm"):
+    with pytest.raises(ConfigError, match=r"nemo is not a dialect\. Use two or more of datatrove, paper, dolma, dclm"):
         translate_rules((), "nemo")
 
 

@@ -95,7 +95,7 @@ def test_registered_domains_follow_the_public_suffix_list_without_a_network(monk
 
 
 def test_long_lists_hold_what_they_hold_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_lists, "_PORTION_BYTES", 1_000)
+    monkeypatch.setattr(entry_lists, "_BLOCK_BYTES", 1_000)
     path = tmp_path / "hosts.txt.gz"
     path.write_bytes(
         gzip.compress("\n".join(["# a comment", "", *(f" Host{n}.org \r" for n in range(9_000))]).encode())

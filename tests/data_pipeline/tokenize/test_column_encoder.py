@@ -189,10 +189,10 @@ def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_
 
 def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, texts = train(), trap_texts(100)
-    monkeypatch.setattr(column_encoder, "MEMO_BYTES", 5_000)
+    monkeypatch.setattr(column_encoder, "CACHE_BYTES", 5_000)
     encoder = build_column_encoder(tokenizer)
     assert ids_of(encoder, texts, 7) == tokenizer.encode_batch(texts)
-    assert len(encoder._words._memo) < 400  # type: ignore[attr-defined]
+    assert len(encoder._words._cache) < 400  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("slots", [1 << 4, 1 << 12])

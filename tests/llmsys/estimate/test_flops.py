@@ -51,7 +51,7 @@ def plain(
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], int]:
     """What PyTorch counts in a forward pass of our own module, with the plain paths of attention and experts."""
     for module in (multi_head_attention, latent_attention):
-        monkeypatch.setattr(module, "attend", plain)
+        monkeypatch.setattr(module, "compute_attention", plain)
 
     def count(config: ModelConfig) -> int:
         model = Transformer(config)

@@ -25,7 +25,7 @@ def run_of(changes: dict[str, Any]) -> RunConfig:
 def test_every_architecture_has_an_estimate_with_the_same_keys(changes: dict[str, Any]) -> None:
     config = run_of(changes)
     result = json.loads(json.dumps(estimate_run(config)))
-    assert result.keys() == {"parameters", "batch", "flops", "memory", "run", "unknown"}
+    assert result.keys() == {"parameters", "batch", "flops", "memory", "run", "precision", "unknown"}
     assert result["memory"]["state_bytes"]["total"] == 16 * result["parameters"]["total"]
     assert result["memory"]["activation_bytes_estimated"]["blocks"] > 0
     assert f"{result['parameters']['total']:,}" in format_estimate(result, list_tensor_counts(config))

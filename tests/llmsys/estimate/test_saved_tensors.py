@@ -86,10 +86,10 @@ def estimated(model: ModelConfig, dtype: torch.dtype, policy: Recompute, *, docu
             "train": {"precision": "bf16" if dtype == torch.bfloat16 else "fp32", "activation_checkpoint": policy},
         }
     )
-    extent = build_activation_shape(config, ParallelLayout(shard=1), ON_CPU)
-    if not documents and extent.table == "documents":
-        extent = replace(extent, table="none")
-    kinds = iter_block_groups(config, extent)
+    shape = build_activation_shape(config, ParallelLayout(shard=1), ON_CPU)
+    if not documents and shape.mask_table == "documents":
+        shape = replace(shape, mask_table="none")
+    kinds = iter_block_groups(config, shape)
     return sum(len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU) for kind in kinds)
 
 

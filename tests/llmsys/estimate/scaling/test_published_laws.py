@@ -44,7 +44,7 @@ def test_no_neighbour_on_the_line_of_equal_cost_is_better(law) -> None:
     best = law.find_optimum(BudgetRequest(1e22))
     granularity = (1.0,) if law is KRAJEWSKI else ()
     for factor in (0.9, 0.99, 1.01, 1.1):
-        assert law.loss(best.parameters * factor, best.tokens / factor, *granularity) > best.loss
+        assert law.predict_loss(best.parameters * factor, best.tokens / factor, *granularity) > best.loss
 
 
 def test_laws_of_compute_give_what_their_papers_say() -> None:

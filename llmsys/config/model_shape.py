@@ -1,0 +1,55 @@
+"""The widths that config kinds need to list their tensors: a protocol that ModelConfig satisfies.
+
+Kinds are fields of ModelConfig, so they cannot import it.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from llmsys.config.norm import NormConfig
+from llmsys.config.parameter_tensor import Component, Input, ParameterTensor
+
+
+class ModelShape(Protocol):
+    """Widths of a model; fields of ModelConfig under the same names."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of the residual stream."""
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence in positions."""
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The head uses the embedding matrix."""
+
+    @property
+    def norm(self) -> NormConfig:
+        """Kind of normalisation."""
+
+
+def iter_linear_parameters(
+    name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
+) -> Iterator[ParameterTensor]:
+    """Yield the weight (outputs, inputs) of a linear map, and its bias where it has one."""
+    yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
+    if bias:
+        yield ParameterTensor(f"{name}.bias", (outputs,), component)

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
     resolved = read_config(arguments.config, arguments.overrides)
-    from llmsys.estimate.run_cost import add_costs
     from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
 
@@ -42,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     device = None if question is None else question.device
     result = estimate_run(resolved.run, model_only=resolved.model_only, documents=arguments.documents, device=device)
     if question is not None:
+        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
+
         result = add_costs(result, resolved.run, question, model_only=resolved.model_only)
     ledger = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:

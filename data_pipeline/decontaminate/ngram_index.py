@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.decontaminate.evaluation_items import ItemNgrams, extract_item_ngrams, read_items
+from data_pipeline.decontaminate.list_evaluation_items import ItemNgrams, extract_item_ngrams, read_items
 from data_pipeline.executors.base import Report
 from data_pipeline.text.ragged_arrays import Integers, compute_positions
 from data_pipeline.text.word_hashes import HashedWords, Hashes, WordHasher, iter_ngram_hashes

@@ -88,7 +88,7 @@ class PlanTarget:
     device: DeviceProfile
 
     def explain_rejection(self, one: EstimatedCandidate) -> str | None:
-        """Why a choice does not fit, in memory of the device or of its machine; None where it fits."""
+        """Return the reason why a candidate does not fit; None where it fits."""
         return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
 
     def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
@@ -102,7 +102,7 @@ class PlanTarget:
 
 
 class IllegalLayoutError(Exception):
-    """Why a choice is refused, in the words of the config."""
+    """A candidate breaks a rule of the config; the message is the config's."""
 
 
 def format_engine_name(engine: EngineConfig) -> str:

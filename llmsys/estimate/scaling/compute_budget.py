@@ -1,4 +1,4 @@
-"""What a budget buys: operations, from hours, money or energy, with every assumption written down."""
+"""Convert a budget in hours, money or energy to FLOPs, with every assumption."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,15 @@ class ComputeBudget:
 
 
 def convert_budget_to_flops(config: ScalingLawConfig, device: Accelerator | None) -> ComputeBudget:
-    """FLOPs of the budget. `device` may be None for a budget in FLOPs."""
+    """Convert a budget to FLOPs.
+
+    Args:
+        config: `scale:` section with the budget in FLOPs, hours, money or energy.
+        device: accelerator with prices; None is enough for a budget in FLOPs.
+
+    Returns:
+        The FLOPs, with every assumption.
+    """
     amount, unit = config.parsed_budget
     if unit == "FLOPs":
         return ComputeBudget(amount, ())

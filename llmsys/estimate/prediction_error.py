@@ -109,7 +109,7 @@ class RunComparison:
         return None if found is None else PercentileInterval(**found)
 
     def compute_modelled_seconds(self, profile: DeviceProfile) -> float:
-        """What the model of time says of this run on `profile`, without a residual."""
+        """Return the modelled seconds of a step of this run on `profile`, without a residual."""
         time = estimate_step_time(self.config, self.config.resolve_layout(self.prediction["world_size"]), profile)
         return time.seconds.p50 / time.factor
 

@@ -162,7 +162,7 @@ class StepMemory:
 
     @property
     def _uses_reserved_memory(self) -> bool:
-        """Whether an allocator's view is asked for, which never gives back what it once held."""
+        """True for the allocator's view: it never returns memory that it once reserved."""
         return self.system.device == "cuda" and self.system.measured == "reserved"
 
     @cached_property

@@ -40,7 +40,7 @@ OFFLOADED: tuple[EngineConfig, ...] = (
 
 @dataclass(frozen=True)
 class LayoutCandidate:
-    """What a plan may choose. Axes as in Layout; `micro_sequences` are windows in one forward pass of one rank."""
+    """Choice of a plan. Axes as in Layout; `micro_sequences` are windows in one forward pass of one rank."""
 
     engine: EngineConfig
     replicate: int
@@ -82,7 +82,7 @@ class EstimatedCandidate:
 
 @dataclass(frozen=True)
 class PlanTarget:
-    """Where a run is to happen."""
+    """Device profile and cluster of a run."""
 
     cluster: ClusterCosts
     device: DeviceProfile

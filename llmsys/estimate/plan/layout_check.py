@@ -106,6 +106,9 @@ def find_layout_violations(
         named: layout that `parse_layout` returned.
         devices: devices in use; None: the product of the axes.
         with_batch: check that the batch divides over the layout.
+
+    Yields:
+        One sentence per violation.
     """
     if devices is not None and named.num_devices != devices:
         yield _format_device_mismatch(named, devices)
@@ -155,6 +158,9 @@ def iter_remarks(config: RunConfig, named: NamedLayout) -> Iterator[str]:
     Args:
         config: resolved config of a run.
         named: layout that `parse_layout` returned.
+
+    Yields:
+        One sentence per remark.
     """
     if named.pipeline > 1:
         yield f"pipeline={named.pipeline} is priced here; llmsys train has no pipeline and cannot launch it"

@@ -7,7 +7,7 @@ from llmsys.config.scaling import ScalingLawConfig
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What the conversion needs to know of a device: peak of useful FLOP/s in bf16, and watts under load."""
+    """A device for the conversion: peak of useful FLOP/s in bf16, and watts under load."""
 
     name: str
     flops_per_second: float

@@ -155,7 +155,7 @@ def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
 
 
 def _list_dense_equivalents(config: ScalingLawConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
-    """What experts add to the median model, for each kind of routing that Clark measured."""
+    """Return the gain of experts over the median model, for each kind of routing that Clark measured."""
     if config.experts == 1:
         return []
     size = median(best.parameters for best in optima)

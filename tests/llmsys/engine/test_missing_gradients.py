@@ -74,7 +74,7 @@ def build(kind: str, loss: Loss, optimizer: OptimizerConfig) -> Engine:
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
     offload: Any = "optimizer" if "offload" in kind else "none"
-    return DeepSpeedEngine(model, zero_stage=int(kind[4]), offload=offload, **common)
+    return DeepSpeedEngine(model, **common | {"zero_stage": int(kind[4]), "offload": offload})
 
 
 def engine_run(rank: int, kinds: tuple[str, ...], optimizer: OptimizerConfig) -> list[Any]:

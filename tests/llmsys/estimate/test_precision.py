@@ -48,7 +48,9 @@ def test_time_and_plan_resolve_for_their_device() -> None:
     for precision, profile in (("fp32", "v100"), ("bf16", "h100-sxm")):
         device = load_device_profile(profile)
         assert estimate_step_time(config, layout, device) == estimate_step_time(
-            config.with_precision(precision), layout, device
+            config.with_precision(precision),
+            layout,
+            device,  # type: ignore[arg-type]
         )
 
 

@@ -80,8 +80,8 @@ def all_experts_at_once(self: Any, x_MD: torch.Tensor, counts: torch.Tensor) -> 
 
 
 BUGS: dict[str, tuple[str, Any, str, Any]] = {
-    "sums in the order of a rank": (DENSE, bitwise_engine, "PendingSums", OneAfterAnother),
-    "norm by shards": (DENSE, bitwise_engine, "gradient_norm", norm_of_shards),
+    "sums in the order of a rank": (DENSE, bitwise_engine, "StreamingTreeSum", OneAfterAnother),
+    "norm by shards": (DENSE, bitwise_engine, "compute_gradient_norm", norm_of_shards),
     "dropout by rank": (DENSE, BitwiseEngine, "_seed_dropout", dropout_of_rank),
     "a fused optimizer": (ODD, BitwiseAdamW, "step", fused_step),
     "rows of all ranks in one product": (

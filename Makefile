@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. Both begin with `make install`, which does nothing when it is done.
 # PYTHON=… names the Python that .venv is made with, ENGINE=torch|deepspeed the engine that `make demo` trains with,
-# TEST=… a part of the tests: `make test TEST=tests/model`.
+# TEST=… a part of the tests: `make test TEST=tests/llmsys/model`.
 
 ENGINE ?= torch
 TEST ?= tests
@@ -32,7 +32,7 @@ install:  ## Create .venv with llmsys and its pinned dependencies
 demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make demo ENGINE=torch|deepspeed
 	@exec env LLMSYS_PARENT=$$PPID $(BIN)/python tools/demo.py --engine $(ENGINE)
 
-test: install  ## Run every test, or TEST=tests/model
+test: install  ## Run every test, or TEST=tests/llmsys/model
 	@$(BIN)/python tools/system_packages.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(TEST)
 

@@ -5,8 +5,8 @@ every dataset again after a rename or a corrected comment.
 
 Invariants:
     - The same version, configuration, inputs and package versions give the same bytes.
-    - `tests/data_pipeline/test_stage_code.py` fails when a source listed here changed in substance and nobody has
-      decided about the version.
+    - tests/data_pipeline/pipelines/test_stage_code.py fails when a source listed here changed in substance and nobody
+      has decided about the version.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
     resolved = read_config(arguments.config, arguments.overrides)
-    from llmsys.estimate.run_cost import add_costs
     from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
 
@@ -44,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     device = None if request is None else request.device
     result = estimate_run(resolved.run, model_only=resolved.is_model_only, documents=arguments.documents, device=device)
     if request is not None:
+        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
+
         result = add_costs(result, resolved.run, request, model_only=resolved.is_model_only)
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:

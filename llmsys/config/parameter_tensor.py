@@ -42,7 +42,7 @@ class ParameterTensor:
 
     @property
     def num_copies(self) -> int:
-        """How many blocks have this tensor; 1 outside blocks."""
+        """Blocks that have this tensor; 1 outside blocks."""
         return len(self.layers) or 1
 
     @property
@@ -62,7 +62,7 @@ class ParameterTensor:
 
     @property
     def is_routed(self) -> bool:
-        """Whether this belongs to routed experts, of which a token visits a few."""
+        """True for routed experts, of which a token visits a few."""
         return ".experts." in self.name
 
     def iter_names(self) -> Iterator[str]:

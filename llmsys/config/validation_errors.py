@@ -88,7 +88,8 @@ def _iter_messages(detail: ErrorDetails, place: _KeyLocation, root: SectionType)
     elif kind == "extra_forbidden":
         yield keys, _format_renamed_key(keys, root, value) or _format_unknown_key(keys, owners, root)
     elif kind == "missing":
-        yield keys, f"is missing. {_get_field_description(keys, owners)}".strip()
+        if not _has_old_name(keys, value):
+            yield keys, f"is missing. {_get_field_description(keys, owners)}".strip()
     elif kind == "union_tag_not_found":
         yield (*keys, "kind"), f"is missing. Use {format_choices([get_kind(member) for member in members])}."
     elif kind == "union_tag_invalid":
@@ -120,6 +121,11 @@ def _format_renamed_key(keys: Keys, root: SectionType, value: object) -> str | N
         return None
     now = find_new_value(new, value)
     return f"is now called {new.removeprefix('scale.')}{f', and {value} is now {now}' if now else ''}."
+
+
+def _has_old_name(keys: Keys, values: object) -> bool:
+    """Return whether the mapping that misses `keys` has it under an old name, which is in the list already."""
+    return isinstance(values, dict) and any(find_new_key((*keys[:-1], str(key))) == ".".join(keys) for key in values)
 
 
 def _format_illegal_value(keys: Keys, value: object, legal: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Batch: what one process handles in one forward pass: token ids, targets, document numbers, and a source if any."""
+"""The batch of one forward pass: token ids, targets, document numbers, and a source in an encoder-decoder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,19 +13,27 @@ from llmsys.data.packed_windows import WindowBatch
 # B sequences, T positions, S source positions
 
 IGNORED = -100
-"""The target that counts for nothing, as in torch's cross entropy."""
+"""Target without a loss, as in torch's cross entropy."""
 
 PADDING = -1
-"""The document number of positions that hold nothing; no token of a document sees them."""
+"""Document number of padding; no token of a document attends to it."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences of T tokens and what is to be learnt from them; IGNORED where that is nothing.
+    """B sequences of T tokens and their targets.
 
-    The targets are the tokens one place further; of a masked text the chosen tokens; of a classifier the labels (B, 1).
-    In an encoder-decoder, tokens and targets are those of the translation, and the source is what is translated.
-    `real_BT` is False at padding, for batches whose padding needs no document number; None: documents_BT tells.
+    Targets are the next tokens; of a masked text the chosen tokens; of a classifier the labels, (B, 1). In an
+    encoder-decoder, tokens and targets are those of the translation.
+
+    Attributes:
+        tokens_BT: Token ids.
+        targets_BT: Targets; IGNORED where a position has no loss.
+        documents_BT: Document number of each token, PADDING where there is none; None: one document per row.
+        source_BS: Token ids of the source.
+        source_documents_BS: Document numbers of the source.
+        token_types_BT: Segment of each token.
+        real_BT: False at padding, for batches whose padding has no document number. None: `documents_BT` marks it.
     """
 
     tokens_BT: Tensor
@@ -38,12 +46,12 @@ class Batch:
 
     @property
     def num_valid_targets(self) -> int:
-        """How many targets count."""
+        """Number of targets with a loss."""
         return int((self.targets_BT != IGNORED).sum())
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that are not padding; of an encoder-decoder those of the target."""
+        """Number of tokens that are not padding; in an encoder-decoder those of the target."""
         real_BT = self.real_BT
         if real_BT is None and self.documents_BT is not None:
             real_BT = self.documents_BT >= 0
@@ -51,22 +59,22 @@ class Batch:
 
     @property
     def num_source_tokens(self) -> int:
-        """The tokens of the source that are not padding; 0 without a source."""
+        """Number of source tokens that are not padding; 0 without a source."""
         if self.source_documents_BS is not None:
             return int((self.source_documents_BS >= 0).sum())
         return 0 if self.source_BS is None else self.source_BS.numel()
 
     def to_model_inputs(self) -> dict[str, Tensor]:
-        """What the model's forward takes, by name."""
+        """Return the arguments of the model's forward, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
 
     def pin_memory(self) -> Self:
-        """The same batch in pinned memory; needs an accelerator."""
+        """Return the batch in pinned memory; requires an accelerator."""
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on `device`."""
+        """Return the batch on `device`."""
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -75,7 +83,7 @@ class Batch:
 
 
 def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
-    """Windows of T + 1 tokens as a batch; with `separate_documents` a token must not see a document but its own."""
-    # Copied by numpy: torch would start threads, beside those that train.
-    parts = [rows.tokens[:, :-1], rows.tokens[:, 1:]] + ([rows.documents[:, :-1]] if separate_documents else [])
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
+    """Build a batch from windows of T + 1 tokens; with `separate_documents` a token sees its own document only."""
+    # Copied by numpy: torch would start threads that compete with training.
+    arrays = [rows.tokens[:, :-1], rows.tokens[:, 1:]] + ([rows.documents[:, :-1]] if separate_documents else [])
+    return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))

@@ -1,7 +1,8 @@
-"""What a step trained on as one number, the same whoever held which row: for the record, and for replaying it.
+"""A 64-bit digest of the rows that a step trained on, for the log and for replay.
 
-Each row of tokens and targets gives a 64-bit hash; those of a step are added modulo 2^64. Ranks then add up their sums,
-so neither order nor number of ranks, nor the size of micro-batches, changes it.
+Invariants:
+- The digest is a sum modulo 2^64 over rows. It does not depend on the order of rows, the number of ranks or the size of
+  micro-batches; ranks add up their sums.
 """
 
 from collections.abc import Sequence
@@ -15,15 +16,23 @@ from llmsys.data.shuffle import hash_splitmix64
 
 # B rows, T positions
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the increment of splitmix64
 
 
 def compute_batch_digest(batches: Sequence[Batch]) -> int:
-    """The sum over all rows, as a signed 64-bit integer, so that it fits a tensor. Rows without a target count 0."""
+    """Compute the digest of the rows of some micro-batches.
+
+    Args:
+        batches: Micro-batches of one step on this rank.
+
+    Returns:
+        The sum over rows as a signed 64-bit integer, which fits a tensor. Rows without a target count 0.
+    """
     total = 0
     with np.errstate(over="ignore"):
         for batch in batches:
             learns_B = (batch.targets_BT >= 0).view(len(batch.targets_BT), -1).any(1).numpy(force=True)
+            # Hashed again per role: swapped tokens and targets must not give the same sum.
             rows_B = _hash_rows(batch.tokens_BT) + hash_splitmix64(_hash_rows(batch.targets_BT))
             if batch.source_BS is not None:
                 rows_B = rows_B + hash_splitmix64(hash_splitmix64(_hash_rows(batch.source_BS)))
@@ -32,13 +41,20 @@ def compute_batch_digest(batches: Sequence[Batch]) -> int:
 
 
 def format_digest(digest: int) -> str:
-    """16 hex digits."""
+    """Format a digest as 16 hexadecimal digits.
+
+    Args:
+        digest: From `compute_batch_digest`, summed over ranks modulo 2^64.
+
+    Returns:
+        The digits, lower case.
+    """
     return f"{digest & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 def _hash_rows(ids_BT: torch.Tensor) -> NDArray[np.uint64]:
-    """A hash of each row: every id mixed with its place, added up."""
+    """Return a hash of each row: the sum of its ids, each mixed with its position."""
     ids = ids_BT.view(len(ids_BT), -1).numpy(force=True).astype(np.int64).view(np.uint64)
-    places = hash_splitmix64((np.arange(ids.shape[1], dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
-    rows: NDArray[np.uint64] = hash_splitmix64(hash_splitmix64(ids + _GOLDEN) ^ places).sum(axis=1, dtype=np.uint64)
+    positions = hash_splitmix64((np.arange(ids.shape[1], dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
+    rows: NDArray[np.uint64] = hash_splitmix64(hash_splitmix64(ids + _GOLDEN) ^ positions).sum(axis=1, dtype=np.uint64)
     return rows

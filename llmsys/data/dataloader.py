@@ -1,8 +1,7 @@
-"""The loader: each step's micro-batches for one data rank, read ahead in a thread.
+"""The data loader: the micro-batches of each step for one data rank, read ahead in a thread.
 
-Reads `StepBatches`, gives lists of batches in the order of the steps. A thread, not a process: memory-mapped reads
-release the interpreter, and handing tensors between processes costs more than making them (measured in the loader
-benchmark).
+Reads `StepBatches`. A thread, not a process: memory-mapped reads release the GIL, and passing tensors between processes
+costs more than building them (tools/bench/loader.py).
 """
 
 import queue
@@ -16,21 +15,25 @@ from llmsys.data.step_batches import StepBatches
 
 
 class StepLoader:
-    """(step, micro-batches) in order, `ahead` steps read in advance; `wait_seconds` is the wait for the last one."""
+    """Iterator over (step, micro-batches) in order, with `ahead` steps read in advance.
+
+    Attributes:
+        wait_seconds: Time that the consumer waited for the latest step (data stall).
+    """
 
     def __init__(self, source: StepBatches, ahead: int = 2, *, pinned: bool = False) -> None:
-        """With `pinned` the batches lie in pinned memory, from which an accelerator copies while it computes."""
+        """Read from `source`; `pinned` batches are in pinned memory, which an accelerator copies while it computes."""
         self.source = source
         self.ahead = ahead
         self.pinned = pinned
         self.wait_seconds = 0.0
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """Numbers about a whole step, for the log."""
+        """Return metrics of a step over all ranks, for the log."""
         return self.source.get_step_metrics(step)
 
     def iter_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
-        """Steps `start` to `stop - 1` in order. An error of the reading thread is raised here, at its step."""
+        """Yield steps `start` to `stop - 1` in order. An error of the reading thread is raised here, at its step."""
         ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=self.ahead)
         closed = threading.Event()
         thread = threading.Thread(target=self._read_ahead, args=(ready, closed, start, stop), daemon=True)
@@ -58,6 +61,7 @@ class StepLoader:
                 item = error
             while not closed.is_set():
                 try:
+                    # A timeout, so that a consumer that stopped early does not leave this thread blocked.
                     ready.put(item, timeout=0.2)
                     break
                 except queue.Full:

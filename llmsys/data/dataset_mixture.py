@@ -1,8 +1,10 @@
-"""Several datasets as one run of windows: which source sequence n comes from, exactly and without counting from 0.
+"""Mixtures: the source of every sequence of a run that reads several datasets.
 
-Reads the whole parts of each stage (see `llmsys.config.mixture`), gives the source of every sequence and its number
-within that source. Promises that after n sequences of a stage each source has had n · weight of them, rounded up or
-down, and nothing but (fingerprints, seed, n) decides what sequence n is.
+Reads the integer weights of each stage (see `llmsys.config.mixture`).
+
+Invariants:
+- After n sequences of a stage, each source has had n · weight of them, rounded up or down.
+- The content of sequence n is a function of (fingerprints, seed, n) alone, computed without iterating from 0.
 """
 
 from collections.abc import Sequence
@@ -16,20 +18,20 @@ from llmsys.data.packed_windows import PackedDocuments, WindowBatch
 from llmsys.errors import ConfigError
 from llmsys.manifest import combine_fingerprints
 
-# N sequences, K sources, P places of a period
+# N sequences, K sources, P positions of a period
 
 Stages = Sequence[tuple[int, tuple[int, ...]]]
-"""(first sequence, whole parts of each source) of every stage, the first from 0."""
+"""(first sequence, integer weight of each source) of every stage; the first stage begins at 0."""
 
 
 @lru_cache(maxsize=64)
 def build_period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
-    """The source at each place of a period in which source k stands parts[k] times, (P,).
+    """Return the source at each position of a period in which source k appears parts[k] times, (P,).
 
-    Before place n source k stands floor(n · w) or ceil(n · w) times, w being its share. Its m-th place is therefore one
-    from which n · w > m - 1, and no later than n · w >= m; of those that may stand here the one whose time runs out
-    first is taken, which is known to succeed for jobs of one slot on one machine (Tijdeman 1980, "The chairman
-    assignment problem"; Baruah 1996).
+    Before position n source k has appeared floor(n · w) or ceil(n · w) times, with w its share. So its m-th position is
+    one with n · w > m - 1, and no later than n · w >= m. Among the sources that may appear, take the one with the
+    earliest deadline, which is optimal for unit jobs on one machine (Tijdeman 1980, "The chairman assignment problem";
+    Baruah 1996).
     """
     period, counts = sum(parts), [0] * len(parts)
     order = np.empty(period, np.int64)
@@ -45,13 +47,13 @@ def build_period_order(parts: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 class MixtureOrder:
-    """The source of every sequence of a run, over stages with weights of their own."""
+    """The source of every sequence of a run, over stages with their own weights."""
 
     def __init__(self, stages: Stages) -> None:
         self.starts = np.array([first for first, _ in stages])
         self.parts = [np.array(parts) for _, parts in stages]
         self._orders = [build_period_order(tuple(parts)) for _, parts in stages]
-        # Which of its source's places in the period each place is.
+        # The index of each position among its source's positions of the period.
         self._ranks = [_rank_among_equals(order) for order in self._orders]
         self._bases = [np.zeros(len(self.parts[0]), np.int64)]
         for stage in range(len(stages) - 1):
@@ -60,29 +62,29 @@ class MixtureOrder:
             )
 
     def locate_sequences(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(source, number of the sequence within it) of each sequence, (N,) both."""
+        """Return the source of each sequence and its number within that source, both (N,)."""
         stages = np.searchsorted(self.starts, numbers, side="right") - 1
         sources, local = np.empty_like(numbers), np.empty_like(numbers)
         for stage in np.unique(stages).tolist():
             here = stages == stage
             rounds, places = np.divmod(numbers[here] - self.starts[stage], len(self._orders[stage]))
-            sources[here] = found = self._orders[stage][places]
-            local[here] = self._bases[stage][found] + rounds * self.parts[stage][found] + self._ranks[stage][places]
+            sources[here] = source = self._orders[stage][places]
+            local[here] = self._bases[stage][source] + rounds * self.parts[stage][source] + self._ranks[stage][places]
         return sources, local
 
     def get_global_numbers(self, source: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sequences that are number `local` of a source: the inverse of `locate_sequences`, (N,)."""
+        """Return the sequences that are number `local` of a source, (N,): the inverse of `locate_sequences`."""
         bases = np.array([base[source] for base in self._bases])
         stages = np.searchsorted(bases, local, side="right") - 1
-        found = np.empty_like(local)
+        numbers = np.empty_like(local)
         for stage in np.unique(stages).tolist():
             here, places = stages == stage, np.flatnonzero(self._orders[stage] == source)
             rounds, ranks = np.divmod(local[here] - bases[stage], len(places))
-            found[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
-        return found
+            numbers[here] = self.starts[stage] + rounds * len(self._orders[stage]) + places[ranks]
+        return numbers
 
     def count_by_source(self, count: int) -> NDArray[np.int64]:
-        """How many of the first `count` sequences come from each source, (K,)."""
+        """Count the sequences of each source among the first `count`, (K,)."""
         stage = int(np.searchsorted(self.starts, count, side="right")) - 1
         return self._bases[stage] + self._count_within_stage(stage, count - int(self.starts[stage]))
 
@@ -101,55 +103,55 @@ def _rank_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class MixtureWindows:
-    """Windows of several datasets in the order of a `MixtureOrder`; each source has epochs of its own."""
+    """Windows of several datasets in the order of a `MixtureOrder`; each source has its own epochs."""
 
     def __init__(self, sources: Sequence[PackedDocuments], names: Sequence[str], stages: Stages) -> None:
         self.sources, self.names, self.order = list(sources), list(names), MixtureOrder(stages)
         self.length = sources[0].length
         prints = [source.fingerprint for source in sources]
-        for number, (name, one) in enumerate(zip(names, prints, strict=True)):
-            if one in prints[:number]:
+        for number, (name, fingerprint) in enumerate(zip(names, prints, strict=True)):
+            if fingerprint in prints[:number]:
                 raise ConfigError(
-                    f"{name} and {names[prints.index(one)]} hold the same tokens (fingerprint {one}), and both would "
-                    f"be read in the same order. Keep one of them and add up the weights."
+                    f"{name} and {names[prints.index(fingerprint)]} hold the same tokens (fingerprint {fingerprint}), "
+                    f"and both would be read in the same order. Keep one of them and add up the weights."
                 )
 
     @property
     def fingerprint(self) -> str:
-        """See Windows: of all sources in their order."""
+        """Combined fingerprint of all sources, in their order."""
         return combine_fingerprints([source.fingerprint for source in self.sources])
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
-        """See Windows."""
+        """Implement `WindowDataset.get_rows`."""
         numbers = np.asarray(numbers, np.int64)
-        found = WindowBatch(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
+        rows = WindowBatch(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
         sources, local = self.order.locate_sequences(numbers)
         for source in np.unique(sources).tolist():
             here = sources == source
-            found.tokens[here], found.documents[here] = self.sources[source].get_rows(local[here])
-        return found
+            rows.tokens[here], rows.documents[here] = self.sources[source].get_rows(local[here])
+        return rows
 
     def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Windows."""
+        """Implement `WindowDataset.compute_attention_cost`."""
         sources, local = self.order.locate_sequences(np.asarray(numbers, np.int64))
-        work = np.empty(len(sources), np.int64)
+        costs = np.empty(len(sources), np.int64)
         for source in np.unique(sources).tolist():
             here = sources == source
-            work[here] = self.sources[source].compute_attention_cost(local[here])
-        return work
+            costs[here] = self.sources[source].compute_attention_cost(local[here])
+        return costs
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
-        """See Windows."""
+        """Implement `WindowDataset.list_documents`."""
         sources, local = self.order.locate_sequences(np.array([number]))
         source = int(sources[0])
         return [(source, document) for _, document in self.sources[source].list_documents(int(local[0]))]
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """See Windows: by source, since each has an epoch of its own."""
+        """Return the packing statistics of each source, as each has its own epoch."""
         return {"sources": {name: one.get_packing_stats() for name, one in zip(self.names, self.sources, strict=True)}}
 
     def get_progress(self, count: int) -> dict[str, Any]:
-        """See Windows: the epochs of each source."""
+        """Return the epochs of each source."""
         counts = self.order.count_by_source(count)
         named = zip(self.names, counts.tolist(), self.sources, strict=True)
         return {"epochs": {name: round(seen / source.windows_per_epoch, 4) for name, seen, source in named}}

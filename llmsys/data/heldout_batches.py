@@ -1,11 +1,9 @@
-"""Held-back documents in a fixed order, cut into windows, for evaluation.
+"""Batches of the held-out split for evaluation: windows of documents, masked windows, and pairs.
 
-Reads the held-back split, gives batches in which every token of every document is a target exactly once, and promises
-the same windows whatever the number of ranks. A document is opened by the end-of-sequence token, as in training.
-
-Held-back windows with some tokens hidden, the same ones in every evaluation.
-
-Held-back pairs in a fixed order for evaluation: those of similar length side by side, to pad little.
+Invariants:
+- Every token of every held-out document is a target exactly once; a document begins with the end-of-sequence token, as
+  in training.
+- The batches do not depend on the number of ranks, and are the same in every evaluation.
 """
 
 import numpy as np
@@ -18,9 +16,9 @@ from llmsys.token_shards import TokenShards
 
 
 class HeldoutWindows:
-    """Windows over the held-back documents laid end to end in the order of the shards.
+    """Windows over the held-out documents, concatenated in the order of the shards.
 
-    `max_tokens` (0 means all) cuts after whole documents, so that tokens and text bytes stay comparable.
+    `max_tokens` (0: all) cuts at a document boundary, so that tokens and text bytes stay comparable.
     """
 
     def __init__(
@@ -48,11 +46,11 @@ class HeldoutWindows:
 
     @property
     def num_rows(self) -> int:
-        """Rows that batches can have: the windows."""
+        """Number of windows."""
         return self.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Windows `first` to `first + count - 1`; windows beyond the last are there but nothing in them counts."""
+        """Return windows `first` to `first + count - 1`; rows after the last window have no targets."""
         tokens_BT = torch.zeros(count, self.length, dtype=torch.int64)
         targets_BT = torch.full((count, self.length), IGNORED, dtype=torch.int64)
         documents_BT = torch.zeros(count, self.length, dtype=torch.int64)
@@ -68,19 +66,22 @@ class HeldoutWindows:
 
 
 class MaskedHeldoutWindows:
-    """The windows of `HeldoutWindows` as a masked language model is asked about them."""
+    """The windows of `HeldoutWindows`, masked for a masked language model."""
 
     def __init__(self, windows: HeldoutWindows, masking: TokenMasker) -> None:
         self.windows, self.masking = windows, masking
         self.num_rows = windows.windows
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Windows `first` to `first + count - 1`; in those beyond the last nothing counts."""
+        """Return windows `first` to `first + count - 1`; rows after the last window have no targets."""
         return self.masking.mask_batch(self.windows.get_batch(first, count), range(first, first + count))
 
 
 class HeldoutPairs:
-    """Rows of the held-back pairs. `max_tokens` (0 means all) keeps the first pairs with at most so many targets."""
+    """Rows of the held-out pairs, sorted by length to reduce padding.
+
+    `max_tokens` (0: all) keeps the first pairs with at most that many target tokens.
+    """
 
     def __init__(self, pairs: SequencePairs, make: MakeBatch, *, max_tokens: int = 0) -> None:
         self.pairs, self.make = pairs, make
@@ -92,5 +93,5 @@ class HeldoutPairs:
         self.num_rows = count
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Rows `first` to `first + count - 1` as far as they exist; nothing counts in a batch of none."""
+        """Return the existing rows among `first` to `first + count - 1`; without any, a batch without targets."""
         return self.make(self.pairs, self.order[first : first + count])

@@ -1,8 +1,9 @@
-"""Sequences of similar length together, and still shuffled: which of them a step sees, as a pure function.
+"""Length buckets: sequences of similar length grouped, and still shuffled (Vaswani 2017, 5.1).
 
-Reads the lengths of all sequences, gives the groups of each step. Promises that the groups of step n are a function of
-(lengths, fingerprint, seed, n) alone, that an epoch has every sequence exactly once, and that all groups have about
-equally many tokens. (Vaswani 2017, 5.1: sentences batched together by approximate length.)
+Invariants:
+- The buckets of step n are a function of (lengths, fingerprint, seed, n) alone.
+- An epoch has every sequence exactly once.
+- All buckets have about equally many tokens.
 """
 
 from dataclasses import dataclass
@@ -15,24 +16,22 @@ from numpy.typing import NDArray
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.errors import ConfigError
 
-# N sequences of an epoch, G groups of an epoch
+# N sequences of an epoch
 
 POOL_GROUPS = 128
-"""Groups that are cut from one random pool, about; there are two pools at least, or the same pairs would always meet.
-
-Larger pools pad less, smaller ones mix more."""
+"""Approximate number of buckets cut from one random pool. Larger pools pad less, smaller ones mix more."""
 
 
 @dataclass(frozen=True)
 class LengthBuckets:
-    """The groups of every step of a run.
+    """The buckets of every step of a run.
 
     Attributes:
-        lengths_N: tokens of each sequence that a step is counted in: of the target, where there is one.
-        other_N: tokens of each sequence on the other side, to sort by as well; zeros where there is none.
-        tokens_per_step: about; the steps of an epoch share its tokens out.
-        groups_per_step: groups of similar length in one step.
-        key: names the data and the seed.
+        lengths_N: Tokens of each sequence that a step is counted in: of the target, where there is one.
+        other_N: Tokens of each sequence on the other side, the second sort key; zeros without one.
+        tokens_per_step: Approximate; the steps of an epoch share its tokens evenly.
+        buckets_per_step: Buckets of similar length in one step.
+        key: Names the data and the seed.
     """
 
     lengths_N: NDArray[np.int64]
@@ -42,7 +41,7 @@ class LengthBuckets:
     key: tuple[str | int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse groups that a single sequence does not fit into, saying what would do."""
+        """Raise ConfigError for buckets that the longest sequence does not fit, with a value that would do."""
         longest, share = int(self.lengths_N.max()), int(self.lengths_N.sum()) / self.buckets_per_epoch
         if longest > share:
             raise ConfigError(
@@ -59,30 +58,32 @@ class LengthBuckets:
 
     @property
     def buckets_per_epoch(self) -> int:
-        """Groups of one epoch."""
+        """Buckets of one epoch."""
         return self.steps_per_epoch * self.buckets_per_step
 
     def get_step_buckets(self, step: int) -> list[NDArray[np.int64]]:
-        """The sequences of each group of step `get_step_buckets`, counted from zero over all epochs."""
+        """Return the sequences of each bucket of a step, counted from 0 over all epochs."""
         epoch, place = divmod(step, self.steps_per_epoch)
         sequences, starts, shuffled = self._epoch(epoch)  # type: ignore[attr-defined]
         chosen = shuffled[place * self.buckets_per_step : (place + 1) * self.buckets_per_step].tolist()
         return [sequences[starts[group] : starts[group + 1]] for group in chosen]
 
     def _order_buckets(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """(sequences in groups, where each group starts, the groups in shuffled order) of one epoch.
+        """Return (sequences by bucket, start of each bucket, shuffled buckets) of one epoch.
 
-        The shuffled sequences are cut into pools, each pool is sorted by length, and all is cut into groups of equal
-        tokens. Sorting turns round at each border, so that neighbours there are of similar length as well.
+        The shuffled sequences are cut into pools, each pool is sorted by length, and all is cut into buckets of equal
+        tokens.
         """
         total = int(self.lengths_N.sum())
         order = build_permutation(len(self.lengths_N), derive_order_key("sequences", *self.key, epoch))
         lengths_N, other_N = self.lengths_N[order], self.other_N[order]
+        # Two pools at least: with one, the same sequences would share a bucket in every epoch.
         pools = min(self.buckets_per_epoch, max(2, round(self.buckets_per_epoch / POOL_GROUPS)))
         pool_N = (np.cumsum(lengths_N) - lengths_N) * pools // total
-        turned_N = np.where(pool_N % 2, -lengths_N, lengths_N)
+        # The direction of sorting alternates, so that neighbours across a border are of similar length too.
+        outer_N = np.where(pool_N % 2, -lengths_N, lengths_N)
         inner_N = np.where(lengths_N % 2, -other_N, other_N)
-        order = order[np.lexsort((inner_N, turned_N, pool_N))]
+        order = order[np.lexsort((inner_N, outer_N, pool_N))]
         ends: NDArray[np.int64] = np.cumsum(self.lengths_N[order])
         group_N = (ends - self.lengths_N[order]) * self.buckets_per_epoch // total
         starts = np.searchsorted(group_N, np.arange(self.buckets_per_epoch + 1))
@@ -90,7 +91,15 @@ class LengthBuckets:
 
 
 def compute_padding_stats(groups: list[NDArray[np.int64]], *sides: NDArray[np.int64]) -> dict[str, Any]:
-    """Tokens of each side in these groups, positions that padding to each group's longest takes, and their share."""
+    """Count the tokens of each side in these buckets, the padding to each bucket's longest, and its share.
+
+    Args:
+        groups: Sequence numbers of each bucket.
+        sides: Lengths of all sequences, one array per side (source, target).
+
+    Returns:
+        `tokens` per side, `padding` in positions, `padding_share`.
+    """
     real = [sum(int(side[group].sum()) for group in groups) for side in sides]
     padded = sum(len(group) * int(side[group].max()) for side in sides for group in groups if len(group))
     return {"tokens": real, "padding": padded - sum(real), "padding_share": 1 - sum(real) / max(padded, 1)}

@@ -1,8 +1,11 @@
-"""Masked language modelling: which tokens of a window are to be predicted, and what the model sees in their places.
+"""Masked language modelling: the choice of masked tokens, and their replacements.
 
 BERT (Devlin 2018, arXiv:1810.04805, 3.1 and A.1): of the chosen 15 %, 80 % become the mask token, 10 % a random one,
-and 10 % stay. A pure function of (data, seed, number of the window over all epochs), so each epoch masks anew, and a
-resumed run masks what the uninterrupted one would have.
+and 10 % stay.
+
+Invariants:
+- Masks are a function of (data, seed, number of the window over all epochs): each epoch masks anew, and a resumed run
+  masks as the uninterrupted one.
 """
 
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ from llmsys.data.shuffle import derive_order_key, hash_splitmix64
 
 @dataclass(frozen=True)
 class TokenMasker:
-    """How windows are masked. Closing tokens of documents (`protected_token`) are never chosen."""
+    """The masking of windows. `protected_token`, which closes documents, is never chosen."""
 
     config: MaskedLmConfig
     mask_token: int
@@ -30,9 +33,9 @@ class TokenMasker:
     key: tuple[str | int, ...]
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
-        """The windows of `batch`, whose numbers are given, with some tokens hidden and those as targets.
+        """Return the batch with some tokens hidden and those as targets.
 
-        Where the batch has no target, there is nothing but padding, and nothing is chosen.
+        `numbers` are the numbers of its windows. Positions without a target are padding and are not chosen.
         """
         tokens_BT, valid_BT = batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy()
         hidden_BT, targets_BT = tokens_BT.copy(), np.full_like(tokens_BT, IGNORED)
@@ -46,11 +49,11 @@ class TokenMasker:
     def choose_masked_positions(
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The chosen positions of window `number`, and the tokens that the model sees there."""
+        """Return the chosen positions of window `number`, and the tokens that the model sees there."""
         random_3T = _draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
-        may = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
-        count = round(len(may) * self.config.mlm_probability)
-        chosen = np.sort(may[np.argsort(random_3T[0, may], kind="stable")[:count]])
+        eligible = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
+        count = round(len(eligible) * self.config.mlm_probability)
+        chosen = np.sort(eligible[np.argsort(random_3T[0, eligible], kind="stable")[:count]])
         share = random_3T[1, chosen] / 2.0**64
         any_token = (random_3T[2, chosen] % np.uint64(self.vocab_size)).astype(np.int64)
         masked = share < self.config.mask_replace_prob
@@ -60,7 +63,7 @@ class TokenMasker:
 
 
 def _draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
-    """Numbers that look random: a bijective hash of the place, started by the key."""
-    places = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
+    """Return pseudo-random 64-bit numbers, (rows, columns): a bijective hash of the index, seeded by the key."""
+    indices = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
     with np.errstate(over="ignore"):
-        return hash_splitmix64(places * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))
+        return hash_splitmix64(indices * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))

@@ -1,8 +1,10 @@
-"""Questions that a language model answers by likelihood: read from lines of JSON, and laid out as rows for a model.
+"""Questions that a language model answers by likelihood: read from JSON lines, and laid out as rows.
 
-Multiple choice has a context and choices behind it; a minimal pair is two choices behind nothing. A row is one choice
-behind its context; rows of similar length are neighbours, so that little is padding. Which rows share a batch depends
-on the questions alone, never on who asks.
+Multiple choice has a context followed by choices; a minimal pair is two choices without context. A row is one choice
+after its context. Rows are sorted by length to reduce padding.
+
+Invariants:
+- The rows of a batch depend on the questions alone, never on the number of ranks.
 """
 
 import gzip
@@ -10,11 +12,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
-from llmsys.config.evaluation import SUFFIXES, SetConfig
+from llmsys.config.evaluation import SUFFIXES, MinimalPairsConfig, MultipleChoiceConfig, SetConfig
 from llmsys.data.batch import IGNORED, PADDING, Batch
 from llmsys.errors import DataError
 from llmsys.tokenizer import Tokenizer
@@ -22,9 +24,14 @@ from llmsys.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class MultipleChoiceQuestion:
-    """Texts of which the one numbered `answer` should be likeliest behind `context`; `location` is its file and line.
+    """Choices of which number `answer` should be the likeliest continuation of `context`.
 
-    `separator` stands between context and choice, and is no part of a choice's length.
+    Attributes:
+        location: File and line.
+        context: Text before every choice.
+        separator: Text between context and choice, not counted in a choice's length.
+        choices: The texts.
+        answer: Index of the right choice.
     """
 
     location: str
@@ -36,7 +43,7 @@ class MultipleChoiceQuestion:
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """One choice: the tokens of a whole text, of which those from `first` on are the choice's."""
+    """One choice of a question: the tokens of the full text, of which those from `first` on are the choice's."""
 
     question: int
     choice: int
@@ -45,22 +52,32 @@ class ChoiceRow:
 
 
 def read_questions(asked: SetConfig) -> list[MultipleChoiceQuestion]:
-    """The questions of a set. DataError names the file and the line of whatever is wrong."""
-    found: list[MultipleChoiceQuestion] = []
+    """Read the questions of an evaluation task.
+
+    Args:
+        asked: The task's config.
+
+    Returns:
+        The questions in file order, at most `max_questions`.
+
+    Raises:
+        DataError: A file or line is not as documented; the message names it.
+    """
+    questions: list[MultipleChoiceQuestion] = []
     for file in _list_question_files(asked.path):
         for number, line in enumerate(_read_lines(file), start=1):
             if line.strip():
-                found.append(_parse_question(asked, _parse_object(line, f"{file}:{number}"), f"{file}:{number}"))
-            if len(found) == asked.max_questions > 0:
-                return found
-    if not found:
+                questions.append(_parse_question(asked, _parse_object(line, f"{file}:{number}"), f"{file}:{number}"))
+            if len(questions) == asked.max_questions > 0:
+                return questions
+    if not questions:
         raise DataError(f"evaluation set {asked.title}: {asked.path} holds no question. Correct the path, or leave it.")
-    return found
+    return questions
 
 
 def _list_question_files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(one for one in path.iterdir() if one.name.endswith((".jsonl", ".jsonl.gz")))
+        return sorted(file for file in path.iterdir() if file.name.endswith((".jsonl", ".jsonl.gz")))
     if not path.is_file():
         raise DataError(
             f"evaluation set {path} does not exist. Give evaluation.tasks a file of JSON lines "
@@ -88,11 +105,23 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def _parse_question(asked: SetConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
-    if asked.kind == "pairs":
-        good, bad = (_require_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
-        return MultipleChoiceQuestion(where, "", "", (good, bad), 0)
+    match asked:
+        case MinimalPairsConfig():
+            good, bad = (_require_text(fields, (name, f"sentence_{name}"), where) for name in ("good", "bad"))
+            return MultipleChoiceQuestion(where, "", "", (good, bad), 0)
+        case MultipleChoiceConfig():
+            return _parse_multiple_choice(asked, fields, where)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _parse_multiple_choice(asked: MultipleChoiceConfig, fields: dict[str, Any], where: str) -> MultipleChoiceQuestion:
     choices, answer = fields.get("choices"), fields.get("answer")
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(one, str) and one for one in choices):
+    if (
+        not isinstance(choices, list)
+        or len(choices) < 2
+        or not all(isinstance(choice, str) and choice for choice in choices)
+    ):
         raise DataError(f"{where}: `choices` must be a list of two or more texts, not {_format_value(choices)}.")
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise DataError(
@@ -121,10 +150,10 @@ class ChoiceRows:
     """Every choice of every question as a row whose targets are the choice's tokens.
 
     Args:
-        questions: what is asked.
-        tokenizer: the model's.
-        opening: ids that open every text, one at least.
-        longest: positions that the model has.
+        questions: The questions.
+        tokenizer: The model's tokenizer.
+        opening: Ids that begin every text; at least one.
+        longest: The model's max_position_embeddings.
     """
 
     def __init__(
@@ -135,35 +164,39 @@ class ChoiceRows:
         longest: int,
     ) -> None:
         self.questions = questions
-        made = [row for number in range(len(questions)) for row in self._iter_rows(number, tokenizer, list(opening))]
-        for row in made:
+        rows = [row for number in range(len(questions)) for row in self._iter_rows(number, tokenizer, list(opening))]
+        for row in rows:
             if (length := len(row.tokens) - 1) > longest:
                 raise DataError(
                     f"{questions[row.question].location}: choice {row.choice} with its context takes {length} "
-                    f"positions, "
-                    f"and the model has {longest} (model.max_position_embeddings). Shorten it, or leave it out."
+                    f"positions, and the model has {longest} (model.max_position_embeddings). "
+                    f"Shorten it, or leave it out."
                 )
-        self.sorted = sorted(made, key=lambda row: (len(row.tokens), row.question, row.choice))
-        self.num_rows = len(made)
+        # Ties are broken by number, so that the rows of a batch do not depend on the sorting algorithm.
+        self.sorted = sorted(rows, key=lambda row: (len(row.tokens), row.question, row.choice))
+        self.num_rows = len(rows)
 
     def _iter_rows(self, number: int, tokenizer: Tokenizer, opening: list[int]) -> Iterator[ChoiceRow]:
-        """Context and choice are tokenized as one text; a space at the context's end belongs to the choice."""
+        """Yield a row per choice.
+
+        Context and choice are tokenized as one text; a space at the context's end belongs to the choice.
+        """
         question = self.questions[number]
         context = question.context.rstrip()
-        behind = question.context[len(context) :] + question.separator
+        separator = question.context[len(context) :] + question.separator
         first = len(opening) + len(tokenizer.encode(context)) if context else len(opening)
         for choice, text in enumerate(question.choices):
-            tokens = opening + tokenizer.encode(context + behind + text)
+            tokens = opening + tokenizer.encode(context + separator + text)
             yield ChoiceRow(number, choice, tokens, min(first, len(tokens) - 1))
 
     def get_batch(self, first: int, count: int) -> Batch:
-        """Rows `first` to `first + count - 1` of `sorted`; beyond the last they are there but nothing counts."""
+        """Return rows `first` to `first + count - 1` of `sorted`; rows after the last have no targets."""
         rows = self.sorted[first : first + count]
         length = max((len(row.tokens) - 1 for row in rows), default=1)
         tokens_BT = torch.zeros(count, length, dtype=torch.int64)
         targets_BT = torch.full((count, length), IGNORED, dtype=torch.int64)
         documents_BT = torch.full((count, length), PADDING, dtype=torch.int64)
-        documents_BT[len(rows) :] = 0  # a row of padding alone has nothing to see
+        documents_BT[len(rows) :] = 0  # a row of padding alone would have no key to attend to
         for number, row in enumerate(rows):
             ids = torch.tensor(row.tokens)
             tokens_BT[number, : len(ids) - 1] = ids[:-1]

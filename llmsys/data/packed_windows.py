@@ -1,11 +1,11 @@
-"""Windows: training sequences of one length by their number, from one dataset or from a mixture of several.
+"""Windows: training sequences of one length, cut from the shuffled and concatenated documents of an epoch.
 
-Documents of one epoch laid end to end and cut into windows.
+Reads token shards. A window has `length + 1` tokens: inputs and, shifted by one, targets.
 
-Reads token shards, gives windows of `length + 1` tokens (inputs and, one further, targets), and promises that window
-w of epoch e is a function of (data fingerprint, seed, e, w) alone. Each document in the shards ends with the
-end-of-sequence token; here that token opens the document that follows it, so every token of a document is predicted,
-the first included.
+Invariants:
+- Window w of epoch e is a function of (data fingerprint, seed, e, w) alone.
+- The end-of-sequence token that closes a document in the shards opens the next document here, so every token of a
+  document is predicted, the first included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from llmsys.token_shards import TokenShards
 
 @dataclass(frozen=True)
 class Window:
-    """One training sequence: `length + 1` tokens, and for each token the place of its document in the epoch's order."""
+    """One training sequence: `length + 1` tokens, and the position of each token's document in the epoch's order."""
 
     tokens: NDArray[np.int64]
     documents: NDArray[np.int64]
@@ -34,7 +34,7 @@ class Window:
 class WindowBatch(NamedTuple):
     """Several windows: tokens and document numbers, both int64 (N, T + 1).
 
-    Document numbers mean something within one window only: equal ones are tokens of one document.
+    Document numbers compare within one window only: equal ones are tokens of one document.
     """
 
     tokens: NDArray[np.int64]
@@ -42,39 +42,46 @@ class WindowBatch(NamedTuple):
 
 
 class WindowDataset(Protocol):
-    """Every sequence of a run, counted from zero over all epochs. What a number gives never depends on who asks."""
+    """All sequences of a run, numbered from zero over all epochs, independent of ranks."""
 
     length: int
-    """Positions to predict: a window has one token more."""
+    """Positions to predict; a window has one token more."""
 
     @property
     def fingerprint(self) -> str:
-        """Names the data that the windows are cut from."""
+        """Identifies the data that the windows are cut from."""
         ...
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
-        """The windows of these numbers, in this order. DataError when a file is missing or damaged."""
+        """Return the windows of these numbers, in this order. Raises DataError when a file is missing or damaged."""
         ...
 
     def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Σ n² over the documents of each window, n being the inputs that a document has there: work of attention."""
+        """Return Σ n² over the documents of each window, with n the inputs of a document there."""
         ...
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
-        """(source, document as numbered in its shards) of every document that the window has tokens of."""
+        """List (source, document as numbered in its shards) of every document with tokens in the window."""
         ...
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """What cutting into windows costs, in tokens of an epoch, for the log."""
+        """Return the cost of cutting into windows, in tokens of an epoch, for the log."""
         ...
 
     def get_progress(self, count: int) -> dict[str, Any]:
-        """How far the first `count` windows of a run got, for the log: epochs, by source where there are several."""
+        """Return how far the first `count` windows of a run read, for the log: epochs, per source in a mixture."""
         ...
 
 
 class DocumentSpans(NamedTuple):
-    """Pieces of windows that lie in one document each, in order: its place, the piece's ends, the window's row."""
+    """Spans of windows within one document each, in order.
+
+    Attributes:
+        places: Position of the document in the epoch's order.
+        begins: First token of the span in the token stream.
+        ends: End of the span in the token stream.
+        rows: Row of the window.
+    """
 
     places: NDArray[np.int64]
     begins: NDArray[np.int64]
@@ -83,7 +90,7 @@ class DocumentSpans(NamedTuple):
 
 
 def split_at_documents(edges: NDArray[np.int64], starts: NDArray[np.int64], size: int) -> DocumentSpans:
-    """Cut the windows [start, start + size) of a token stream where documents end: document p ends before edges[p]."""
+    """Cut the windows [start, start + size) of a token stream at document ends: document p ends before edges[p]."""
     first = np.searchsorted(edges, starts, side="right")
     counts = np.searchsorted(edges, starts + (size - 1), side="right") - first + 1
     rows = np.repeat(np.arange(len(starts)), counts)
@@ -106,10 +113,10 @@ class EpochOrder:
 
 
 class PackedDocuments:
-    """Every epoch of a token set as windows of a fixed length.
+    """Every epoch of a dataset as windows of a fixed length.
 
-    An epoch has `(tokens - 1) // length` windows; what is left over (fewer than `length` tokens, different ones in each
-    epoch because the order is shuffled again) is `tokens_left_over_per_epoch`.
+    An epoch has `(tokens - 1) // length` windows. The remainder (fewer than `length` tokens, others in each epoch
+    because the order is shuffled again) is `tokens_left_over_per_epoch`.
     """
 
     def __init__(self, shards: TokenShards, *, length: int, seed: int) -> None:
@@ -117,13 +124,14 @@ class PackedDocuments:
         self.length = length
         self.seed = seed
         self.tokens = int(shards.lengths.sum())
-        self.windows_per_epoch = (self.tokens - 1) // length
+        self.windows_per_epoch = (self.tokens - 1) // length  # the last window needs one target more
         if self.windows_per_epoch < 1:
             raise DataError(
                 f"{self.tokens} training tokens do not fill one sequence of {length}. "
                 f"Use a smaller batch.sequence_length or prepare more data."
             )
         self.tokens_left_over_per_epoch = self.tokens - 1 - self.windows_per_epoch * length
+        # Two epochs: a step at the border reads from both.
         self._epoch = lru_cache(maxsize=2)(self._order_epoch)
 
     def _order_epoch(self, epoch: int) -> EpochOrder:
@@ -136,45 +144,45 @@ class PackedDocuments:
 
     @property
     def fingerprint(self) -> str:
-        """See Windows: the dataset's."""
+        """Fingerprint of the dataset."""
         return self.shards.fingerprint
 
     def get_window(self, index: int) -> Window:
-        """Sequence `index` of the run, counted from zero over all epochs."""
+        """Return sequence `index` of the run, counted from zero over all epochs."""
         tokens, documents = self.get_rows([index])
         return Window(tokens[0], documents[0])
 
     def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
-        """See Windows."""
+        """Implement `WindowDataset.get_rows`."""
         numbers = np.asarray(numbers, np.int64)
-        found = WindowBatch(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
+        rows = WindowBatch(*(np.empty((len(numbers), self.length + 1), np.int64) for _ in range(2)))
         for order, chosen, starts in self._iter_epochs(numbers):
-            part = self._read_rows(order, starts)
+            epoch_rows = self._read_rows(order, starts)
             if len(chosen) == len(numbers):
-                return part
-            found.tokens[chosen], found.documents[chosen] = part
-        return found
+                return epoch_rows
+            rows.tokens[chosen], rows.documents[chosen] = epoch_rows
+        return rows
 
     def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Windows."""
+        """Implement `WindowDataset.compute_attention_cost`."""
         numbers = np.asarray(numbers, np.int64)
-        work = np.zeros(len(numbers), np.int64)
+        costs = np.zeros(len(numbers), np.int64)
         for order, chosen, starts in self._iter_epochs(numbers):
-            pieces = split_at_documents(order.ends - 1, starts, self.length)
-            lengths = pieces.ends - pieces.begins
-            np.add.at(work, chosen[pieces.rows], lengths * lengths)
-        return work
+            spans = split_at_documents(order.ends - 1, starts, self.length)
+            lengths = spans.ends - spans.begins
+            np.add.at(costs, chosen[spans.rows], lengths * lengths)
+        return costs
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
-        """See Windows. There is one source, number 0."""
+        """List (0, document) of every document with tokens in the window: there is one source."""
         [(order, _, starts)] = self._iter_epochs(np.array([number]))
         return [
             (0, int(order.documents[place])) for place in split_at_documents(order.ends, starts, self.length + 1).places
         ]
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
-        """The sequences among the first `count` of a run that have tokens of a document, in order."""
-        found = [np.empty(0, np.int64)]
+        """List the sequences among the first `count` of a run that have tokens of a document, in order."""
+        by_epoch = [np.empty(0, np.int64)]
         for epoch in range(-(-count // self.windows_per_epoch)):
             order = self._epoch(epoch)
             place = int(np.flatnonzero(order.documents == document)[0])
@@ -182,12 +190,12 @@ class PackedDocuments:
             # Window w has the tokens [w · length, w · length + length].
             first, last = max(0, -(-(begin - self.length) // self.length)), (end - 1) // self.length
             chosen = np.flatnonzero((order.windows >= first) & (order.windows <= last))
-            found.append(chosen + epoch * self.windows_per_epoch)
-        numbers = np.concatenate(found)
+            by_epoch.append(chosen + epoch * self.windows_per_epoch)
+        numbers = np.concatenate(by_epoch)
         return numbers[numbers < count]
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """See Windows: windows are full, so nothing is padding, and the end of an epoch's stream fills no window."""
+        """Return the cost of cutting into windows: no padding, and the end of an epoch's stream fills no window."""
         return {
             "tokens_per_epoch": self.windows_per_epoch * self.length,
             "sequences_per_epoch": self.windows_per_epoch,
@@ -196,13 +204,13 @@ class PackedDocuments:
         }
 
     def get_progress(self, count: int) -> dict[str, Any]:
-        """See Windows."""
+        """Implement `WindowDataset.get_progress`."""
         return {"epochs": round(count / self.windows_per_epoch, 4)}
 
     def _iter_epochs(
         self, numbers: NDArray[np.int64]
     ) -> Iterator[tuple[EpochOrder, NDArray[np.int64], NDArray[np.int64]]]:
-        """(order, which of the numbers lie in this epoch, where their windows start) for each epoch among them."""
+        """Yield (order, indices of the numbers in this epoch, start of their windows) for each epoch among them."""
         epochs, places = np.divmod(numbers, self.windows_per_epoch)
         for epoch in np.unique(epochs).tolist():
             order, chosen = self._epoch(epoch), np.flatnonzero(epochs == epoch)
@@ -210,11 +218,11 @@ class PackedDocuments:
 
     def _read_rows(self, order: EpochOrder, starts: NDArray[np.int64]) -> WindowBatch:
         size = self.length + 1
-        pieces = split_at_documents(order.ends, starts, size)
-        documents = order.documents[pieces.places]
-        opens = order.ends[pieces.places] - self.shards.lengths[documents]
+        spans = split_at_documents(order.ends, starts, size)
+        documents = order.documents[spans.places]
+        opens = order.ends[spans.places] - self.shards.lengths[documents]
         tokens = np.empty(len(starts) * size, np.int64)
-        self.shards.copy_spans(documents, pieces.begins - opens, pieces.ends - pieces.begins, tokens)
+        self.shards.copy_spans(documents, spans.begins - opens, spans.ends - spans.begins, tokens)
         # The closing token of a document belongs, as an input, to the document that it opens: hence -1.
         inputs = split_at_documents(order.ends - 1, starts, size)
         numbers = np.repeat(inputs.places, inputs.ends - inputs.begins)

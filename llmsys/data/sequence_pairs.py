@@ -1,6 +1,6 @@
-"""Pairs of sequences as batches: sources and targets of a translation, or texts and labels.
+"""Pairs of sequences as padded batches: source and target of a translation, or text and label.
 
-Reads the two splits that `prepare` leaves, row n of one belonging to row n of the other; gives padded batches.
+Reads the two splits that `prepare` writes; row n of one belongs to row n of the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from llmsys.token_shards import TokenShards, open_tokens
 
 
 class TokenRows(Protocol):
-    """Sequences of token ids by number; `TokenShards` are some."""
+    """Sequences of token ids by number, such as `TokenShards`."""
 
     def get_tokens(self, document: int, /) -> NDArray[Any]:
         """Return the ids of one sequence."""
@@ -28,21 +28,21 @@ class TokenRows(Protocol):
 
 
 class PairRows(Protocol):
-    """Sources and targets that are numbered alike; `SequencePairs` are some."""
+    """Sources and targets with equal numbers, such as `SequencePairs`."""
 
     @property
     def sources(self) -> TokenRows:
-        """What is read."""
+        """Input sequences."""
         ...
 
     @property
     def targets(self) -> TokenRows:
-        """What is to be learnt."""
+        """Target sequences."""
         ...
 
 
 class SequencePairs:
-    """The pairs of one split; `sources` and `targets` are numbered alike."""
+    """The pairs of one split; `sources` and `targets` have equal numbers."""
 
     def __init__(self, sources: TokenShards, targets: TokenShards) -> None:
         if sources.num_documents != targets.num_documents:
@@ -57,11 +57,11 @@ class SequencePairs:
 
     @property
     def fingerprint(self) -> str:
-        """The dataset's fingerprint."""
+        """Fingerprint of the dataset."""
         return self.targets.fingerprint
 
     def require_lengths(self, source: int, target: int) -> None:
-        """ConfigError when a sequence is longer than the config says sequences are."""
+        """Raise ConfigError if a sequence is longer than the config allows, in tokens."""
         for name, shards, limit in (("sequence", self.sources, source), ("target", self.targets, target)):
             row = int(shards.lengths.argmax())
             if (length := int(shards.lengths[row])) > limit:
@@ -74,51 +74,54 @@ class SequencePairs:
 
 
 MakeBatch = Callable[[PairRows, Sequence[int]], Batch]
-"""(pairs, numbers of some) → a batch of them; of none, a row in which nothing counts."""
+"""(pairs, row numbers) → a batch of these rows; without rows, one padding row without targets."""
 
 
 class TranslationCollator:
-    """Targets opened by `start_token`, next to their sources; padding is a document that nobody sees."""
+    """Builder of translation batches: targets that begin with `start_token`, and their sources."""
 
     def __init__(self, start_token: int) -> None:
         self.start_token = start_token
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
-        """See MakeBatch. Padding follows the targets, so that causal attention never looks at it; experts are told."""
+        """Return a batch of rows, see `MakeBatch`.
+
+        Padding follows the targets, so that causal attention never sees it; `real_BT` marks it for experts.
+        """
         source_BS, documents_BS = pad_sequences([pairs.sources.get_tokens(row) for row in rows])
         targets_BT, documents_BT = pad_sequences([pairs.targets.get_tokens(row) for row in rows], IGNORED)
         tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
         tokens_BT[:, 0] = self.start_token
-        real_BT, whole = documents_BT >= 0, bool((documents_BS == 0).all())
+        real_BT, is_full = documents_BT >= 0, bool((documents_BS == 0).all())
         return Batch(
             tokens_BT,
             targets_BT,
             source_BS=source_BS,
-            source_documents_BS=None if whole else documents_BS,
+            source_documents_BS=None if is_full else documents_BS,
             real_BT=None if bool(real_BT.all()) else real_BT,
         )
 
 
 class ClassificationCollator:
-    """Texts opened by `opening_token`, as documents are in pretraining, and their labels."""
+    """Builder of classification batches: texts that begin with `opening_token`, as in pretraining, and their labels."""
 
     def __init__(self, opening_token: int) -> None:
         self.opening_token = opening_token
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
-        """See MakeBatch. A text's place of its end is the opening token's."""
+        """Return a batch of rows, see `MakeBatch`. The opening token takes the position of the text's end token."""
         texts = [np.concatenate([[self.opening_token], pairs.sources.get_tokens(row)[:-1]]) for row in rows]
         tokens_BT, documents_BT = pad_sequences(texts)
         labels = [[int(pairs.targets.get_tokens(row)[0])] for row in rows] or [[IGNORED]]
-        whole = bool((documents_BT == 0).all())
-        return Batch(tokens_BT, torch.tensor(labels), None if whole else documents_BT)
+        is_full = bool((documents_BT == 0).all())
+        return Batch(tokens_BT, torch.tensor(labels), None if is_full else documents_BT)
 
 
 def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Sequences as rows of one length, (B, T), and document numbers: 0, and PADDING behind the end of each.
+    """Return sequences as rows of one length, (B, T), and document numbers: 0, and PADDING after the end of each.
 
-    No sequences at all give one row of one position, for a rank that has none left but must join its peers. It is
-    padding: as a token it would be in the experts' balance losses and counts.
+    Without sequences, return one row of one padded position, for a rank without rows that must join its peers. It is
+    padding: as a token it would count in the experts' balance losses.
     """
     if not sequences:
         return torch.full((1, 1), filler, dtype=torch.int64), torch.full((1, 1), PADDING, dtype=torch.int64)
@@ -130,7 +133,18 @@ def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[T
 
 
 def open_pairs(folder: Path, split: str) -> SequencePairs:
-    """Open the "train" or "heldout" pairs of a dataset folder; DataError when it holds no pairs."""
+    """Open the pairs of a dataset folder.
+
+    Args:
+        folder: A folder that `llmsys prepare` wrote.
+        split: "train" or "heldout".
+
+    Returns:
+        The memory-mapped pairs.
+
+    Raises:
+        DataError: The folder holds documents, not pairs.
+    """
     targets = open_tokens(folder, split)
     if f"{split}_source" not in targets.manifest.splits:
         raise DataError(f"{folder} holds documents, not pairs. Prepare one whose data.kind is pairs or labelled.")

@@ -1,24 +1,14 @@
-"""Who handles which window of a step: so that all ranks do about the same work in attention, or one after another.
+"""The micro-batches of each step for one data rank, from windows or from length buckets.
 
-A window always has as many tokens as another, but attention within documents costs the sum of their squared lengths:
-a window of one long document costs as much as many of short ones. Ranks wait for each other in every micro-batch.
-Reads the work of a step's windows, gives their places; promises that this is a function of the step alone, whoever
-asks, and that every window has one place. What a step sees never changes, only the order of its sums.
-
-What a step holds: its micro-batches for one data rank, of windows or of groups of similar length.
-
-A step's content is a function of data, seed and step; the number of ranks, the size of micro-batches and how windows
-are dealt change only who handles which row. Every rank has the same number of micro-batches, since the ranks meet in
-each of them.
-
-A fixed list of micro-batches for each step, taken in turns: rank r of R has r, R + r, 2R + r, …
-
-Which sequences meet in a micro-batch then depends on the config alone, and never on the number of ranks.
+Invariants:
+- The content of a step is a function of data, seed and step. Ranks, the size of micro-batches and the assignment of
+  windows change only who handles which row, hence the order of sums.
+- Every rank has the same number of micro-batches, because the ranks synchronize in each of them.
 """
 
 import heapq
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,42 +24,44 @@ from llmsys.data.step_plan import RunPlan
 
 
 def assign_sequentially(ranks: int, micro_batches: int, size: int) -> NDArray[np.int64]:
-    """Places in the step, (R, M, S): each rank takes its windows one after another."""
+    """Return positions in the step, (R, M, S): each rank takes consecutive windows."""
     return np.arange(ranks * micro_batches * size).reshape(ranks, micro_batches, size)
 
 
-def assign_balanced(work_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArray[np.int64]:
-    """Places in the step, (R, M, S), such that micro-batches cost about the same.
+def assign_balanced(cost_N: NDArray[np.int64], ranks: int, micro_batches: int) -> NDArray[np.int64]:
+    """Return positions in the step, (R, M, S), such that micro-batches cost about the same.
 
-    The costliest window left goes to the cheapest micro-batch that has room (Graham 1969, longest processing time
-    first, with room for S). Then micro-batches of like cost meet in the same round, since there ranks wait for each
-    other, and in each round the rank that did least so far takes the costliest.
+    A window always has as many tokens as another, but attention within documents costs the sum of their squared
+    lengths. The costliest remaining window goes to the cheapest micro-batch with fewer than S (Graham 1969, longest
+    processing time first). Then micro-batches of similar cost are put into the same round, where ranks wait for each
+    other, and in each round the rank with the least work so far takes the costliest.
     """
-    size = len(work_N) // (ranks * micro_batches)
+    size = len(cost_N) // (ranks * micro_batches)
     members: list[list[int]] = [[] for _ in range(ranks * micro_batches)]
     cheapest = [(0, number) for number in range(len(members))]
-    for window in np.lexsort((np.arange(len(work_N)), -work_N)).tolist():
+    # Ties by index, so that every rank computes the same assignment.
+    for window in np.lexsort((np.arange(len(cost_N)), -cost_N)).tolist():
         cost, number = heapq.heappop(cheapest)
         members[number].append(window)
         if len(members[number]) < size:
-            heapq.heappush(cheapest, (cost + int(work_N[window]), number))
+            heapq.heappush(cheapest, (cost + int(cost_N[window]), number))
     bins = np.sort(np.array(members), axis=1)
-    costs = work_N[bins].sum(1)
+    costs = cost_N[bins].sum(1)
     rounds = bins[np.lexsort((bins[:, 0], -costs))].reshape(micro_batches, ranks, size)
-    dealt, done = np.empty((ranks, micro_batches, size), np.int64), np.zeros(ranks, np.int64)
-    for number, meeting in enumerate(rounds):
-        takers = np.lexsort((np.arange(ranks), done))
-        dealt[takers, number] = meeting
-        done[takers] += work_N[meeting].sum(1)
-    return dealt
+    assigned, work = np.empty((ranks, micro_batches, size), np.int64), np.zeros(ranks, np.int64)
+    for number, members_of_round in enumerate(rounds):
+        by_work = np.lexsort((np.arange(ranks), work))
+        assigned[by_work, number] = members_of_round
+        work[by_work] += cost_N[members_of_round].sum(1)
+    return assigned
 
 
-def compute_imbalance(work_N: NDArray[np.int64], dealt_RMS: NDArray[np.int64]) -> float:
-    """How long the ranks' attention takes together, over what it would if all micro-batches cost the same; 1 is even.
+def compute_imbalance(cost_N: NDArray[np.int64], assigned_RMS: NDArray[np.int64]) -> float:
+    """Return the time of attention over all rounds, relative to micro-batches of equal cost; 1 is even.
 
-    In every round all wait for the costliest micro-batch of the round.
+    In every round all ranks wait for the costliest micro-batch.
     """
-    costs_RM = work_N[dealt_RMS].sum(2)
+    costs_RM = cost_N[assigned_RMS].sum(2)
     return float(costs_RM.max(0).sum() * len(costs_RM) / max(int(costs_RM.sum()), 1))
 
 
@@ -80,26 +72,26 @@ class StepBatches(Protocol):
     """The micro-batches of each step for one data rank."""
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
-        """The micro-batches of step `get_micro_batches`, counted from 0, or only `which` of them."""
+        """Return the micro-batches of a step, counted from 0, or only those in `which`."""
         ...
 
     def count_micro_batches(self, step: int) -> int:
-        """How many there are, on every rank."""
+        """Count the micro-batches of a step, equal on every rank."""
         ...
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """Numbers about the whole step, over all ranks, for the log."""
+        """Return metrics of a step over all ranks, for the log."""
         ...
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """What batches of this kind cost: padding, and tokens that no step sees, in one epoch."""
+        """Return the padding and the unseen tokens of one epoch."""
         ...
 
 
 class WindowStepBatches:
     """Windows over packed documents: step n has the sequences that follow those of all steps before it.
 
-    With `masking`, some tokens of each window are to be predicted from all others; else each token from those before.
+    With `masking`, some tokens of each window are predicted from all others; otherwise each token from those before it.
     """
 
     def __init__(
@@ -115,42 +107,44 @@ class WindowStepBatches:
         self.separate_documents = separate_documents
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
-        """See Steps."""
+        """Implement `StepBatches.get_micro_batches`."""
         numbers_RMS = self.get_assignment(step)
         return [self._build_batch(numbers) for numbers in numbers_RMS[self.plan.data_rank][which]]
 
     def count_micro_batches(self, step: int) -> int:
-        """See Steps."""
+        """Implement `StepBatches.count_micro_batches`."""
         return self.plan.get_step_plan(step)[1].num_micro_batches
 
     def get_assignment(self, step: int) -> NDArray[np.int64]:
-        """The sequence numbers of every rank's micro-batches in step `get_micro_batches`, (ranks, micro-batches,
-        sequences).
-        """
+        """Return the sequence numbers of every rank's micro-batches of a step, (ranks, micro-batches, sequences)."""
         first, plan = self.plan.get_step_plan(step)
         shape = plan.data_ranks, plan.num_micro_batches
-        if self.deal == "sequential" or plan.sequences == plan.micro_sequences:
-            return first + assign_sequentially(*shape, plan.micro_sequences)
-        return first + assign_balanced(
-            self.windows.compute_attention_cost(np.arange(first, first + plan.sequences)), *shape
-        )
+        # A single micro-batch leaves nothing to choose.
+        match "sequential" if plan.sequences == plan.micro_sequences else self.deal:
+            case "sequential":
+                return first + assign_sequentially(*shape, plan.micro_sequences)
+            case "balanced":
+                cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
+                return first + assign_balanced(cost_N, *shape)
+            case unreachable:
+                assert_never(unreachable)
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """See Steps: how far the data are read, and how unevenly attention is dealt (1 is even), beside in order."""
+        """Return the read progress and the imbalance of attention (1 is even), as assigned and in order."""
         first, plan = self.plan.get_step_plan(step)
-        found = self.windows.get_progress(first + plan.sequences)
+        metrics = self.windows.get_progress(first + plan.sequences)
         if not self.separate_documents or plan.sequences == plan.micro_sequences:
-            return found
-        work_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
-        straight = assign_sequentially(plan.data_ranks, plan.num_micro_batches, plan.micro_sequences)
-        dealt = self.get_assignment(step) - first if self.deal == "balanced" else straight
-        found["attention_imbalance"] = round(compute_imbalance(work_N, dealt), 4)
+            return metrics
+        cost_N = self.windows.compute_attention_cost(np.arange(first, first + plan.sequences))
+        in_order = assign_sequentially(plan.data_ranks, plan.num_micro_batches, plan.micro_sequences)
+        assigned = self.get_assignment(step) - first
+        metrics["attention_imbalance"] = round(compute_imbalance(cost_N, assigned), 4)
         if self.deal == "balanced":
-            found["attention_imbalance_in_order"] = round(compute_imbalance(work_N, straight), 4)
-        return found
+            metrics["attention_imbalance_in_order"] = round(compute_imbalance(cost_N, in_order), 4)
+        return metrics
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """See Steps."""
+        """Implement `StepBatches.get_packing_stats`."""
         return {"kind": "windows", **self.windows.get_packing_stats()}
 
     def _build_batch(self, numbers: NDArray[np.int64]) -> Batch:
@@ -159,9 +153,9 @@ class WindowStepBatches:
 
 
 class BucketedStepBatches:
-    """Pairs in groups of similar length; each group is one micro-batch, its rows dealt over the ranks in turn.
+    """Pairs in length buckets. Each bucket is one micro-batch, with its rows assigned to ranks round-robin.
 
-    A rank that gets no row of a small group has a row that counts for nothing there.
+    A rank without a row in a small bucket runs a padding row without targets.
     """
 
     def __init__(
@@ -171,60 +165,64 @@ class BucketedStepBatches:
         self.data_ranks, self.data_rank = data_ranks, data_rank
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
-        """See Steps."""
+        """Implement `StepBatches.get_micro_batches`."""
         return [
             self.make(self.pairs, group[self.data_rank :: self.data_ranks].tolist())
             for group in self.grouping.get_step_buckets(step)[which]
         ]
 
     def count_micro_batches(self, step: int) -> int:
-        """See Steps."""
+        """Implement `StepBatches.count_micro_batches`."""
         return self.grouping.buckets_per_step
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """See Steps: tokens of sources and targets, and what padding takes if each group is one batch."""
-        found = compute_padding_stats(
+        """Return the tokens of sources and targets, and the share of padding if each bucket is one batch."""
+        stats = compute_padding_stats(
             self.grouping.get_step_buckets(step), self.pairs.sources.lengths, self.pairs.targets.lengths
         )
-        source, target = found["tokens"]
-        return {"source_tokens": source, "target_tokens": target, "padding_share": found["padding_share"]}
+        source, target = stats["tokens"]
+        return {"source_tokens": source, "target_tokens": target, "padding_share": stats["padding_share"]}
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """See Steps: of the first epoch, as if each group were one batch. Every pair is in a step: nothing is lost."""
+        """Return the statistics of the first epoch, as if each bucket were one batch. Every pair is in a step."""
         groups = [
             group for step in range(self.grouping.steps_per_epoch) for group in self.grouping.get_step_buckets(step)
         ]
-        found = compute_padding_stats(groups, self.pairs.sources.lengths, self.pairs.targets.lengths)
+        stats = compute_padding_stats(groups, self.pairs.sources.lengths, self.pairs.targets.lengths)
         return {
             "kind": "groups",
-            "tokens_per_epoch": sum(found["tokens"]),
+            "tokens_per_epoch": sum(stats["tokens"]),
             "sequences_per_epoch": len(self.pairs),
-            "padding_tokens_per_epoch": found["padding"],
+            "padding_tokens_per_epoch": stats["padding"],
             "lost_tokens_per_epoch": 0,
         }
 
 
 @dataclass(frozen=True)
 class StridedStepBatches:
-    """Every `ranks`-th micro-batch of the steps that a single rank would have; `ranks` divides their number."""
+    """Every `ranks`-th micro-batch of a single rank's steps: rank r of R has r, R + r, 2R + r, …
+
+    The sequences of a micro-batch then depend on the config alone, never on the number of ranks. `ranks` divides the
+    number of micro-batches.
+    """
 
     whole: StepBatches
     ranks: int
     data_rank: int
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
-        """See Steps."""
-        assert which == ALL, "turns are not cut again"
+        """Implement `StepBatches.get_micro_batches`."""
+        assert which == ALL, "a strided subset is not cut again"
         return self.whole.get_micro_batches(step, slice(self.data_rank, None, self.ranks))
 
     def count_micro_batches(self, step: int) -> int:
-        """See Steps."""
+        """Implement `StepBatches.count_micro_batches`."""
         return self.whole.count_micro_batches(step) // self.ranks
 
     def get_step_metrics(self, step: int) -> dict[str, Any]:
-        """See Steps."""
+        """Implement `StepBatches.get_step_metrics`."""
         return self.whole.get_step_metrics(step)
 
     def get_packing_stats(self) -> dict[str, Any]:
-        """See Steps."""
+        """Implement `StepBatches.get_packing_stats`."""
         return self.whole.get_packing_stats()

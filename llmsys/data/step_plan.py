@@ -1,7 +1,8 @@
-"""How a step is cut: into data ranks, and each rank's share into micro-batches, in sequences.
+"""The division of a step into data ranks and micro-batches, in sequences.
 
-Every rank has the same number of micro-batches, since the ranks meet in each of them. With a ramp, steps have several
-sizes, and all of them must be cut evenly.
+Invariants:
+- Every rank has the same number of micro-batches, because the ranks synchronize in each of them.
+- With a batch ramp, every step size divides evenly.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from llmsys.errors import ConfigError
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How the sequences of one step are dealt to data ranks and micro-batches. Sizes are counted in sequences."""
+    """The division of one step's sequences into data ranks and micro-batches. All sizes are in sequences."""
 
     sequences: int
     data_ranks: int
@@ -21,7 +22,7 @@ class StepPlan:
     micro_sequences: int
 
     def __post_init__(self) -> None:
-        """Refuse what does not divide, saying what would."""
+        """Raise ConfigError for sizes that do not divide, with values that would."""
         if self.sequences % self.data_ranks:
             near = max(1, round(self.sequences / self.data_ranks)) * self.data_ranks
             raise ConfigError(
@@ -32,8 +33,7 @@ class StepPlan:
             legal = [size for size in range(1, self.sequences_per_rank + 1) if self.sequences_per_rank % size == 0]
             raise ConfigError(
                 f"batch.micro_sequences={self.micro_sequences} does not divide the {self.sequences_per_rank} "
-                f"sequences of a "
-                f"rank. Use one of {', '.join(map(str, legal))}."
+                f"sequences of a rank. Use one of {', '.join(map(str, legal))}."
             )
 
     @property
@@ -49,20 +49,24 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plans of all steps of a run, for one data rank. ConfigError when any of its sizes cannot be dealt."""
+    """The plans of all steps of a run, for one data rank.
+
+    Raises:
+        ConfigError: A step size does not divide evenly.
+    """
 
     batch: BatchConfig
     data_ranks: int
     data_rank: int
 
     def __post_init__(self) -> None:
-        """Try every size."""
+        """Check every step size."""
         if self.batch.ramp is not None:
             self._require_even_ramp()
         _ = self._plans
 
     def get_step_plan(self, step: int) -> tuple[int, StepPlan]:
-        """The number of the first sequence of step `step`, and how the step is dealt."""
+        """Return the number of the first sequence of a step, and the step's plan."""
         return self.batch.count_sequences_before(step), self._plans[self.batch.get_sequences_at(step)]
 
     @cached_property
@@ -78,7 +82,7 @@ class RunPlan:
         }
 
     def _require_even_ramp(self) -> None:
-        """One message about the quantum, rather than one about some size on the way."""
+        """Raise one error about the increment, rather than one about some size on the way."""
         batch, ramp = self.batch, self.batch.ramp
         assert ramp is not None
         micro = 1 if batch.micro_sequences == "auto" else max(1, batch.micro_sequences)

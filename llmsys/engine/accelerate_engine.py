@@ -1,10 +1,13 @@
-"""The accelerate engine: data parallel in the processes that the user's accelerate config describes.
+"""The accelerate engine: DDP by Hugging Face accelerate, as the user's accelerate config describes.
 
-Every rank holds everything: fp32 parameters that the forward reads as the compute dtype, and their moments.
-What accelerate does differently from the protocol, and how it is undone here: it averages gradients over ranks and
-over accumulation steps (the loss is multiplied by both), would copy rank 0's buffers to all ranks before each step
-(switched off), trains unconnected ranks without a word (refused), and brings plugins whose sharding knows nothing of
-our state (refused by name).
+Every rank holds float32 parameters, which the forward reads in the compute dtype, and their moments.
+
+Differences of accelerate from the `Engine` protocol, and their treatment:
+
+- It averages gradients over ranks and accumulation steps: the loss is multiplied by both.
+- It copies rank 0's buffers to all ranks before each step: disabled.
+- It trains unconnected ranks separately without an error: LaunchError.
+- Its plugins shard state that this engine cannot save: ConfigError.
 """
 
 import contextlib
@@ -53,7 +56,7 @@ PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp1
 
 
 class AccelerateEngine:
-    """DDP by accelerate around AdamW. `model` is built on the meta device; see TorchEngine for the arguments."""
+    """DDP by accelerate around AdamW or Muon. `model` is on the meta device; arguments as for `TorchEngine`."""
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class AccelerateEngine:
             model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
         )
         named = dict(model.named_parameters())
+        # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters themselves.
         cast_parameters(model, compute_dtype)
         self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list_unused_parameters(model))
@@ -86,15 +90,15 @@ class AccelerateEngine:
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
-        """See Engine."""
+        """Implement `Engine.train_step`."""
         self._wrapped.train()
         counts = reduce_token_counts(batches, self.device)
         scale = 1.0 if self._scale is None else self._scale.scale
         # accelerate divides by the accumulation steps that its config says, DDP by the ranks.
         factor = scale * get_world_size() * self._accelerator.gradient_accumulation_steps
         total = torch.zeros((), device=self.device)
-        for place, batch in enumerate(batches, start=1):
-            last = place == len(batches)
+        for number, batch in enumerate(batches, start=1):
+            last = number == len(batches)
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._wrapped):
                 total += self._train_micro_batch(batch.to(self.device), counts, factor)
         norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
@@ -114,13 +118,13 @@ class AccelerateEngine:
 
     @torch.no_grad()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """See Engine."""
+        """Implement `Engine.compute_logits`."""
         self._wrapped.eval()
         logits_BTV: Tensor = self._wrapped(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """See Engine. The tensors are the living ones, the same on all ranks."""
+        """Implement `Engine.get_state`. The tensors are not copies, and equal on all ranks."""
         tensors: dict[str, Tensor] = {}
         states = self._optimizer.state
         for name, parameter in self.module.named_parameters():
@@ -132,7 +136,7 @@ class AccelerateEngine:
         return EngineState(tensors, int(self._list_step_counters()[0]))
 
     def load_state(self, state: EngineState) -> None:
-        """See Engine."""
+        """Implement `Engine.load_state`."""
         own = self.get_state().tensors
         for name, tensor in state.tensors.items():
             if own[name] is not tensor:
@@ -145,13 +149,16 @@ class AccelerateEngine:
 
 
 def build_accelerator(compute_dtype: torch.dtype, device: torch.device) -> Accelerator:
-    """An Accelerator in which the ranks of this run are one group.
+    """Build an Accelerator in which the ranks of this run are one group.
 
-    Raises ConfigError for what its config asks and this engine cannot keep, LaunchError for ranks that are not joined.
+    Raises:
+        ConfigError: The accelerate config asks for a feature that this engine does not support.
+        LaunchError: The ranks are not joined.
     """
     for problem in find_config_violations(os.environ, PRECISIONS[compute_dtype]):
         raise ConfigError(problem)
     handler = DistributedDataParallelKwargs(broadcast_buffers=False)
+    # mixed_precision="no": cast_parameters replaces autocast, which keeps other dtypes per operation.
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[handler])
     kind = accelerator.distributed_type.value
     if get_world_size() > 1 and (kind == "NO" or accelerator.num_processes != get_world_size()):
@@ -169,10 +176,10 @@ _REMEDY = "Set distributed_type: MULTI_GPU with `accelerate config`, or use engi
 
 
 def find_config_violations(environment: Mapping[str, str], precision: str) -> list[str]:
-    """What `accelerate launch` has passed on from the user's accelerate config, and this engine cannot keep."""
+    """List the settings that `accelerate launch` passed on from the user's config and this engine does not support."""
     problems = [
-        f"The accelerate config asks for {what}, and engine.kind=accelerate cannot save its shards. Use {instead}."
-        for name, (what, instead) in PLUGINS.items()
+        f"The accelerate config asks for {plugin}, and engine.kind=accelerate cannot save its shards. Use {instead}."
+        for name, (plugin, instead) in PLUGINS.items()
         if environment.get(name, "false").lower() in ("true", "1")
     ]
     mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")

@@ -1,15 +1,15 @@
 """The torch engine in bitwise mode: the same weights and moments, bit for bit, on any number of processes.
 
-FSDP2 as in fast mode, with everything that adds numbers up taken out of the libraries' hands:
+FSDP2 as in fast mode, with every sum in a fixed order:
 
-* A step is a fixed list of micro-batches, and rank r of W computes the micro-batches r, W + r, 2W + r, …, each with the
-  same shapes, kernels and dropout whoever computes it (experts too, see canonical_expert.py).
-* Gradients are summed over micro-batches by one binary tree (canonical.py), across ranks and in time.
-* The norm is summed over the rows of all parameters, AdamW is made of operations that round once (exact_adamw.py), and
-  the numbers of the log are gathered by micro-batch and folded in float64.
+- A step is a fixed list of micro-batches. Rank r of W computes the micro-batches r, W + r, 2W + r, …, each with the
+  same shapes, kernels and dropout on any rank (experts too, see reproducible_sharding.py).
+- Gradients are summed over micro-batches by one binary tree (reproducible_sum.py), across ranks and in time.
+- The norm is summed over the rows of all parameters, AdamW consists of operations that round once (bitwise_adamw.py),
+  and metrics are gathered by micro-batch and summed in float64.
 
-What it needs: W a power of two that divides the micro-batches of a step, and, between the machines that are compared,
-the same kind of device, the same libraries and, on CPUs, the same number of threads.
+Requires W to be a power of two that divides the micro-batches of a step. Compared machines must have the same kind of
+device, the same libraries and, on CPUs, the same number of threads.
 """
 
 import os
@@ -35,6 +35,7 @@ from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
 from llmsys.optim.bitwise_adamw import BitwiseAdamW
+from llmsys.optim.build_optimizer import require_adamw
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
@@ -46,7 +47,7 @@ from llmsys.parallel.reproducible_sum import StreamingTreeSum, compute_gradient_
 
 
 class BitwiseEngine:
-    """See Engine; the arguments are those of TorchEngine. `train_step` gets every W-th micro-batch of the step."""
+    """FSDP2 with sums in a fixed order; arguments as for `TorchEngine`. `train_step` gets every W-th micro-batch."""
 
     def __init__(
         self,
@@ -70,17 +71,17 @@ class BitwiseEngine:
         materialize_parameters(
             model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
         )
-        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), optimizer)
+        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), require_adamw(optimizer))
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
-        """See Engine."""
+        """Implement `Engine.train_step`."""
         self.module.train()
         counts = reduce_token_counts(batches, self.device)
         sums, numbers = StreamingTreeSum(), []
-        for turn, batch in enumerate(batches):
-            self._seed_dropout(turn * get_world_size() + get_rank())
+        for index, batch in enumerate(batches):
+            self._seed_dropout(index * get_world_size() + get_rank())
             numbers.append(self._train_micro_batch(batch.to(self.device), counts))
             sums.add_leaf(self._take_gradients())
         gradients = sums.compute_total()
@@ -94,11 +95,11 @@ class BitwiseEngine:
         return StepResult(loss, norm, int(counts[0]), applied, extra_sums)
 
     def _seed_dropout(self, micro_batch: int) -> None:
-        """What is dropped is a function of (seed, step, micro-batch of the step)."""
+        """Seed dropout by (seed, step, micro-batch of the step)."""
         torch.manual_seed(derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor) -> Tensor:
-        """Gradients of one micro-batch of every rank, summed over ranks; gives the J numbers of this rank's."""
+        """Compute the gradients of one micro-batch per rank, summed over ranks; return the J metrics of this rank's."""
         share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
         share.backward()
         counted = [sums for layer in self.module.list_moe_layers() for sums in layer.get_step_counters()]
@@ -110,7 +111,7 @@ class BitwiseEngine:
     def _take_gradients(self) -> list[Tensor]:
         parameters = list(self.module.parameters())
         for parameter in parameters:
-            if parameter.grad is None:  # nothing of this micro-batch, on any rank, looks at it
+            if parameter.grad is None:  # unused by this micro-batch on every rank
                 parameter.grad = torch.zeros_like(parameter)
         gradients = list_local_gradients(parameters)
         for parameter in parameters:
@@ -118,7 +119,10 @@ class BitwiseEngine:
         return gradients
 
     def _sum_step_numbers(self, numbers: list[Tensor], extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
-        """(nats of the step, sums of `extras`); the layers' counts become the step's on rank 0, zero elsewhere."""
+        """Return the loss sum of the step in nats and the sums of `extras`.
+
+        Sets the layers' counters to those of the step on rank 0, and to zero elsewhere.
+        """
         own = torch.cat([*numbers, torch.tensor(extras, dtype=torch.float64, device=self.device)])
         gathered = all_gather_tensor(own)
         by_rank, extra_sums = gathered.split([own.numel() - len(extras), len(extras)], dim=1)
@@ -132,14 +136,14 @@ class BitwiseEngine:
 
     @torch.no_grad()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """See Engine."""
+        """Implement `Engine.compute_logits`."""
         self.module.eval()
         logits_BTV: Tensor = self.module(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
-        # After a forward without backward, such as an evaluation or a generation, the root's weights are still whole.
+        """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into the engine."""
+        # After a forward without backward (evaluation, generation) the root's weights are still gathered.
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -152,7 +156,7 @@ class BitwiseEngine:
         return EngineState(tensors, self._optimizer.steps)
 
     def load_state(self, state: EngineState) -> None:
-        """See Engine."""
+        """Implement `Engine.load_state`."""
         own = self.get_state().tensors
         for name, tensor in state.tensors.items():
             if own[name] is not tensor:
@@ -161,7 +165,7 @@ class BitwiseEngine:
 
 
 def use_deterministic_kernels(device: torch.device) -> None:
-    """On accelerators: no kernel with atomic additions, and one workspace for cuBLAS. CPU kernels have neither."""
+    """Select kernels without atomic additions and one cuBLAS workspace, on accelerators. CPU kernels have neither."""
     if device.type != "cpu":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

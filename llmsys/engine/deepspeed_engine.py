@@ -1,12 +1,15 @@
-"""The DeepSpeed engine: ZeRO at every stage around torch's AdamW, experts dealt by our own dispatcher.
+"""The DeepSpeed engine: every ZeRO stage around torch's AdamW, with our own expert dispatcher.
 
-What DeepSpeed does differently from the protocol, and how it is undone here: it divides gradients by the world size
-(the loss is multiplied by it), rounds the starting weights to the compute dtype before it makes masters (masters are
-set again from fp32), casts buffers (put back), and owns its shards (`get_state` gathers one parameter at a time and
-keeps a slice). In stage 0 it would add gradients of micro-batches up in bf16; there it gets fp32 parameters that the
-forward reads as bf16. Its files:
-deepspeed_setup says what it is given, deepspeed_place, _state and _partitions where it keeps things, deepspeed_gate how
-a step is refused.
+Differences of DeepSpeed from the `Engine` protocol, and their treatment:
+
+- It divides gradients by the world size: the loss is multiplied by it.
+- It rounds the initial weights to the compute dtype before it makes masters: masters are set again from float32.
+- It casts buffers: their values and dtypes are restored.
+- It owns its shards: `get_state` gathers one parameter at a time and keeps a slice.
+- In stage 0 it would sum gradients of micro-batches in bfloat16: it gets float32 parameters that the forward reads as
+  bfloat16.
+
+deepspeed_setup.py builds its inputs, deepspeed_state.py reads and writes its masters and moments.
 """
 
 from collections.abc import Sequence
@@ -25,7 +28,7 @@ from llmsys.engine.deepspeed_setup import (
     materialize_full_parameters,
     materialize_partitioned_parameters,
 )
-from llmsys.engine.deepspeed_state import build_deepspeed_state
+from llmsys.engine.deepspeed_state import ZeroStage, build_deepspeed_state
 from llmsys.engine.engine import (
     Accept,
     EngineState,
@@ -40,7 +43,7 @@ from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build_optimizer import MOMENTS
+from llmsys.optim.build_optimizer import MOMENTS, require_adamw
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.optim.parameter_groups import get_parameter_role
 from llmsys.parallel.device_mesh import DeviceMeshes
@@ -50,14 +53,14 @@ from llmsys.parallel.process_group import get_world_size
 
 
 class DeepSpeedEngine:
-    """ZeRO around torch's AdamW. `model` is built on the meta device; see TorchEngine for the arguments."""
+    """ZeRO around torch's AdamW. `model` is on the meta device; arguments as for `TorchEngine`."""
 
     def __init__(
         self,
         model: Transformer,
         *,
         meshes: DeviceMeshes,
-        zero_stage: int,
+        zero_stage: ZeroStage,
         optimizer: OptimizerConfig,
         loss: Loss,
         compute_dtype: torch.dtype,
@@ -80,38 +83,38 @@ class DeepSpeedEngine:
             materialize_partitioned_parameters(model, settings, device, compute_dtype, seed)
         else:
             materialize_full_parameters(model, meshes, device, seed)
-        made = build_adamw(dict(model.named_parameters()), self._shapes, meshes, optimizer)
-        self._engine = initialize_deepspeed(model, made, settings)
+        adamw = build_adamw(dict(model.named_parameters()), self._shapes, meshes, require_adamw(optimizer))
+        self._engine = initialize_deepspeed(model, adamw, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
-        self._place = build_deepspeed_state(self._engine, zero_stage, clip, meshes)
+        self._state = build_deepspeed_state(self._engine, zero_stage, clip, meshes)
         self._set_masters(seed)
 
     def _set_masters(self, seed: int) -> None:
-        """Masters in fp32 as they start in every engine, not as the compute dtype rounds them."""
+        """Set float32 masters to the initial values of every engine, not to those rounded to the compute dtype."""
         for name, parameter in self.module.named_parameters():
             value = compute_initial_value(self.module.config, name, self._shapes[name], seed)
             if self._is_split(name):
-                place = self._meshes.expert.get_local_rank()  # type: ignore[union-attr]
-                value = value.chunk(self._meshes.expert.size())[place]  # type: ignore[union-attr]
-            self._place.set_tensor(parameter, value.to(self.device), None)
-        self._place.sync_weights()
+                rank = self._meshes.expert.get_local_rank()  # type: ignore[union-attr]
+                value = value.chunk(self._meshes.expert.size())[rank]  # type: ignore[union-attr]
+            self._state.set_tensor(parameter, value.to(self.device), None)
+        self._state.sync_weights()
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
-        """See Engine."""
+        """Implement `Engine.train_step`."""
         self._engine.train()
         counts = reduce_token_counts(batches, self.device)
         set_rates(self._engine.optimizer.param_groups, learning_rate)
         # DeepSpeed divides by the world size, for experts too; the product undoes it exactly for powers of two.
-        factor = get_world_size() * (1.0 if self._scale is None else self._place.set_loss_scale(self._scale.scale))
+        factor = get_world_size() * (1.0 if self._scale is None else self._state.set_loss_scale(self._scale.scale))
         total = torch.zeros((), device=self.device)
-        for place, batch in enumerate(batches, start=1):
-            self._engine.set_gradient_accumulation_boundary(place == len(batches))
+        for number, batch in enumerate(batches, start=1):
+            self._engine.set_gradient_accumulation_boundary(number == len(batches))
             total += self._train_micro_batch(batch.to(self.device), counts, factor)
         loss, sums = reduce_sums(total, counts[0], extras)
-        norm, applied = self._place.step_optimizer(loss, self._add_overflow_check(accept))
+        norm, applied = self._state.step_optimizer(loss, self._add_overflow_check(accept))
         return StepResult(loss, norm, int(counts[0]), applied, sums)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
@@ -120,49 +123,49 @@ class DeepSpeedEngine:
         return nats
 
     def _add_overflow_check(self, accept: Accept) -> Accept:
-        """`accept`, asked only about steps that fit fp16 where that is the precision."""
+        """Return `accept`, called in fp16 only for steps without overflow."""
         scale = self._scale
         return accept if scale is None else lambda loss, norm: scale.update_scale(loss, norm) and accept(loss, norm)
 
     @torch.no_grad()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """See Engine."""
+        """Implement `Engine.compute_logits`."""
         self._engine.eval()
         logits_BTV: Tensor = self._engine(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """See Engine. One parameter is whole at a time; each rank keeps its share of the first dimension."""
+        """Implement `Engine.get_state`. One parameter is gathered at a time; each rank keeps its rows."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
-            tensors[f"parameter/{name}"] = self._shard_tensor(name, self._place.get_tensor(parameter, None))
+            tensors[f"parameter/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, None))
             for ours, theirs in MOMENTS.items():
-                tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._place.get_tensor(parameter, theirs))
+                tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, theirs))
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         tensors |= {} if self._scale is None else self._scale.state_dict()
-        return EngineState(tensors, int(self._place.get_step_counters()[0]))
+        return EngineState(tensors, int(self._state.get_step_counters()[0]))
 
     def load_state(self, state: EngineState) -> None:
-        """See Engine."""
+        """Implement `Engine.load_state`."""
         for name, parameter in self.module.named_parameters():
-            self._place.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
+            self._state.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
             for ours, theirs in MOMENTS.items():
-                self._place.set_tensor(
+                self._state.set_tensor(
                     parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs
                 )
         for name, buffer in iter_persistent_buffers(self.module):
             buffer.copy_(state.tensors[f"buffer/{name}"])
         for name, tensor in {} if self._scale is None else self._scale.state_dict().items():
             tensor.copy_(state.tensors.get(name, tensor))
-        for steps in self._place.get_step_counters():
+        for steps in self._state.get_step_counters():
             steps.fill_(state.steps)
-        self._place.sync_weights()
+        self._state.sync_weights()
 
     def _is_split(self, name: str) -> bool:
         return self._meshes.expert is not None and get_parameter_role(name) == "experts"
 
     def _shard_tensor(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's share: split experts are shared over the expert axis, everything else over all ranks."""
+        """Return this rank's rows: experts are sharded over the expert axis, everything else over all ranks."""
         if self._is_split(name):
             return DTensor.from_local(whole.clone(), self._meshes.expert, [Shard(0)], run_check=False)
         return to_dtensor_shard(whole, self._meshes.world)

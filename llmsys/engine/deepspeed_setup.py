@@ -1,7 +1,7 @@
-"""What DeepSpeed is given: its settings, the model with storage and starting values, the optimizer.
+"""The inputs of DeepSpeed: its config, the model with initial values, and the optimizer.
 
-Under ZeRO-3 a parameter is dealt out to the ranks as soon as it has a value, so no rank ever holds the whole model;
-under the other stages every rank holds it, as they want it.
+Under ZeRO-3 a parameter is sharded as soon as it has a value, so no rank ever holds the full model. Under the other
+stages every rank holds it.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig
 from llmsys.errors import ConfigError
 from llmsys.model.initialization import compute_initial_value
 from llmsys.model.transformer import Transformer
@@ -29,7 +29,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE
 from deepspeed.utils import groups
 
-# Its use of torch's older names is not our users' concern.
+# Users cannot act on DeepSpeed's use of torch's older names.
 warnings.filterwarnings("ignore", message=r".*torch\.distributed\..* is deprecated", category=FutureWarning)
 
 # DeepSpeed would compile a shared-memory all-reduce for CPUs at start-up: minutes on a slow machine, an error without a
@@ -41,7 +41,7 @@ BUCKET = 1 << 28
 
 
 class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]
-    """Tells DeepSpeed that the model has an expert axis. No parameters and no forward: our own layers do the work.
+    """A module that tells DeepSpeed about the expert axis, without parameters or forward: our own layers do the work.
 
     DeepSpeed looks for an instance of its MoE among the modules and lets it create the process groups.
     """
@@ -54,7 +54,7 @@ class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]
         self.expert_group_name = f"ep_size_{size}"
 
     def set_deepspeed_parallelism(self, use_data_before_expert_parallel_: bool = False) -> None:
-        """Called by DeepSpeed while it builds its engine."""
+        """Create the expert process groups. DeepSpeed calls it while it builds its engine."""
         if self.expert_group_name not in groups._get_expert_parallel_group_dict():
             groups._create_expert_and_data_parallel(
                 self.ep_size, use_data_before_expert_parallel_=use_data_before_expert_parallel_
@@ -64,9 +64,10 @@ class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]
 def build_deepspeed_config(
     model: Transformer, *, zero_stage: int, offload: bool, clip: float, compute_dtype: torch.dtype
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration. Stage 0 gets fp32 parameters and clips for itself: see WholeState.
+    """Build DeepSpeed's config. Stage 0 gets float32 parameters and does not clip: see `Zero0State`.
 
-    Raises ConfigError for fp16 on a device for which DeepSpeed has none.
+    Raises:
+        ConfigError: fp16 on a device for which DeepSpeed does not support it.
     """
     if compute_dtype == torch.float16 and not get_accelerator().is_fp16_supported():
         raise ConfigError(
@@ -77,16 +78,16 @@ def build_deepspeed_config(
     zero: dict[str, Any] = {
         "stage": zero_stage,
         "reduce_bucket_size": min(BUCKET, max(sum(sizes), 1)),
-        # Vectors stay whole on every rank: gathering them costs more than keeping them.
+        # Vectors stay unsharded: gathering them costs more than keeping them.
         "stage3_param_persistence_threshold": max((p.numel() for p in model.parameters() if p.ndim == 1), default=0),
-        "memory_efficient_linear": False,  # it would exchange torch's linear map for the whole process
+        "memory_efficient_linear": False,  # it would replace torch's linear function for the whole process
     }
     if offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     mixed = zero_stage > 0
     return {
         "train_micro_batch_size_per_gpu": 1,  # for its own accounting only: micro-batches may differ in size
-        "gradient_accumulation_steps": 2,  # more than one: it keeps sums; where a step ends, the engine says
+        "gradient_accumulation_steps": 2,  # more than one, so that it keeps sums; the engine sets the boundary
         "gradient_clipping": clip if mixed else 0.0,
         "zero_optimization": zero,
         "bf16": {"enabled": mixed and compute_dtype == torch.bfloat16, "check_grad_overflow": True},
@@ -99,11 +100,11 @@ def build_deepspeed_config(
 
 
 def initialize_deepspeed(model: Transformer, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> Any:
-    """DeepSpeed's engine around a model that has its storage. Buffers keep their values and types."""
+    """Return DeepSpeed's engine around a model that has storage. Buffers keep their values and dtypes."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if "RANK" not in os.environ:
         os.environ.setdefault("LOCAL_RANK", "0")  # one process without a launcher
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory it sees, where a verb may be printing JSON
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use, and our stdout may be JSON
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name]
@@ -111,7 +112,7 @@ def initialize_deepspeed(model: Transformer, optimizer: torch.optim.Optimizer, s
 
 
 def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device: torch.device, seed: int) -> None:
-    """Starting values on every rank; of split experts only this rank's, marked the way DeepSpeed wants them marked."""
+    """Set the initial values on every rank; of split experts only this rank's, marked as DeepSpeed expects."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.to_empty(device=device)
     model.reset_buffers()
@@ -120,11 +121,11 @@ def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device
             parameter.copy_(compute_initial_value(model.config, name, shapes[name], seed))
     if meshes.expert is None:
         return
-    size, place = meshes.expert.size(), meshes.expert.get_local_rank()
+    size, rank = meshes.expert.size(), meshes.expert.get_local_rank()
     for layer in model.list_moe_layers():
         layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
-            local = nn.Parameter(parameter.data.chunk(size, dim=0)[place].clone())
+            local = nn.Parameter(parameter.data.chunk(size, dim=0)[rank].clone())
             local.allreduce = False  # type: ignore[attr-defined]
             local.group_name = f"ep_size_{size}"  # type: ignore[attr-defined]
             layer.experts.register_parameter(name, local)
@@ -134,8 +135,8 @@ def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device
 def materialize_partitioned_parameters(
     model: Transformer, settings: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int
 ) -> None:
-    """Each parameter gets its starting value in `dtype` and is dealt out to all ranks before the next one."""
-    deal = deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
+    """Set the initial value of each parameter in `dtype` and shard it over all ranks before the next one."""
+    partitioner = deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
     for module_name, module in model.named_modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device=device)
@@ -144,23 +145,23 @@ def materialize_partitioned_parameters(
                 full_name = f"{module_name}.{name}".lstrip(".")
                 value = compute_initial_value(model.config, full_name, parameter.shape, seed).to(device, dtype)
                 module.register_parameter(name, nn.Parameter(value))
-                deal._convert_to_zero_parameters([module._parameters[name]])
+                partitioner._convert_to_zero_parameters([module._parameters[name]])
         model._tie_weights()
     model.reset_buffers()
-    # Gathered and reduced at once is a block, as FSDP2 does it. By itself ZeRO-3 would do so inside of blocks, layer by
-    # layer, where compilation and recomputation want no hooks. What is read outside of blocks it finds by itself.
+    # Gather and reduce one block at a time, as FSDP2 does. By default ZeRO-3 hooks every layer inside of blocks, where
+    # compilation and activation checkpointing allow no hooks. It finds parameters outside of blocks by itself.
     deepspeed.utils.set_z3_leaf_modules(model, [TransformerBlock])
 
 
 def build_adamw(
-    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: OptimizerConfig
+    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: AdamWConfig
 ) -> torch.optim.AdamW:
-    """torch's AdamW in the groups of every engine; those of split experts are marked for DeepSpeed.
+    """Build torch's AdamW with the parameter groups of every engine; those of split experts are marked for DeepSpeed.
 
-    `shapes` are those of the whole parameters, since a partitioned one has no dimensions of its own.
+    `shapes` are those of the full parameters, since a partitioned one has none of its own.
     """
     like = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
-    made: list[dict[str, Any]] = []
+    param_groups: list[dict[str, Any]] = []
     for group in build_parameter_groups(like.items(), config):
         entry: dict[str, Any] = {
             "params": [named[name] for name in group.names],
@@ -170,5 +171,5 @@ def build_adamw(
         }
         if meshes.expert is not None and group.role == "experts":
             entry |= {"moe": True, "name": f"ep_size_{meshes.expert.size()}"}
-        made.append(entry)
-    return torch.optim.AdamW(made, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+        param_groups.append(entry)
+    return torch.optim.AdamW(param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

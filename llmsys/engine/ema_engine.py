@@ -1,25 +1,28 @@
-"""An engine that also keeps an exponential mean of its weights, and evaluates, continues and saves with it.
+"""An engine that keeps an exponential moving average (EMA) of its weights, and evaluates with it.
 
-Wraps any engine whose `get_state` gives the living shards. Each step moves the mean towards the weights by
-1 - 0.5^(tokens / half-life) (Polyak and Juditsky 1992; the exponential form as in Kingma 2014, section 7.2), so the
-batch size does not change how much text it remembers. Every operation rounds once per element: no layout changes it.
+Wraps any engine whose `get_state` returns the tensors themselves. Each step moves the average towards the weights by
+1 - 0.5^(tokens / half-life), so the batch size does not change how much text it covers (Polyak and Juditsky 1992; the
+exponential form as in Kingma 2014, section 7.2).
+
+Invariants:
+- Every operation rounds once per element: no layout changes the average.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Accept, Engine, EngineState, StepResult, accept_all
+from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 
 PARAMETER, AVERAGE = "parameter/", "average/"
 
 
 class EmaEngine:
-    """See the file. `half_life_tokens` counts training targets: after so many a step counts half."""
+    """An engine with an EMA of its weights. `half_life_tokens` counts training targets."""
 
     def __init__(self, engine: Engine, half_life_tokens: int) -> None:
         self._engine = engine
@@ -29,18 +32,18 @@ class EmaEngine:
 
     @property
     def device(self) -> torch.device:
-        """See Engine."""
+        """Device of the wrapped engine."""
         return self._engine.device
 
     @property
     def module(self) -> Transformer:
-        """See Engine. After an evaluation it has the mean, until the next step."""
+        """The model. After an evaluation it holds the average, until the next step."""
         return self._engine.module
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
-        """See Engine."""
+        """Implement `Engine.train_step`, and update the average if the step is applied."""
         self._swap_weights(wanted=False)
         result = self._engine.train_step(batches, learning_rate, accept, extras)
         if result.is_applied:
@@ -48,19 +51,19 @@ class EmaEngine:
         return result
 
     def compute_logits(self, batch: Batch) -> Tensor:
-        """See Engine: of the mean."""
+        """Implement `Engine.compute_logits` with the average."""
         self._swap_weights(wanted=True)
         return self._engine.compute_logits(batch)
 
     def get_state(self) -> EngineState:
-        """See Engine. The mean is `average/NAME`."""
+        """Implement `Engine.get_state`. The average is `average/NAME`."""
         self._swap_weights(wanted=False)
         state = self._engine.get_state()
         means = {name.replace(PARAMETER, AVERAGE, 1): mean for name, mean in self._averages.items()}
         return EngineState(state.tensors | means, state.steps)
 
     def load_state(self, state: EngineState) -> None:
-        """See Engine. Before the first step the mean is the weights themselves, wherever those came from."""
+        """Implement `Engine.load_state`. Before the first step the average equals the weights."""
         self._swap_weights(wanted=False)
         rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(AVERAGE)}
         self._engine.load_state(EngineState(rest, state.steps))
@@ -75,26 +78,23 @@ class EmaEngine:
         return {name: tensor for name, tensor in tensors.items() if name.startswith(PARAMETER)}
 
     @torch.no_grad()
-    def _update_averages(self, kept: float) -> None:
+    def _update_averages(self, decay: float) -> None:
         weights = self._get_weights()
         for name, mean in self._averages.items():
-            local = _to_local(mean)
-            local.mul_(kept)
-            local.add_(_to_local(weights[name]) * (1 - kept))
+            local = get_local_tensor(mean)
+            # Two operations: lerp_ may fuse multiply and add, and round differently on another device or layout.
+            local.mul_(decay)
+            local.add_(get_local_tensor(weights[name]) * (1 - decay))
 
     @torch.no_grad()
     def _swap_weights(self, *, wanted: bool) -> None:
-        """Have the mean in the model's parameters, or the weights: contents change places, one tensor at a time."""
+        """Swap weights and average in the model, one tensor at a time, so that it holds the `wanted` one."""
         if wanted == self._swapped:
             return
         weights = self._get_weights()
         for name, mean in self._averages.items():
-            here, there = _to_local(weights[name]), _to_local(mean)
-            kept = here.clone()
+            here, there = get_local_tensor(weights[name]), get_local_tensor(mean)
+            saved = here.clone()
             here.copy_(there)
-            there.copy_(kept)
+            there.copy_(saved)
         self._swapped = wanted
-
-
-def _to_local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

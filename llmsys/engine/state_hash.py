@@ -1,8 +1,8 @@
-"""One number for a whole training state: equal for equal bits, whatever the engine, however tensors are shared out.
+"""A 128-bit hash of a training state: equal for equal bits, under any engine and layout.
 
-Each rank digests the slices it holds, where they lie; only the digests travel. The digest of a tensor is the sum,
-modulo 2⁶⁴, of each element's bits mixed with its place in the whole tensor. A sum does not care who adds which part, so
-a tensor has one digest under every layout. It finds accidents, not adversaries: two such sums are taken, 128 bits.
+Each rank hashes the slices it holds; only hashes are sent. The hash of a tensor is the sum, modulo 2⁶⁴, of each
+element's bits mixed with its index in the full tensor, twice with different mixing. A sum does not depend on who adds
+which slice. It detects corruption, not adversaries.
 """
 
 import hashlib
@@ -20,32 +20,39 @@ from llmsys.errors import LlmsysError
 from llmsys.parallel.process_group import get_world_size
 
 PIECE = 1 << 16
-"""Elements that are mixed at a time: 512 KiB of 64-bit words, which stay in cache."""
+"""Elements hashed at a time: 512 KiB of 64-bit words, which stay in cache."""
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Shape = tuple[int, ...]
-Place = tuple[Shape, Shape]
-"""(offset, shape) of a slice in the whole tensor."""
+SliceLocation = tuple[Shape, Shape]
+"""(offset, shape) of a slice in the full tensor."""
 Sums = tuple[int, int]
 
 
 def hash_state(state: EngineState) -> str:
-    """32 hexadecimal digits for all tensors of a state and its number of steps. Collective.
+    """Hash all tensors of a state and its number of steps. Collective.
 
-    Raises LlmsysError when two ranks hold the same slice of a tensor with different bits.
+    Args:
+        state: From `Engine.get_state`.
+
+    Returns:
+        32 hexadecimal digits, equal on every rank.
+
+    Raises:
+        LlmsysError: Two ranks hold the same slice of a tensor with different bits.
     """
     mine = {name: hash_slice(tensor) for name, tensor in state.tensors.items()}
-    whole = hashlib.blake2b(f"steps {state.steps}".encode(), digest_size=16)
+    combined = hashlib.blake2b(f"steps {state.steps}".encode(), digest_size=16)
     for name, (first, second) in sorted(_sum_tensors(_gather_from_ranks(mine)).items()):
         tensor = state.tensors[name]
-        whole.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype} {first:016x} {second:016x}".encode())
-    return whole.hexdigest()
+        combined.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype} {first:016x} {second:016x}".encode())
+    return combined.hexdigest()
 
 
 @torch.no_grad()
-def hash_slice(tensor: Tensor) -> tuple[Place, Sums]:
-    """Where this rank's slice of a tensor lies in the whole, and the two sums over its elements."""
+def hash_slice(tensor: Tensor) -> tuple[SliceLocation, Sums]:
+    """Return the location of this rank's slice in the full tensor, and the two sums over its elements."""
     local, offset = tensor, (0,) * tensor.ndim
     if isinstance(tensor, DTensor):
         local = tensor.to_local()
@@ -54,17 +61,17 @@ def hash_slice(tensor: Tensor) -> tuple[Place, Sums]:
     sums = torch.zeros(2, dtype=torch.int64, device=local.device)
     for start in range(0, len(words), PIECE):
         piece = words[start : start + PIECE].long()
-        places = torch.arange(start, start + len(piece), device=piece.device)
+        indices = torch.arange(start, start + len(piece), device=piece.device)
         sums += _mix_words(
-            piece, _compute_global_positions(places, tuple(local.shape), tuple(offset), tuple(tensor.shape))
+            piece, _compute_global_positions(indices, tuple(local.shape), tuple(offset), tuple(tensor.shape))
         )
     first, second = (number % 2**64 for number in sums.tolist())
     return (tuple(offset), tuple(local.shape)), (first, second)
 
 
-def _mix_words(words: Tensor, places: Tensor) -> Tensor:
-    """Two sums over elements of 64 well-mixed bits each; the finalizer of splitmix64 (Steele 2014)."""
-    x = places.mul_(-0x61C8864680B583EB).bitwise_xor_(words)
+def _mix_words(words: Tensor, indices: Tensor) -> Tensor:
+    """Return two sums over elements of 64 well-mixed bits each; the finalizer of splitmix64 (Steele 2014)."""
+    x = indices.mul_(-0x61C8864680B583EB).bitwise_xor_(words)  # constants as signed 64-bit integers
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         x.bitwise_xor_(_shift_right(x, shift)).mul_(factor)
     first = x.bitwise_xor_(_shift_right(x, 31)).sum()
@@ -73,40 +80,40 @@ def _mix_words(words: Tensor, places: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, by: int) -> Tensor:
-    """A right shift that brings in zeros, also for numbers that count as negative."""
+    """Return a logical right shift, which fills with zeros also for negative numbers."""
     return (x >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
-def _compute_global_positions(places: Tensor, shape: Shape, offset: Shape, whole: Shape) -> Tensor:
-    """From places in a slice, counted row by row, to places in the whole tensor."""
-    if shape[1:] == whole[1:]:  # only rows are cut, or nothing
-        return places.add_(math.prod(whole[1:]) * sum(offset[:1]))
-    found = torch.zeros_like(places)
+def _compute_global_positions(indices: Tensor, shape: Shape, offset: Shape, full_shape: Shape) -> Tensor:
+    """Convert row-major indices in a slice to indices in the full tensor."""
+    if shape[1:] == full_shape[1:]:  # only rows are cut, or nothing
+        return indices.add_(math.prod(full_shape[1:]) * sum(offset[:1]))
+    global_indices = torch.zeros_like(indices)
     for dim in reversed(range(len(shape))):
-        found.add_(places % shape[dim] + offset[dim], alpha=math.prod(whole[dim + 1 :]))
-        places = places // shape[dim]
-    return found
+        global_indices.add_(indices % shape[dim] + offset[dim], alpha=math.prod(full_shape[dim + 1 :]))
+        indices = indices // shape[dim]
+    return global_indices
 
 
-def _gather_from_ranks(mine: dict[str, tuple[Place, Sums]]) -> list[dict[str, tuple[Place, Sums]]]:
-    found = [mine] * get_world_size()
+def _gather_from_ranks(mine: dict[str, tuple[SliceLocation, Sums]]) -> list[dict[str, tuple[SliceLocation, Sums]]]:
+    by_rank = [mine] * get_world_size()
     if get_world_size() > 1:
-        dist.all_gather_object(found, mine)
-    return found
+        dist.all_gather_object(by_rank, mine)
+    return by_rank
 
 
-def _sum_tensors(by_rank: list[dict[str, tuple[Place, Sums]]]) -> dict[str, Sums]:
-    """The sums of whole tensors: each slice counts once, however many ranks hold it."""
+def _sum_tensors(by_rank: list[dict[str, tuple[SliceLocation, Sums]]]) -> dict[str, Sums]:
+    """Return the sums of full tensors: each slice counts once, however many ranks hold it."""
     return {name: _sum_slices(name, [digests[name] for digests in by_rank]) for name in by_rank[0]}
 
 
-def _sum_slices(name: str, slices: list[tuple[Place, Sums]]) -> Sums:
-    known: dict[Place, tuple[int, Sums]] = {}
-    for number, (place, sums) in enumerate(slices):
-        holder, expected = known.setdefault(place, (number, sums))
-        if sums != expected and 0 not in place[1]:
+def _sum_slices(name: str, slices: list[tuple[SliceLocation, Sums]]) -> Sums:
+    known: dict[SliceLocation, tuple[int, Sums]] = {}
+    for rank, (location, sums) in enumerate(slices):
+        holder, expected = known.setdefault(location, (rank, sums))
+        if sums != expected and 0 not in location[1]:  # empty slices have no bits to compare
             raise LlmsysError(
-                f"{name}: ranks {holder} and {number} hold the same part with different bits. Copies of one part must "
+                f"{name}: ranks {holder} and {rank} hold the same part with different bits. Copies of one part must "
                 f"be equal: resume from the last checkpoint, and check the memory of both machines if it happens again."
             )
     return _add_sums(sums for _, sums in known.values())

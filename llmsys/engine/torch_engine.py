@@ -1,10 +1,10 @@
-"""The torch engine: FSDP2 or DDP over one or many ranks, with all that a layout can split.
+"""The torch engine: FSDP2 or DDP over one or many ranks, with every axis of a layout.
 
-fp32 masters live in shards or copies; the forward computes in the given dtype; gradients are summed in fp32.
+float32 masters are in shards or replicas; the forward computes in the given dtype; gradients are summed in float32.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -38,7 +38,17 @@ from llmsys.parallel.gradient_clipping import clip_gradients
 class TorchEngine:
     """AdamW or Muon around FSDP2 or DDP.
 
-    `model` is built on the meta device and gets its starting values here, by `seed`. In fp16 the loss is scaled.
+    Args:
+        model: A model on the meta device; it gets its initial values here.
+        meshes: Sub-meshes of the run's layout.
+        optimizer: The `optimizer:` section.
+        loss: The loss at the head.
+        compute_dtype: Dtype of the forward; in float16 the loss is scaled.
+        seed: Seed of the initial values.
+        device: Device of this rank.
+        data_parallel: FSDP2 or DDP.
+        offload: "state" keeps shards in host memory. FSDP2 only.
+        gradients: "whole" accumulates unsharded gradients over micro-batches. FSDP2 only.
     """
 
     def __init__(
@@ -61,19 +71,20 @@ class TorchEngine:
         self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self.after_micro_batch: Callable[[int], None] | None = None
-        """Called with the number of each micro-batch, when its gradients have been added to those of the step."""
+        """Called with the number of each micro-batch after its gradients were added to those of the step."""
 
         def build_initial_value(name: str, shape: torch.Size) -> Tensor:
             return compute_initial_value(model.config, name, shape, seed)
 
-        self._ranks: DataParallelModel
-        if data_parallel == "ddp":
-            self._ranks = DdpModel(
-                model, meshes, compute_dtype=compute_dtype, device=device, initial=build_initial_value
-            )
-        else:
-            where: dict[str, Any] = {"device": device, "offload": offload, "gradients": gradients}
-            self._ranks = FsdpModel(model, meshes, compute_dtype=compute_dtype, initial=build_initial_value, **where)
+        self._data_parallel: DataParallelModel
+        common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": build_initial_value}
+        match data_parallel:
+            case "fsdp":
+                self._data_parallel = FsdpModel(model, meshes, offload=offload, gradients=gradients, **common)
+            case "ddp":
+                self._data_parallel = DdpModel(model, meshes, **common)
+            case unreachable:
+                assert_never(unreachable)
         self._optimizer = build_optimizer(
             dict(model.named_parameters()),
             optimizer,
@@ -85,18 +96,19 @@ class TorchEngine:
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
-        """See Engine. The loss is divided by the targets of all ranks before backward, so gradients need no factor."""
+        """Implement `Engine.train_step`. The loss is divided by the targets of all ranks before backward."""
         self.module.train()
-        counts = reduce_token_counts(batches if self._ranks.parts.is_first_rank else (), self.device)
+        counts = reduce_token_counts(batches if self._data_parallel.sharding.is_first_rank else (), self.device)
         scale = 1.0 if self._scale is None else self._scale.scale
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
-            whole = number == len(batches) - 1 or self.after_micro_batch is not None
-            with self._ranks.enter_micro_batch(last=whole):
+            # Whoever looks at gradients after each micro-batch needs them reduced.
+            reduces = number == len(batches) - 1 or self.after_micro_batch is not None
+            with self._data_parallel.enter_micro_batch(last=reduces):
                 total += self._train_micro_batch(batch.to(self.device), counts, scale)
             if self.after_micro_batch is not None:
                 self.after_micro_batch(number)
-        self._ranks.finish_gradients()
+        self._data_parallel.finish_gradients()
         norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
         loss, sums = reduce_sums(total, counts[0], extras)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
@@ -107,7 +119,9 @@ class TorchEngine:
         return StepResult(loss, norm, int(counts[0]), applied, sums)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, scale: float) -> Tensor:
-        share, nats = compute_loss_share(self.module, self._ranks.forward, batch, self._loss, counts, self._ranks.parts)
+        share, nats = compute_loss_share(
+            self.module, self._data_parallel.forward, batch, self._loss, counts, self._data_parallel.sharding
+        )
         (share * scale).backward()
         return nats
 
@@ -117,14 +131,14 @@ class TorchEngine:
 
     @torch.no_grad()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """See Engine."""
+        """Implement `Engine.compute_logits`."""
         self.module.eval()
         logits_BTV: Tensor = self.module(**batch.to(self.device).to_model_inputs())
         return logits_BTV
 
     def get_state(self) -> EngineState:
-        """See Engine. The tensors are the living ones: loading into them in place is loading into the engine."""
-        self._ranks.reshard_parameters()
+        """Implement `Engine.get_state`. The tensors are not copies: loading into them loads into the engine."""
+        self._data_parallel.reshard_parameters()
         tensors: dict[str, Tensor] = {}
         steps, optimizer_state = 0, self._optimizer.state
         for name, parameter in self.module.named_parameters():
@@ -136,7 +150,7 @@ class TorchEngine:
         return EngineState(tensors | ({} if self._scale is None else self._scale.state_dict()), steps)
 
     def load_state(self, state: EngineState) -> None:
-        """See Engine."""
+        """Implement `Engine.load_state`."""
         own = self.get_state().tensors
         for name, tensor in state.tensors.items():
             if own[name] is not tensor:

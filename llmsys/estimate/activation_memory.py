@@ -35,7 +35,14 @@ class BlockGroup:
 
 
 def get_sequence_lengths(config: RunConfig) -> tuple[int, int]:
-    """Return the tokens of one window at the encoder and at the decoder; equal where there is one stack."""
+    """Return the tokens of one window at the encoder and at the decoder.
+
+    Args:
+        config: resolved config of a run.
+
+    Returns:
+        (source, target) in tokens; equal where there is one stack.
+    """
     length = config.batch.sequence_length
     target = getattr(config.batch, "target_sequence_length", None)
     return length, target if target is not None and config.model.family == "encoder_decoder" else length

@@ -1,4 +1,4 @@
-"""What a machine room costs and how it fails: assumptions, all of them stated, none of them measured here.
+"""Prices, power and failures of a cluster: stated assumptions, none measured here.
 
 Reads a YAML file over the defaults below; every answer in money, energy or whole-run hours prints them.
 """
@@ -54,7 +54,17 @@ class ClusterCosts(Section):
 
 
 def load_cluster_costs(path: Path) -> ClusterCosts:
-    """The cluster of a YAML file; ConfigError with the line for whatever is wrong in it."""
+    """Load the prices, power and failures of a cluster from YAML.
+
+    Args:
+        path: file with fields of ClusterCosts; left-out ones have their defaults.
+
+    Returns:
+        The validated costs.
+
+    Raises:
+        ConfigError: the file is missing, or a field is wrong (with its line).
+    """
     if not path.is_file():
         raise ConfigError(f"there is no cluster file {path}. Write one with device: and devices: in it.")
     values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)

@@ -174,7 +174,7 @@ def estimate_data_parallel_seconds(
 
 
 def _compute_exposed_seconds(seconds: float, hide: float, window: float) -> float:
-    """What is not hidden: some of the traffic never is, and no more than the compute beside it."""
+    """Return the seconds that are not hidden: some traffic never is, and no more than the compute next to it."""
     return seconds - min(hide * seconds, window)
 
 

@@ -32,7 +32,7 @@ class Interconnect(Section):
 
 
 class KernelEfficiency(Section):
-    """How much of the peak a kernel reaches when it is large: 1 is all of it.
+    """Share of the peak that large kernels reach: 1 is all of it.
 
     A product takes flops / (peak · products) + bytes / (memory_bandwidth · memory) + launch_seconds, which is the curve
     over shapes: the second part is what small or thin matrices suffer from.
@@ -53,7 +53,7 @@ class KernelEfficiency(Section):
 
 
 class RunResidual(Section):
-    """What runs on the device took over what the model of time says: `llmsys reconcile --update` writes it."""
+    """Measured over modelled step times on the device; `llmsys reconcile --update` writes it."""
 
     factor: float = Field(gt=0, description="Measured over modelled, the median of the runs.")
     spread: float = Field(ge=0, description="Standard deviation of its logarithm.")
@@ -106,16 +106,30 @@ def list_device_names() -> list[str]:
 
 
 def find_device_by_driver_name(driver_name: str) -> DeviceProfile | None:
-    """The profile of the accelerator that its driver calls so; None when nobody described it."""
+    """Find the shipped profile of an accelerator by its driver's name.
+
+    Args:
+        driver_name: as `torch.cuda.get_device_name` returns it.
+
+    Returns:
+        The profile; None where no shipped one has that name.
+    """
     return next(
         (one for one in map(_load_packaged_profile, list_device_names()) if driver_name in one.driver_names), None
     )
 
 
 def load_device_profile(name: str) -> DeviceProfile:
-    """The profile of that name, or in the YAML file of that path.
+    """Load a device profile.
 
-    Raises ConfigError for an unknown name, with the known ones, and for whatever is wrong in a file.
+    Args:
+        name: name of a shipped profile, or path of a YAML file.
+
+    Returns:
+        The validated profile.
+
+    Raises:
+        ConfigError: unknown name (with the known ones), or a wrong field in a file.
     """
     if (FOLDER / f"{name}.yaml").is_file():
         return _load_packaged_profile(name)

@@ -1,4 +1,4 @@
-"""What one forward pass of an evaluation takes beside the state and the weights in use: no backward, whole logits.
+"""Memory of one evaluation forward besides state and weights in use: no backward, full logits.
 
 A rank carries all positions of its sequences, whatever axes divide them in training
 (llmsys/parallel/sequence_sharding.py).
@@ -17,7 +17,7 @@ IN_EVALUATION = "in an evaluation"
 SOFTCAP_COPIES = 3  # the logits, their quotient, and its tanh
 
 
-def evaluation_items(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
+def list_evaluation_items(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
     """Return bytes of `evaluation_sequences` held-out sequences; `training` is the size of a training micro-batch."""
     model, train = config.model, config.train
     shape = replace(

@@ -1,15 +1,11 @@
-"""How many pairs of a query and a key attention really looks at: under causal masks, windows and packed documents.
+"""FLOPs of matmuls: visible pairs of attention, recomputed matmuls, and three counting conventions.
 
-Which products a backward pass computes again, under the policies of `train.activation_checkpoint`.
+A matmul of (m, k) by (k, n) is 2·m·k·n operations; the backward runs two for each one of the forward. Look-ups, norms,
+biases, activations and rotations count nothing; router, poolers and heads count. The recompute policies themselves are
+in llmsys/parallel/activation_checkpoint.py.
 
-The policies themselves, and what they keep, are in llmsys/parallel/activation_checkpoint.py; what they keep in memory
-is in `kept`.
-
-Exact floating-point operations of matrix products, forward and backward, in three named conventions.
-
-A product of an (m, k) with a (k, n) matrix is 2·m·k·n operations; a backward pass does two such products for each of
-the forward. Look-ups, norms, biases, activations and rotations count nothing; router, poolers and heads count.
-PyTorch's FlopCounterMode over eager attention counts the same as `full`, to the last operation.
+Invariants:
+- PyTorch's FlopCounterMode over eager attention counts the same as `full`, to the last operation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,7 +83,7 @@ def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attent
 
 
 def _is_last_in_block(model: ModelConfig, name: str) -> bool:
-    """Whether a matrix makes the last product of its block, which is added to the residual stream as it is."""
+    """Return whether a matrix makes the last matmul of its block, which is added to the stream as it is."""
     residual = model.residual
     if residual.normalizes_output or residual.normalizes_sum or model.dropout.residual:
         return False
@@ -164,9 +160,7 @@ def count_flops(
     documents: Sequence[int] = (),
     recompute: Recompute = "none",
 ) -> FlopsCount:
-    """Operations for `sequences` windows of `sequence_length` tokens.
-
-    In an encoder-decoder that is the encoder's length and `target_sequence_length` the decoder's (None: the same).
+    """Count the operations of a batch in one convention.
 
     `causal` counts the pairs that masks let through: earlier tokens, sliding windows, and within the documents of the
     given lengths, which repeat until a window is full (none given: a window is one document, an upper bound).
@@ -175,6 +169,18 @@ def count_flops(
     `hardware` is `full` and, in `forward_backward`, what `recompute` makes the backward pass compute again.
     Experts count as many visits as the router asks for; capacity may drop some. Modules for multi-token prediction
     count as in training: over the whole window, and through the head again where they have a target.
+
+    Args:
+        model: architecture.
+        sequence_length: tokens of a window; in an encoder-decoder those of the source.
+        sequences: windows of the batch.
+        convention: causal, full or hardware.
+        target_length: tokens of the decoder's window in an encoder-decoder; None: as the source.
+        documents: lengths in tokens of packed documents, repeated until a window is full.
+        recompute: policy of `train.activation_checkpoint`; counts under `hardware` only.
+
+    Returns:
+        Operations of all windows, forward and backward.
     """
     decodes = model.family == "encoder_decoder"
     length = target_length if decodes and target_length is not None else sequence_length
@@ -199,7 +205,7 @@ def _count_weight_multiplications(rows: Iterable[ParameterTensor], vectors: dict
 def _count_input_vectors(
     model: ModelConfig, source: _PackedSequence, target: _PackedSequence, sequences: int
 ) -> dict[Input, int]:
-    """How many vectors meet a matrix, by what it reads."""
+    """Return the number of vectors that meet a matrix, by its kind of input."""
     tokens = sequences * target.length
     return {
         "token": tokens,

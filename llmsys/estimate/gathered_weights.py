@@ -51,7 +51,7 @@ def count_gathered_weights(
 def list_gathered_weights(
     config: RunConfig, whole: GatheredWeights, system: MemoryProfile, *, casts_kept: bool
 ) -> list[MemoryItem]:
-    """What a forward or backward pass has whole. `casts_kept`: autograd holds the cast weights of all blocks."""
+    """Return the full weights of a forward or backward pass. `casts_kept`: autograd saves the casts of all blocks."""
     size, engine = get_compute_dtype_bytes(config), config.engine
     stored = 1 if system.matmul_dtype == "fp8" else size  # 8-bit weights are gathered in 8 bits
     if system.weights == "whole":

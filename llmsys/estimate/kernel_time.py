@@ -1,4 +1,4 @@
-"""What the seconds of a kernel depend on (model, layout, device, software, micro-batch), and how products take them.
+"""Seconds of kernels from model, layout, device, software and micro-batch.
 
 A product's time is the sum of its operations at the device's best rate and of its bytes, so that thin matrices are slow
 (a roofline without its corner: Williams 2009).

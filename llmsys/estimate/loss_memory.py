@@ -1,4 +1,4 @@
-"""What the head and its loss take, from the last hidden states to the gradient of the head."""
+"""Memory of the head and its loss, from the last hidden states to the gradient of the head."""
 
 from llmsys.config.run import RunConfig
 from llmsys.config.saved_tensor import ActivationShape
@@ -41,7 +41,7 @@ def list_loss_items(
 
 
 def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_elements: int) -> list[MemoryItem]:
-    """What of the loss is alive during the backward of the blocks: gradients of hidden states and of the head."""
+    """Return the loss tensors alive during the blocks' backward: gradients of hidden states and of the head."""
     if not config.model.head.has_logits:
         return []
     size = shape.value_bytes

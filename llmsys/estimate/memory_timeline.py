@@ -42,7 +42,7 @@ class SuggestedFix:
 
 @dataclass(frozen=True)
 class FitResult:
-    """Whether a rank fits; `spare_bytes` is below zero where it does not."""
+    """Result of a fit check; `spare_bytes` is below zero where the rank does not fit."""
 
     fits: bool
     spare_bytes: int
@@ -77,7 +77,7 @@ class MemoryTimeline:
         return sorted(self.peak.items, key=lambda item: -item.bytes)[:count]
 
     def compute_fit_result(self, capacity_bytes: int) -> FitResult:
-        """Whether the peak fits a device of `capacity_bytes`; where it does not, what binds and what would help."""
+        """Compare the peak with a device of `capacity_bytes`; where it does not fit, list the causes and fixes."""
         spare = capacity_bytes - self.driver_bytes - self.peak_bytes
         largest = ", ".join(f"{item.name} {item.bytes / GIB:.1f} GiB" for item in self.list_largest_items(3))
         peak = f"{(self.peak_bytes + self.driver_bytes) / GIB:.1f} GiB"

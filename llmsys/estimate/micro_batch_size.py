@@ -40,9 +40,19 @@ class MicroBatchChoice:
 def find_largest_micro_batch(
     config: RunConfig, layout: ParallelLayout, memory_bytes: int, system: MemoryProfile
 ) -> MicroBatchChoice:
-    """The largest micro-batch of a resolved layout whose estimated peak fits `memory_bytes` of each rank.
+    """Find the largest micro-batch whose estimated peak fits each rank.
 
-    Raises ConfigError when not even one window does, with what would help.
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout, as `ParallelLayout.resolve` returns it.
+        memory_bytes: memory of one rank; USABLE_SHARE of it may be used.
+        system: training program and device, as in `estimate_peak_memory`.
+
+    Returns:
+        The choice, with the bytes behind it.
+
+    Raises:
+        ConfigError: one window does not fit, with suggested fixes.
     """
     share = config.batch.sequences_per_step // layout.data_parallel_size
     for sequences in reversed(list_divisors(gcd(*config.batch.step_sizes) // layout.data_parallel_size)):

@@ -56,7 +56,14 @@ class ParameterCounts:
 
 
 def count_parameters(model: ModelConfig) -> ParameterCounts:
-    """Everything there is to count about this model's parameters."""
+    """Count the parameters of a model: total, active, by component, by layer.
+
+    Args:
+        model: architecture; nothing is built.
+
+    Returns:
+        Exact counts; tied weights once, no buffers.
+    """
     rows = list_model_tensors(model)
     by_component: dict[str, int] = {}
     for row in rows:
@@ -98,7 +105,7 @@ def _count_layer_parameters(model: ModelConfig, rows: list[ParameterTensor]) -> 
 
 
 def get_layer_kind(model: ModelConfig, row: ParameterTensor) -> str:
-    """Which kind of layer a row of a block belongs to: a key of `Parameters.per_layer`."""
+    """Return the kind of layer of a block's row: a key of `ParameterCounts.per_layer`."""
     if row.name.startswith("encoder."):
         return "encoder"
     if row.component == "multi_token_prediction":

@@ -1,9 +1,7 @@
-"""Changes of a config that may lower a rank's peak, from the cheapest in time to the dearest.
+"""Peak memory of a rank over the instants of a training step, and changes of the config that lower it.
 
-The peak of a rank's memory: what it holds at each named instant of a training step, and the fullest of them.
-
-Reads a run's config and a resolved layout; gives a MemoryLedger. `MemoryProfile` says whose program and kernels are
-meant; by default ours on a GPU, as its allocator reports it (max_memory_reserved).
+`MemoryProfile` names the training program and its kernels; the default is ours on a GPU, as its allocator reports it
+(max_memory_reserved). Changes are ordered from the cheapest in time to the most expensive.
 """
 
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ Change = tuple[str, RunConfig, ParallelLayout, MemoryProfile]
 
 
 def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
-    """What a person would change, as text and as what `estimate_peak_memory` takes."""
+    """Yield changes that a person would try, as text and as arguments of `estimate_peak_memory`."""
     if system.loss != "chunked":
         yield "chunking the loss", config, layout, replace(system, loss="chunked")
     for policy in ("selective", "full")[("none", "selective", "full").index(config.train.activation_checkpoint) :]:
@@ -83,10 +81,16 @@ OUTSIDE_BYTES = 1 << 30  # driver and kernels about half a GiB, NCCL's buffers t
 def estimate_peak_memory(
     config: RunConfig, layout: ParallelLayout, *, pipeline: int | None = None, system: MemoryProfile = OURS
 ) -> MemoryTimeline:
-    """Memory of the fullest rank of a resolved layout.
+    """Estimate the memory of the fullest rank.
 
-    `pipeline` overrides the stages of `system`; our own trainer has one. With more, the first and the last stage are
-    compared, and the fuller one is told.
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout, as `ParallelLayout.resolve` returns it.
+        pipeline: stages, in place of those of `system`; our own trainer has one.
+        system: training program and device.
+
+    Returns:
+        The timeline of the fuller one of the first and the last stage, in bytes.
     """
     system = system if pipeline is None else replace(system, pipeline=pipeline)
     outside = OUTSIDE_BYTES if system.device == "cuda" else 0
@@ -137,7 +141,7 @@ def estimate_activation_bytes(
 
 
 def _list_suggested_fixes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> tuple[SuggestedFix, ...]:
-    """What each change saves."""
+    """Return the bytes that each change saves."""
     now = estimate_peak_memory(config, layout, system=system).peak_bytes
     return tuple(
         SuggestedFix(text, now - estimate_peak_memory(changed, ranks, system=program).peak_bytes)

@@ -19,7 +19,7 @@ class PercentileInterval:
         return PercentileInterval(self.p10 * factor, self.p50 * factor, self.p90 * factor)
 
     def contains(self, value: float) -> bool:
-        """Whether a value lies between P10 and P90."""
+        """Return whether the value lies between P10 and P90."""
         return self.p10 <= value <= self.p90
 
     def to_dict(self) -> dict[str, float]:

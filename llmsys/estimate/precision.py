@@ -24,9 +24,17 @@ def select_precision(device: DeviceProfile | None) -> tuple[Precision, str]:
 
 
 def resolve_for_profile(config: RunConfig, device: DeviceProfile | None = None) -> RunConfig:
-    """Return the config with the number type of a profile: `device`, else what flops.device names, in place of `auto`.
+    """Resolve `train.precision=auto` by a device profile.
 
-    Raises ConfigError where other settings need another type, or flops.device names no profile.
+    Args:
+        config: resolved config of a run.
+        device: profile; None: the one that flops.device names.
+
+    Returns:
+        The config with bf16 or fp32 in place of `auto`.
+
+    Raises:
+        ConfigError: other settings need another precision, or flops.device names no profile.
     """
     if config.train.precision != "auto":
         return config

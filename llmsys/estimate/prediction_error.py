@@ -25,7 +25,14 @@ from llmsys.events import Event, iter_events
 
 
 def format_run_comparison(run: dict[str, Any]) -> str:
-    """One run, from `Reconciled.as_data`; residuals are measured over predicted, minus 1."""
+    """Format the comparison of one run; residuals are measured over predicted, minus 1.
+
+    Args:
+        run: values of `RunComparison.to_dict`.
+
+    Returns:
+        Lines of text.
+    """
     ranks = f"{run['ranks']} rank{'s' if run['ranks'] > 1 else ''}"
     head = f"{run['run']}: {run['device']} device" if run["device"] == "unknown" else f"{run['run']}: {run['device']}"
     rows = [
@@ -60,7 +67,14 @@ def _format_time_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def format_memory_size(count: float) -> str:
-    """Bytes as people read them."""
+    """Format bytes with a binary unit.
+
+    Args:
+        count: bytes.
+
+    Returns:
+        Text such as `1.50 GiB`.
+    """
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
 
 
@@ -95,7 +109,7 @@ class RunComparison:
         return None if found is None else PercentileInterval(**found)
 
     def compute_modelled_seconds(self, profile: DeviceProfile) -> float:
-        """What the model of time says of this run on `profile`, without a residual."""
+        """Return the modelled seconds of a step of this run on `profile`, without a residual."""
         time = estimate_step_time(self.config, self.config.resolve_layout(self.prediction["world_size"]), profile)
         return time.seconds.p50 / time.factor
 
@@ -144,7 +158,14 @@ def load_run_comparison(folder: Path) -> RunComparison:
 
 
 def load_run_comparisons(folders: Sequence[Path]) -> tuple[list[RunComparison], list[str]]:
-    """Every run that can be reconciled, and what keeps the others from it."""
+    """Load every run that can be compared with its prediction.
+
+    Args:
+        folders: run folders.
+
+    Returns:
+        The comparisons, and for each other run the reason why it has none.
+    """
     found: list[RunComparison] = []
     problems: list[str] = []
     for folder in folders:
@@ -156,9 +177,17 @@ def load_run_comparisons(folders: Sequence[Path]) -> tuple[list[RunComparison], 
 
 
 def load_profile_to_update(file: Path, runs: Sequence[RunComparison]) -> DeviceProfile:
-    """The profile in `file`; where there is no such file, the one that came with llmsys for the device of the runs.
+    """Load the profile that the runs update.
 
-    Raises ConfigError when a run was on another device, or nobody knows on which.
+    Args:
+        file: profile to write; where it is missing, the shipped one of the runs' device is copied.
+        runs: comparisons on one device.
+
+    Returns:
+        The profile before the update.
+
+    Raises:
+        ConfigError: a run was on another device, or its device is unknown.
     """
     known = {load_device_profile(name).name: name for name in list_device_names()}
     if not file.exists() and (name := known.get(runs[0].device_name)) is None:
@@ -178,7 +207,15 @@ def load_profile_to_update(file: Path, runs: Sequence[RunComparison]) -> DeviceP
 
 
 def update_profile(profile: DeviceProfile, runs: Sequence[RunComparison]) -> DeviceProfile:
-    """The profile with the residual of these runs and of those that it remembers, by class of model."""
+    """Fit the residuals of a profile to runs, by class of model.
+
+    Args:
+        profile: profile of the runs' device; earlier runs in it count too.
+        runs: comparisons on one device.
+
+    Returns:
+        The profile with new residuals.
+    """
     found = dict(profile.residual)
     classes: dict[ModelClass, ResidualModel] = {"dense": load_residuals().dense, "moe": load_residuals().moe}
     for kind, published in classes.items():

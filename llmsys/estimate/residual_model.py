@@ -1,4 +1,4 @@
-"""What the model of time leaves unexplained: one factor and one spread for each class of measurement.
+"""Residuals of the time model: one factor and one spread for each class of measurement.
 
 Reads `residual.yaml`, which tools/bench/estimates.py writes from named published rows. The spread is of the logarithm:
 measured = modelled · factor · exp(spread · z) with z standard normal.
@@ -46,13 +46,13 @@ class ResidualModels(Section):
 
 @cache
 def load_residuals() -> ResidualModels:
-    """What was calibrated."""
+    """Load the calibrated residuals."""
     values, _ = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
     return ResidualModels.model_validate(values)
 
 
 def get_model_class(model: ModelConfig) -> ModelClass:
-    """Which residual the steps of a model have."""
+    """Return the class of residuals for a model's steps."""
     return "dense" if model.moe is None else "moe"
 
 

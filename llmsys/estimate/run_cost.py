@@ -1,4 +1,4 @@
-"""How much of a long run's time moves it forward: failures, checkpoints, restarts.
+"""Goodput, money and energy of a long run: failures, checkpoints, restarts.
 
 Machines fail independently, so the time between two failures is exponential with mean M. A run that saves every τ
 seconds, each time for δ seconds, and needs R seconds to be back after a failure, spends per τ of progress
@@ -136,11 +136,20 @@ class PricingRequest:
 def add_costs(
     result: dict[str, Any], config: RunConfig, question: PricingRequest, *, model_only: bool
 ) -> dict[str, Any]:
-    """The estimate with `time`, `money` and `energy`; a bare model has no run, so only its step has a price.
+    """Add `time`, `money` and `energy` to an estimate; a bare model has no run, so only its step has a price.
 
     Keys: time.{device, ranks, step_seconds, parts_seconds, tokens_per_second_per_device, utilisation, run};
     money.{currency, accelerator_hours, amount, assumptions}; energy.{kwh, watts_per_device, assumptions}. What is not
     certain is {p10, p50, p90}.
+
+    Args:
+        result: values that `estimate_run` returned.
+        config: resolved config of a run.
+        question: device, cluster costs and number of devices.
+        model_only: the config is a bare model.
+
+    Returns:
+        The values with the keys above in place of `unknown`.
     """
     step = estimate_step_time(config, question.resolve_layout(config), question.device)
     if model_only:

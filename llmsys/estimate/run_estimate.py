@@ -25,14 +25,22 @@ CONTEXTS = (512, 2048, 8192, 32768, 131072)
 def estimate_run(
     config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: DeviceProfile | None = None
 ) -> dict[str, Any]:
-    """Parameters, operations, memory and budget as nested plain values.
+    """Estimate parameters, operations, memory and budget as nested plain values.
 
     Keys: parameters.{total, non_embedding, active.{all, without_input_embedding, without_embeddings}, by_component,
     per_layer, textbook}; batch; flops.{convention, forward, forward_backward, …} for one step of that batch; memory;
     run; precision.{number, reason}; unknown. Bytes are per rank. For a bare model there is no run and no memory: both
     are None. `device` resolves train.precision=auto.
     `batch.sequence_length` is the source's and `batch.target_length` the target's in an encoder-decoder, else None.
-    `documents` are the lengths in tokens of the documents packed into a window, repeated until it is full.
+
+    Args:
+        config: resolved config of a run.
+        model_only: the config is a bare model, which has no run and no memory.
+        documents: lengths in tokens of the documents packed into a window, repeated until it is full.
+        device: profile that resolves train.precision=auto; None: the one that flops.device names.
+
+    Returns:
+        The values under the keys above.
     """
     precision = describe_precision(config, device)
     config = resolve_for_profile(config, device)
@@ -48,7 +56,14 @@ def estimate_run(
 
 
 def list_tensor_counts(config: RunConfig) -> list[dict[str, Any]]:
-    """One entry per tensor, equal ones of several blocks together; the counts sum to the total."""
+    """List the parameter tensors of a run, equal ones of several blocks together.
+
+    Args:
+        config: resolved config of a run.
+
+    Returns:
+        Entries with name, shape, copies, component and count; the counts sum to the total.
+    """
     return [
         {
             "name": row.display_name,

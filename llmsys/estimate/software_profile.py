@@ -1,4 +1,4 @@
-"""What of a rank's memory depends on the program that trains, and not on its config.
+"""Training programs as far as memory and time depend on them, besides the config.
 
 The defaults are our trainer on a GPU. Other values let published rows of other systems be judged by the same sums.
 
@@ -104,7 +104,14 @@ COMPILED = SoftwareProfile(name="compiled")
 
 
 def build_software_profile(config: RunConfig) -> SoftwareProfile:
-    """What this repository's trainer is under that config. Its loss goes over the logits in chunks, fused or not."""
+    """Build the profile of this repository's trainer under a config.
+
+    Args:
+        config: resolved config of a run.
+
+    Returns:
+        Compiled or eager; the loss runs over the logits in chunks in both.
+    """
     if config.train.compile == "block":
         return COMPILED
     return EAGER.model_copy(update={"loss_bytes": 16.0})

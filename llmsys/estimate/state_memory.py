@@ -57,7 +57,14 @@ def compute_state_bytes(
 
 
 def resolve_planned_layout(config: RunConfig) -> ParallelLayout:
-    """The layout for the processes that the config starts; a fixed `shard`, or copies, say how many ranks there are."""
+    """Resolve the layout for the processes that the config starts.
+
+    Args:
+        config: resolved config of a run.
+
+    Returns:
+        The layout; a fixed `shard`, or DDP's copies, give the number of ranks.
+    """
     layout, fixed = config.layout, 0
     if is_replicated(config.engine):
         fixed = layout.replicate if layout.replicate > 1 else 0
@@ -76,7 +83,15 @@ def _count_moments(config: RunConfig, row: ParameterTensor) -> int:
 
 
 def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
-    """What a rank keeps in host memory: with offload, its masters and moments, under FSDP its gradients too."""
+    """Compute the bytes that a rank keeps in host memory.
+
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout, as `ParallelLayout.resolve` returns it.
+
+    Returns:
+        With cpu_offload the masters and moments, under FSDP the gradients too; else 0.
+    """
     if getattr(config.engine, "cpu_offload", "none") == "none":
         return 0
     state = compute_state_bytes(config, layout)
@@ -97,7 +112,7 @@ def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: Mod
 
 
 def is_in_block(row: ParameterTensor) -> bool:
-    """Whether a row belongs to a block, which FSDP gathers by itself; what is outside is gathered once."""
+    """Return whether a row belongs to a block, which FSDP gathers by itself; the rest is gathered once."""
     return "blocks." in row.name or ".block." in row.name
 
 

@@ -9,7 +9,7 @@ from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.config.run import RunConfig
 from llmsys.config.saved_tensor import ActivationShape, SavedTensor
 from llmsys.estimate.activation_memory import BlockGroup, build_activation_shape, compute_micro_batch, iter_block_groups
-from llmsys.estimate.evaluation_memory import IN_EVALUATION, evaluation_items
+from llmsys.estimate.evaluation_memory import IN_EVALUATION, list_evaluation_items
 from llmsys.estimate.gathered_weights import (
     GatheredWeights,
     compute_gradient_buckets,
@@ -72,7 +72,9 @@ class StepMemory:
         yield self._build_snapshot("while a checkpoint is written", [])
         if self.system.evaluation == "logits":
             used = list_gathered_weights(self.config, self._gathered_weights, self.system, casts_kept=False)
-            yield self._build_snapshot(IN_EVALUATION, [*used, *evaluation_items(self.config, self._activation_shape)])
+            yield self._build_snapshot(
+                IN_EVALUATION, [*used, *list_evaluation_items(self.config, self._activation_shape)]
+            )
 
     def _build_snapshot(self, name: str, items: list[MemoryItem]) -> MemorySnapshot:
         items = [item for item in [*self._state_items, *items] if item.bytes]
@@ -113,7 +115,7 @@ class StepMemory:
 
     @cached_property
     def _state_items(self) -> list[MemoryItem]:
-        """What is there for the whole run."""
+        """Allocations that live for the whole run."""
         sizes = self._state_bytes
         items = [MemoryItem("weights", sizes.weights)]
         if self._offload_mode == "none":
@@ -160,7 +162,7 @@ class StepMemory:
 
     @property
     def _uses_reserved_memory(self) -> bool:
-        """Whether an allocator's view is asked for, which never gives back what it once held."""
+        """True for the allocator's view: it never returns memory that it once reserved."""
         return self.system.device == "cuda" and self.system.measured == "reserved"
 
     @cached_property
@@ -208,7 +210,7 @@ class StepMemory:
 
     @cached_property
     def _temporary_item(self) -> MemoryItem:
-        """What a branch makes and does not keep, at its end."""
+        """Tensors that a branch makes and does not save, at its end."""
         return MemoryItem(
             "temporaries of a block",
             max(self._compute_temporary_bytes(branch) for kind in self._block_groups for branch in kind.branches),

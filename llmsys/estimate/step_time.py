@@ -1,6 +1,4 @@
-"""What a step takes beside its kernels and collectives: the optimizer's bytes, activations in host memory, the host.
-
-Seconds of one optimizer step, as an honest interval, and what they are spent on.
+"""Seconds of one optimizer step: kernels, collectives, optimizer, offload and host.
 
 Reads a config, a resolved layout and a device; gives P10, P50 and P90 with the parts of P50. The model is kernels plus
 what of the communication nothing hides, times a residual whose spread was calibrated on named published rows
@@ -34,7 +32,7 @@ from llmsys.estimate.software_profile import SoftwareProfile, build_software_pro
 def estimate_host_seconds(
     bench: KernelContext, work: KernelSeconds, passes: PassSeconds, micro_batches: float, pipeline: int
 ) -> float:
-    """What the device waits for the host in eager mode: starting kernels takes longer than running them."""
+    """Return the seconds that the device waits for the host in eager mode: launches outlast kernels."""
     if bench.software.launch != "eager":
         return 0.0
     host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
@@ -42,7 +40,7 @@ def estimate_host_seconds(
 
 
 def estimate_offload_seconds(bench: KernelContext, pipeline: int) -> float:
-    """What enters each block, sent to host memory and back."""
+    """Return the seconds to send block inputs to host memory and back."""
     if bench.software.activations == "device":
         return 0.0
     tokens = bench.shape.num_tokens / (bench.layout.context * bench.layout.tensor)
@@ -111,10 +109,18 @@ def estimate_step_time(
     interleave: int = 1,
     software: SoftwareProfile | None = None,
 ) -> StepTime:
-    """Time of one optimizer step of `config.batch` on layout.world_size · pipeline devices.
+    """Estimate the time of one optimizer step of `config.batch` on layout.world_size · pipeline devices.
 
-    `layout` must be resolved (`Layout.fit`). Our engines have no pipeline: `pipeline` stages with `interleave` parts
-    each are for published layouts. `software` is ours under this config, unless given.
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout, as `ParallelLayout.resolve` returns it.
+        device: profile of the accelerator.
+        pipeline: stages; our engines have one, published layouts more.
+        interleave: chunks of the model per stage (interleaved 1F1B).
+        software: training program; None: ours under this config.
+
+    Returns:
+        P10, P50 and P90 in seconds, with the parts of P50.
     """
     config = resolve_for_profile(config, device)
     software = software or build_software_profile(config)

@@ -66,7 +66,15 @@ def _format_text_row(title: str, value: str, note: str) -> str:
 
 
 def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None = None) -> str:
-    """The result of `estimate` for people; with a ledger, every tensor after it."""
+    """Format an estimate for people.
+
+    Args:
+        result: values that `estimate_run` or `add_costs` returned.
+        ledger: values that `list_tensor_counts` returned, to list every tensor; None: none.
+
+    Returns:
+        Lines of text.
+    """
     lines = [
         *_iter_parameter_lines(result),
         *_iter_flops_lines(result),
@@ -170,7 +178,14 @@ def _format_count_row(title: str, count: int, note: str) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count with a decimal prefix: 10.0M, 1.2T, 3.1e18."""
+    """Format a count with a decimal prefix.
+
+    Args:
+        count: any number.
+
+    Returns:
+        Text such as `10M`, `1.2T` or `3.1e+18`.
+    """
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if size <= count < 1000 * size:
             return f"{count / size:.3g}{letter}"

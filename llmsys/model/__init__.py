@@ -1,1 +1,1 @@
-"""The decoder-only Transformer as plain torch modules; nothing here knows of ranks or process groups."""
+"""The Transformer as plain torch modules. Nothing here knows ranks or process groups."""

@@ -1,7 +1,7 @@
-"""Which position may see which: built once per forward pass and kind of layer, and shared by all of those layers.
+"""Attention masks, built once per forward pass and layer type and shared by all layers of that type.
 
-A mask says as little as it can, so that attention can take the cheapest kernel: nothing at all, only "causal", a
-boolean table of what is visible, or numbers that are added to the scores (minus infinity where a key is hidden).
+A mask is the weakest form that is exact, so that attention can take the cheapest kernel: none, "causal", a boolean
+table of visible keys, or a bias that is added to the scores (minus infinity where a key is hidden).
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """What queries see. With `bias_BHTS`, hidden keys are minus infinity there and `visible_B1TS` says the same.
+    """The keys that queries may attend to, in the weakest form that is exact.
 
-    `causal` promises T = S and that no query sees a later key; with no table it is the whole mask.
+    Attributes:
+        causal: T = S and no query sees a later key. Without a table or bias this is the full mask.
+        visible_B1TS: True where a key is visible.
+        bias_BHTS: Added to the scores; minus infinity where `visible_B1TS` is False.
     """
 
     causal: bool = False
@@ -25,7 +28,7 @@ class AttentionMask:
     bias_BHTS: Tensor | None = None
 
     def add_bias(self, bias_HTS: Tensor) -> "AttentionMask":
-        """This mask, and a number for each head, query and key (or row too) that is added to the score."""
+        """Return this mask with a bias, (H, T, S) or (B, H, T, S), that is added to the scores."""
         bias_BHTS = bias_HTS if bias_HTS.dim() == 4 else bias_HTS[None]
         visible = self.visible_B1TS
         if visible is None and self.causal:
@@ -48,11 +51,18 @@ def build_self_attention_mask(
     padding_B: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> AttentionMask:
-    """What `length` queries see of start + length keys, the last of which are their own.
+    """Return the mask of `length` queries over `start + length` keys, the last of which are their own.
 
-    A query sees, itself included, the last `window` keys (without `causal`: fewer than `window` places to either side),
-    keys of its own document, and none of the first `padding_B` keys of its row. A padded query sees itself alone: a
-    row without any key would be 0/0, and its NaN would spread through the values.
+    A query sees itself and, among earlier keys (all keys without `causal`), those that every rule below admits.
+
+    Args:
+        length: Number of queries, T.
+        causal: Whether later keys are hidden.
+        start: Number of cached keys before the queries.
+        window: Keys at a distance of `window` or more are hidden; None: no limit.
+        documents_BT: Document number of each token; keys of other documents are hidden.
+        padding_B: Number of leading keys of each row that are hidden.
+        device: Where the tables are created.
     """
     end = start + length
     queries_T = torch.arange(start, end, device=device)[:, None]
@@ -63,22 +73,24 @@ def build_self_attention_mask(
     if documents_BT is not None:
         rules.append((documents_BT[:, :, None] == documents_BT[:, None, :])[:, None])
     if padding_B is not None:
+        # A padded query sees itself: a row without any key would be 0/0, and its NaN would spread through the values.
         rules.append(((keys_S >= padding_B[:, None, None]) | (keys_S == queries_T))[:, None])
     if causal and length > 1 and (rules or start):
         rules.append(keys_S <= queries_T)
-    whole = causal and not start
+    is_causal = causal and not start  # T = S only without cached keys
     if not rules:
-        return AttentionMask(whole)
+        return AttentionMask(is_causal)
     visible: Tensor = reduce(torch.logical_and, rules)
-    return AttentionMask(whole, visible.expand(*[1] * (4 - visible.dim()), *visible.shape))
+    return AttentionMask(is_causal, visible.expand(*[1] * (4 - visible.dim()), *visible.shape))
 
 
 def build_cross_attention_mask(
     documents_BT: Tensor | None, source_documents_BS: Tensor | None, targets: int, sources: int
 ) -> AttentionMask:
-    """A target sees the source of equal document number; where one side has no numbers, all of it counts as 0.
+    """Return the mask of target queries over the source keys of equal document number.
 
-    A target that would see nothing (padding) sees everything, which nobody looks at and which is a number.
+    A side without document numbers counts as document 0. A target without any source (padding) sees every key, because
+    a row without keys would be NaN; nothing reads its output.
     """
     if documents_BT is None and source_documents_BS is None:
         return EVERYTHING
@@ -92,7 +104,7 @@ def build_cross_attention_mask(
 
 
 def compute_document_positions(documents_BT: Tensor) -> Tensor:
-    """Positions counted from the start of each run of equal document numbers, shape (B, T)."""
+    """Return positions counted from the start of each run of equal document numbers, int64 (B, T)."""
     places_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
     opens_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     opens_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]

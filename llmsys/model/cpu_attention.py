@@ -1,12 +1,11 @@
-"""Attention for bfloat16 on the CPU, from batched matrix products: there about 2.5 times as fast as SDPA.
+"""Chunked attention for bfloat16 on the CPU, about 2.5 times as fast as SDPA.
 
-The CPU kernel behind scaled_dot_product_attention reaches a third of the speed of the batched matrix product on
-processors with bfloat16 units, and computes the masked upper triangle too. Here the queries go in chunks, each against
-the keys that it may see; of causal attention most of the hidden triangle is never computed. Query heads that share keys
-are stacked into one product. The price is memory: the probabilities are kept for the backward, so long sequences stay
-with SDPA.
+The CPU kernel of scaled_dot_product_attention reaches a third of the speed of batched matrix products on processors
+with bfloat16 units, and computes the masked upper triangle too. Here each chunk of queries is multiplied with the keys
+that it may see, and query heads that share keys are stacked into one product.
 
-Scores pass through bfloat16, as in transformers' eager attention; the softmax itself adds up in float32.
+Limits: the probabilities are saved for backward, so long sequences use SDPA. Scores are rounded to bfloat16, as in
+transformers' eager attention; the softmax sums in float32.
 """
 
 import math
@@ -20,11 +19,11 @@ from torch import Tensor
 # C queries of a chunk, S keys up to the chunk's end
 
 CHUNK = 128
-LONGEST = 2048
+LONGEST = 2048  # positions; the saved probabilities grow with their square
 
 
 def is_cpu_attention_supported(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
-    """Whether this path applies: bfloat16 on the CPU, more than one query, and probabilities that fit in memory."""
+    """Return whether this path applies: bfloat16 on the CPU, more than one query, at most LONGEST positions."""
     bfloat16_on_cpu = q_BTHK.device.type == "cpu" and q_BTHK.dtype == torch.bfloat16
     return bfloat16_on_cpu and q_BTHK.shape[1] > 1 and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= LONGEST
 
@@ -32,9 +31,9 @@ def is_cpu_attention_supported(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
 def compute_chunked_attention(
     q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_B1TS: Tensor | None, *, causal: bool
 ) -> Tensor:
-    """Scaled dot-product attention of shape (B, T, H, K).
+    """Return scaled dot-product attention, (B, T, H, K).
 
-    `causal` promises T = S and that nothing later is visible; `mask_B1TS` is boolean and may hide more.
+    `causal` requires T = S and hides later keys; `mask_B1TS` is boolean and may hide more.
     """
     heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
     q, k, v = _stack_heads(q_BTHK, groups), _stack_heads(k_BSGK, groups), _stack_heads(v_BSGK, groups)
@@ -43,13 +42,13 @@ def compute_chunked_attention(
     )
 
 
-# One operation for torch, so that selective recomputation can keep what it gives, as it does with fused kernels. All
-# are stacked: q (B * G, R, T, K), k and v (B * G, 1, S, K).
+# A custom op, so that selective checkpointing can save its outputs, as it does with fused kernels. Inputs are stacked:
+# q (B * G, R, T, K), k and v (B * G, 1, S, K).
 
 
 @torch.library.custom_op("llmsys::chunked_attention", mutates_args=())
 def _compute_stacked_attention(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -> list[Tensor]:
-    """The weighted sums, shaped as q, and the probabilities of each chunk, (B * G, R * C, S)."""
+    """Return the attention output, shaped as q, and the probabilities of each chunk, (B * G, R * C, S)."""
     results = [torch.empty_like(q)]
     for start, end in _iter_chunks(q.shape[2]):
         seen = end if causal else k.shape[2]
@@ -58,7 +57,7 @@ def _compute_stacked_attention(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tenso
             _mask_hidden_keys(scores, mask_B1TS[:, 0, start:end, :seen], len(q) // len(mask_B1TS))
         elif causal:
             _mask_later_keys(scores, end - start)
-        p = scores.softmax(dim=-1)
+        p = scores.softmax(dim=-1)  # bfloat16 in and out; the CPU kernel sums in float32
         results[0][:, :, start:end] = (p @ v[:, 0, :seen]).view(results[0][:, :, start:end].shape)
         results.append(p)
     return results
@@ -72,13 +71,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tensor | None, causal: bool) -
 
 
 def _save_attention_inputs(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # nobody asks for gradients of the probabilities
+    ctx.set_materialize_grads(False)  # nothing needs gradients of the probabilities
     ctx.save_for_backward(*inputs[:3], *output[1:])
 
 
 def _compute_attention_gradients(ctx: Any, gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, *probabilities = ctx.saved_tensors
     dy, dq = gradients[0].contiguous(), torch.empty_like(q)
+    # Keys get a gradient from every chunk: bfloat16 sums would lose the later ones.
     dk, dv = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
     for (start, end), p in zip(_iter_chunks(q.shape[2]), probabilities, strict=True):
         seen = p.shape[-1]
@@ -101,27 +101,27 @@ def _iter_chunks(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _stack_heads(x_BTHK: Tensor, groups: int) -> Tensor:
-    """(B, T, H, K) to contiguous (B * G, H / G, T, K)."""
+    """Reshape (B, T, H, K) to contiguous (B * G, H / G, T, K)."""
     rows, length, heads, width = x_BTHK.shape
     x = x_BTHK.reshape(rows, length, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
     return x.contiguous().flatten(0, 1)
 
 
 def _unstack_heads(x: Tensor, heads: int) -> Tensor:
-    """(B * G, H / G, T, K) to (B, T, H, K)."""
+    """Reshape (B * G, H / G, T, K) to (B, T, H, K)."""
     _, per_group, length, width = x.shape
     groups = heads // per_group
     return x.view(-1, groups, per_group, length, width).permute(0, 3, 1, 2, 4).reshape(-1, length, heads, width)
 
 
 def _mask_later_keys(scores: Tensor, size: int) -> None:
-    """Set the scores of keys behind the query to minus infinity, in place: in the last `size` keys of a chunk."""
+    """Set the scores of later keys among the last `size` keys of a chunk to minus infinity, in place."""
     later_CC = torch.full((size, size), -math.inf, dtype=scores.dtype).triu_(1)
     scores.view(scores.shape[0], -1, size, scores.shape[-1])[..., -size:].add_(later_CC)
 
 
 def _mask_hidden_keys(scores: Tensor, visible_BCS: Tensor, groups: int) -> None:
-    """Set the hidden scores of one chunk, shape (B * G, R * C, S), to minus infinity, in place."""
+    """Set the hidden scores of one chunk, (B * G, R * C, S), to minus infinity, in place."""
     _, size, seen = visible_BCS.shape
     hidden_BCS = torch.zeros(visible_BCS.shape, dtype=scores.dtype).masked_fill_(~visible_BCS, -math.inf)
     scores.view(-1, groups, scores.shape[1] // size, size, seen).add_(hidden_BCS[:, None, None])

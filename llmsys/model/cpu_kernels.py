@@ -1,19 +1,7 @@
-"""Grouped products for bfloat16 on the CPU, whose numbers of rows are rounded up.
+"""Grouped matrix products, RMSNorm and rotary embedding for bfloat16 on the CPU.
 
-torch's own grouped product computes each group with the matrix product of oneDNN, which writes machine code for every
-shape it has not met. Experts get another number of rows in every step, so it would never stop writing: as much as the
-product itself costs at 250 rows of width 256. Here a product takes the rows of a group and as many rows behind them as
-make a multiple of STEP; the results of these are overwritten by the next group's.
-
-RMSNorm for bfloat16 on the CPU, forward and backward, a few rows at a time.
-
-torch composes it there from seven operations, each of which writes a float32 tensor as large as the activations and,
-in a large model, asks the system for its pages. Here the float32 copies are as small as the cache.
-
-Rotation of queries and keys for bfloat16 on the CPU, forward and backward, one sequence at a time.
-
-Composed from torch's operations it writes four float32 tensors as large as the queries, and autograd three more. Here
-the float32 copies are those of a piece that stays in cache, and nothing is kept for the backward but the table.
+Each computes in float32 over pieces that stay in cache, where torch's own operations write float32 tensors as large as
+the activations.
 """
 
 import math
@@ -26,20 +14,24 @@ from torch.autograd.function import once_differentiable
 
 # M rows grouped by expert, E experts, D width of a row, F width of its product
 
-STEP = 32
+STEP = 32  # rows; without rounding, code generation cost as much as the product itself at 250 rows of width 256
 
 
 def is_cpu_grouped_mm_supported(x_MD: Tensor) -> bool:
-    """Whether this path applies; float32 goes another way through the CPU's libraries."""
+    """Return whether the grouped product applies: bfloat16 on the CPU."""
     return x_MD.device.type == "cpu" and x_MD.dtype == torch.bfloat16
 
 
 @torch.library.custom_op("llmsys::grouped_product", mutates_args=())
 def compute_grouped_mm(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
-    """The rows of expert e times its weights, (M, F); they end before row `ends_E[e]`, the last ones at M."""
+    """Return the rows of expert e times its weights, (M, F). Expert e's rows end before row `ends_E[e]`.
+
+    oneDNN generates code for every new shape, and experts get another number of rows in every step. So the number of
+    rows is rounded up to a multiple of STEP; the surplus rows are overwritten by the next group.
+    """
     y_MF = x_MD.new_empty(len(x_MD), weight_EDF.shape[2])
-    for expert, start, _, behind in _iter_groups(ends_E):
-        torch.mm(x_MD[start:behind], weight_EDF[expert], out=y_MF[start:behind])
+    for expert, start, _, padded_end in _iter_groups(ends_E):
+        torch.mm(x_MD[start:padded_end], weight_EDF[expert], out=y_MF[start:padded_end])
     return y_MF
 
 
@@ -50,15 +42,15 @@ def _(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
 
 @torch.library.custom_op("llmsys::grouped_weight_gradient", mutates_args=())
 def _compute_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
-    """(E, D, F); the rows behind a group count with a gradient of zero."""
-    found_EDF = x_MD.new_zeros(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
-    for expert, start, end, behind in _iter_groups(ends_E):
-        own = gradient_MF[start:behind]
-        if behind > end:
-            own = own.clone()
-            own[end - start :] = 0
-        torch.mm(x_MD[start:behind].t(), own, out=found_EDF[expert])
-    return found_EDF
+    """Return the weight gradients, (E, D, F). Surplus rows of a group get a gradient of zero."""
+    dweight_EDF = x_MD.new_zeros(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
+    for expert, start, end, padded_end in _iter_groups(ends_E):
+        dy = gradient_MF[start:padded_end]
+        if padded_end > end:
+            dy = dy.clone()
+            dy[end - start :] = 0
+        torch.mm(x_MD[start:padded_end].t(), dy, out=dweight_EDF[expert])
+    return dweight_EDF
 
 
 @_compute_weight_gradient.register_fake
@@ -73,10 +65,10 @@ def _save_grouped_mm_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], out
 def _compute_grouped_mm_gradients(ctx: Any, gradient_MF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x_MD, weight_EDF, ends_E = ctx.saved_tensors
     gradient_MF = gradient_MF.contiguous()
-    of_rows, of_weights, _ = ctx.needs_input_grad
+    needs_dx, needs_dweight, _ = ctx.needs_input_grad
     return (
-        compute_grouped_mm(gradient_MF, weight_EDF.transpose(1, 2), ends_E) if of_rows else None,
-        _compute_weight_gradient(x_MD, gradient_MF, ends_E) if of_weights else None,
+        compute_grouped_mm(gradient_MF, weight_EDF.transpose(1, 2), ends_E) if needs_dx else None,
+        _compute_weight_gradient(x_MD, gradient_MF, ends_E) if needs_dweight else None,
         None,
     )
 
@@ -86,7 +78,7 @@ OPERATION = torch.ops.llmsys.grouped_product.default
 
 
 def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
-    """(expert, first row, row behind its last one, the same rounded up as far as there are rows) where it has rows."""
+    """Yield (expert, first row, end row, end row rounded up as far as there are rows) of each expert with rows."""
     ends, start = ends_E.tolist(), 0
     for expert, end in enumerate(ends):
         if end > start:
@@ -97,17 +89,17 @@ def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
 
 # N rows, D width
 
-ELEMENTS = 1 << 18  # of one piece: a MiB in float32, which the second cache of a core holds
+ELEMENTS = 1 << 18  # of one piece: 1 MiB in float32, which fits the L2 cache of a core
 
 
 def is_cpu_norm_supported(x: Tensor, weight: Tensor) -> bool:
-    """Whether this path applies: bfloat16 on the CPU, both, and neither a tensor spread over processes."""
+    """Return whether the RMSNorm kernel applies: bfloat16 input and weight on the CPU, no DTensor."""
     plain = not (hasattr(x, "to_local") or hasattr(weight, "to_local"))
     return plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.bfloat16
 
 
 def compute_rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps) over the last dim, computed in float32; shape and dtype of `x`."""
+    """Return weight · x / sqrt(mean(x²) + eps) over the last dim, computed in float32; shape and dtype of `x`."""
     y_ND: Tensor = _RmsNormFunction.apply(x.reshape(-1, x.shape[-1]), weight_D, eps)  # type: ignore[no-untyped-call]
     return y_ND.view(x.shape)
 
@@ -119,7 +111,7 @@ class _RmsNormFunction(torch.autograd.Function):
         scale_N1 = x_ND.new_empty(len(x_ND), 1, dtype=torch.float32)
         for rows in _iter_row_slices(x_ND):
             x = x_ND[rows].float()
-            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one pass, without a tensor of squares
             scale = torch.rsqrt(norm.square_().div_(x.shape[1]).add_(eps), out=scale_N1[rows])
             y_ND[rows] = x.mul_(scale).mul_(weight)
         ctx.save_for_backward(x_ND, weight_D, scale_N1)
@@ -149,16 +141,14 @@ def _iter_row_slices(x_ND: Tensor) -> Iterator[slice]:
 
 # B rows, T positions, H heads, R rotated channels of a head
 
-ELEMENTS = 1 << 18  # of one piece: a MiB in float32, which the second cache of a core holds
-
 
 def is_cpu_rotary_supported(x_BTHR: Tensor, cos_T1R: Tensor) -> bool:
-    """Whether this path applies: bfloat16 on the CPU, and one table for all rows."""
+    """Return whether the rotary kernel applies: bfloat16 on the CPU, and one table for all rows."""
     return x_BTHR.device.type == "cpu" and x_BTHR.dtype == torch.bfloat16 and cos_T1R.dim() == 3
 
 
 def rotate_halves(x_BTHR: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
-    """x * cos + roll(x, R / 2) * sin over the last dim, in float32; shape and dtype of `x_BTHR`."""
+    """Return x · cos + roll(x, R / 2) · sin over the last dim, computed in float32; shape and dtype of `x_BTHR`."""
     y_BTHR: Tensor = _HalfRotationFunction.apply(x_BTHR, cos_T1R, sin_T1R)  # type: ignore[no-untyped-call]
     return y_BTHR
 

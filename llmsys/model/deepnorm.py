@@ -1,4 +1,4 @@
-"""The constants of DeepNorm: how much of the residual is kept, and how small the weights start (Wang 2022, table 2)."""
+"""Constants of DeepNorm: the residual weight alpha and the init scale beta (Wang 2022, table 2)."""
 
 from typing import NamedTuple
 
@@ -6,18 +6,19 @@ from llmsys.config.model import ModelConfig
 
 
 class DeepNormConstants(NamedTuple):
-    """norm(alpha · x + f(x)), with the weights inside f scaled by beta at the start."""
+    """alpha and beta of norm(alpha · x + f(x)): beta scales the initial weights of f."""
 
     alpha: float
     beta: float
 
 
 def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) -> DeepNormConstants:
-    """The constants of the decoder or only stack; with `encoder`, of the encoder of an encoder-decoder.
+    """Return alpha and beta of the decoder or only stack; with `encoder`, of the encoder of an encoder-decoder.
 
-    `config` is the whole model, since the encoder's constants depend on the depth of both.
+    `config` is that of the full model: the encoder's constants depend on the depth of both stacks.
     """
     if config.family != "encoder_decoder":
+        # Encoder-only and decoder-only have the same constants in the paper.
         depth = config.num_hidden_layers
         return DeepNormConstants((2 * depth) ** 0.25, (8 * depth) ** -0.25)
     below, above = config.encoder_model.num_hidden_layers, config.num_hidden_layers

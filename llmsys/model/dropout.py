@@ -1,20 +1,20 @@
-"""Dropout, with cheap random numbers on the CPU.
+"""Dropout with cheap random numbers on the CPU.
 
-torch draws a Bernoulli number for every element there, which for 500,000 elements takes six milliseconds, longer than
-the linear map before it. Here 16 random bits decide, four elements from one draw: about six times as fast.
+torch draws one Bernoulli number per element there: six milliseconds for 500,000 elements, longer than the linear layer
+before it. Here 16 random bits decide, four elements per draw: about six times as fast.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEVELS = 1 << 16
+LEVELS = 1 << 16  # one int16 decides per element
 
 
 def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero each element with `probability`, rounded to 1/65536, and scale the others up; in training only.
+    """Zero elements with `probability`, rounded to 1/65536, and scale the others up; in training only.
 
-    Draws from torch's global generator of the device, as torch's own does.
+    Draws from torch's global generator of the device.
     """
     if not training or probability == 0:
         return x
@@ -24,7 +24,8 @@ def apply_dropout(x: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def draw_dropout_mask(x: Tensor, probability: float) -> Tensor:
-    """The factors of one draw in the shape and dtype of `x`: 0, or the inverse of the probability of staying."""
+    """Return the factors of one draw, in the shape and dtype of `x`: 0, or 1 / (1 - probability)."""
+    # Rounded first, so that the scale below is exact for the probability in effect.
     dropped = round(probability * LEVELS)
     # All 64 bits are random, so each quarter of a number is uniform over 16 bits.
     draws = torch.randint(-(1 << 63), (1 << 63) - 1, ((x.numel() + 3) // 4,), dtype=torch.int64)

@@ -1,8 +1,4 @@
-"""The experts of one layer: E independent feed-forward networks, computed for all their tokens by grouped products.
-
-Traps of grouped_mm that this file keeps from its callers: offsets are int32; every row must start on a multiple of 16
-bytes; rows behind the last offset are not written; the backward refuses gradients with stride 0.
-"""
+"""The experts of one layer: E independent feed-forward networks, computed by grouped matrix products."""
 
 from typing import Any
 
@@ -13,50 +9,51 @@ from torch import Tensor, nn
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
 from llmsys.model import cpu_kernels
 from llmsys.model.feed_forward import apply_gated_activation
+from llmsys.model.local_tensor import get_local_tensor
 
 # M rows grouped by expert, E experts (of this process), D width, F width inside an expert
 
-# 16 bytes are 8 numbers of bfloat16, the narrowest dtype we train in.
+# grouped_mm wants rows that start on a multiple of 16 bytes: 8 elements of bfloat16, the narrowest dtype we train in.
 ROW_MULTIPLE = 8
 
 
 class GroupedExperts(nn.Module):
-    """E feed-forward networks of one kind, weights stacked as (E, in, out) and biases as (E, out).
+    """E feed-forward networks of one kind, with weights stacked as (E, in, out) and biases as (E, out).
 
-    The parameters may be DTensors sharded over E. Widths that are no multiples of 8 are computed by a loop over the
-    experts: right, and slower.
+    The parameters may be DTensors sharded over E. Widths that are not multiples of 8 are computed by a slower loop over
+    the experts.
     """
 
     def __init__(self, num_experts: int, hidden_size: int, width: int, config: FeedForwardConfig | None = None) -> None:
-        """`config` says what one expert computes (None: SwiGLU), `width` how many channels it has inside."""
+        """Build E experts with `width` inner channels each; `config` None is SwiGLU."""
         super().__init__()
         self.config = config or SwigluConfig()
         self.num_experts, self.widths = num_experts, (hidden_size, width)
         self.grouped = hidden_size % ROW_MULTIPLE == 0 and width % ROW_MULTIPLE == 0
-        maps = self.config.projections
-        shapes = dict.fromkeys(maps, (hidden_size, width)) | {"down": (width, hidden_size)}
-        for name in maps:
+        projections = self.config.projections
+        shapes = dict.fromkeys(projections, (hidden_size, width)) | {"down": (width, hidden_size)}
+        for name in projections:
             self.register_parameter(f"{name}_proj", nn.Parameter(torch.empty(num_experts, *shapes[name])))
             nn.init.normal_(getattr(self, f"{name}_proj"), std=shapes[name][0] ** -0.5)
-        for name in maps if self.config.bias else ():
+        for name in projections if self.config.bias else ():
             self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(num_experts, shapes[name][1])))
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
-        """Apply expert e to its `counts_E[e]` consecutive rows; the counts must sum to M, and any of them may be 0."""
+        """Apply expert e to its `counts_E[e]` consecutive rows. The counts must sum to M; any of them may be 0."""
         apply = _GroupedLinear(self, counts_E, len(x_MD)) if self.grouped else _LoopedLinear(self, counts_E)
         gate_MF = apply("gate", x_MD) if self.config.is_gated else None
         return apply("down", apply_gated_activation(self.config, gate_MF, apply("up", x_MD)))
 
     def get_weight(self, name: str) -> Tensor:
-        """This process's weights of the map `gate`, `up` or `down`, (E, in, out)."""
-        return _get_local_tensor(getattr(self, f"{name}_proj"))
+        """Return this rank's weights of `gate`, `up` or `down`, (E, in, out)."""
+        return get_local_tensor(getattr(self, f"{name}_proj"))
 
     def get_bias(self, name: str) -> Tensor | None:
-        """This process's biases of that map, (E, out); None where there are none."""
-        return _get_local_tensor(getattr(self, f"{name}_bias")) if self.config.bias else None
+        """Return this rank's biases of `gate`, `up` or `down`, (E, out); None without biases."""
+        return get_local_tensor(getattr(self, f"{name}_bias")) if self.config.bias else None
 
     def extra_repr(self) -> str:
-        """Counts and widths, for printing the module."""
+        """Return the counts and widths that `print(module)` shows."""
         hidden, width = self.widths
         return f"{self.num_experts} experts, {hidden} -> {width} -> {hidden}, {self.config.kind}"
 
@@ -66,7 +63,7 @@ class _GroupedLinear:
 
     def __init__(self, experts: GroupedExperts, counts_E: Tensor, num_rows: int) -> None:
         self.experts, self.counts_E, self.num_rows = experts, counts_E, num_rows
-        self.offsets_E = counts_E.cumsum(0).to(torch.int32)
+        self.offsets_E = counts_E.cumsum(0).to(torch.int32)  # grouped_mm takes int32 only
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
         weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
@@ -83,7 +80,7 @@ class _GroupedLinear:
 
 
 class _LoopedLinear:
-    """The same, one expert at a time; every width will do."""
+    """x W_e + b_e for the rows of every expert e, one expert at a time, for any width."""
 
     def __init__(self, experts: GroupedExperts, counts_E: Tensor) -> None:
         self.experts, self.counts = experts, counts_E.tolist()
@@ -97,7 +94,7 @@ class _LoopedLinear:
 
 
 class _RowBiasFunction(torch.autograd.Function):
-    """The bias of each row's expert. Autograd would add gradients atomically, in another order in every run."""
+    """The bias of each row's expert, with a deterministic backward: autograd's would add atomically, in any order."""
 
     @staticmethod
     def forward(ctx: Any, bias_EF: Tensor, counts_E: Tensor, num_rows: int) -> Tensor:
@@ -113,12 +110,7 @@ class _RowBiasFunction(torch.autograd.Function):
         return sums_EF.to(gradients[0].dtype), None, None
 
 
-def _get_local_tensor(parameter: Tensor) -> Tensor:
-    to_local = getattr(parameter, "to_local", None)
-    return parameter if to_local is None else to_local()
-
-
 def _make_contiguous(gradient: Tensor) -> Tensor:
-    """A gradient that the backward of grouped_mm accepts: `y.sum().backward()` sends one that is expanded."""
-    # Without rows, `contiguous` sees nothing to do.
+    """Return a gradient that the backward of grouped_mm accepts: not the expanded one of `y.sum().backward()`."""
+    # An empty tensor counts as contiguous whatever its strides.
     return gradient.contiguous() if gradient.numel() else gradient.new_zeros(gradient.shape)

@@ -1,15 +1,26 @@
-"""The dense feed-forward layer: two linear maps around an activation, or three with a gate (Shazeer 2020).
+"""The dense feed-forward layer: two linear layers around an activation, or three with a gate (Shazeer 2020).
 
-Also serves as the shared expert of a mixture-of-experts layer; routed experts use `apply_gated_activation` alone.
+Also the shared expert of a mixture-of-experts layer. Routed experts use `apply_gated_activation` alone.
 """
+
+from typing import assert_never
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.feed_forward import Activation, ClampedSwigluConfig, FeedForwardConfig
+from llmsys.config.feed_forward import (
+    Activation,
+    ClampedSwigluConfig,
+    FeedForwardConfig,
+    GegluConfig,
+    GegluTanhConfig,
+    GeluConfig,
+    GeluTanhConfig,
+    ReluConfig,
+    SiluConfig,
+    SwigluConfig,
+)
 from llmsys.model.dropout import apply_dropout
-
-ACTIVATION_OF: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 class FeedForward(nn.Module):
@@ -32,27 +43,55 @@ class FeedForward(nn.Module):
 
 
 def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> FeedForward:
-    """The layer for `model.feed_forward` (or `model.moe.expert`), `width` channels wide inside.
+    """Build the layer of `model.feed_forward` (or `model.moe.expert`) with `width` inner channels.
 
-    `dropped` is the probability of dropping a channel inside, in training.
+    `dropped` is the dropout probability of inner channels in training.
     """
     return FeedForward(config, hidden_size, width, dropped)
 
 
 def apply_gated_activation(config: FeedForwardConfig, gate: Tensor | None, up: Tensor) -> Tensor:
-    """What stands between the linear maps, element by element; `gate` is None where the kind has none."""
-    if gate is None:
-        return apply_activation(config.kind, up)
-    if isinstance(config, ClampedSwigluConfig):
-        gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
-        return (up + 1) * (gate * (config.alpha * gate).sigmoid())
-    return apply_activation(ACTIVATION_OF[config.kind], gate) * up
+    """Return the element-wise operation between the linear layers.
+
+    Args:
+        config: The kind of feed-forward.
+        gate: Output of the gate projection, (…, F); None for kinds without a gate.
+        up: Output of the up projection, (…, F).
+
+    Returns:
+        The input of the down projection, (…, F).
+    """
+    match config:
+        case ReluConfig() | GeluConfig() | GeluTanhConfig() | SiluConfig():
+            return apply_activation(config.kind, up)
+        case SwigluConfig():
+            return apply_activation("silu", _require_gate(gate)) * up
+        case GegluConfig():
+            return apply_activation("gelu", _require_gate(gate)) * up
+        case GegluTanhConfig():
+            return apply_activation("gelu_tanh", _require_gate(gate)) * up
+        case ClampedSwigluConfig():
+            gate, up = _require_gate(gate).clamp(max=config.limit), up.clamp(-config.limit, config.limit)
+            return (up + 1) * (gate * (config.alpha * gate).sigmoid())
+        case unreachable:
+            assert_never(unreachable)
 
 
-def apply_activation(kind: str, x: Tensor) -> Tensor:
-    """ReLU, the exact GELU (Hendrycks and Gimpel 2016), its tanh form, or SiLU."""
-    if kind == "relu":
-        return F.relu(x)
-    if kind == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+def _require_gate(gate: Tensor | None) -> Tensor:
+    assert gate is not None, "a gated kind has a gate_proj"
+    return gate
+
+
+def apply_activation(kind: Activation, x: Tensor) -> Tensor:
+    """Return ReLU, SiLU, the exact GELU (Hendrycks and Gimpel 2016) or its tanh form of each element."""
+    match kind:
+        case "relu":
+            return F.relu(x)
+        case "silu":
+            return F.silu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case unreachable:
+            assert_never(unreachable)

@@ -1,7 +1,7 @@
 """A module base whose floating-point buffers stay float32 when the module is cast to another dtype.
 
-Engines cast a whole module (`module.bfloat16()`), and that call reaches buffers too. A rotation table or a token count
-in bfloat16 is wrong in silence: bfloat16 cannot count past 256. This base undoes the cast, without losing a bit.
+Engines cast a module with `module.bfloat16()`, which reaches buffers too. A rotary table or a token count in bfloat16
+is silently wrong: bfloat16 cannot count past 256.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Float32BufferModule(nn.Module):
-    """Keeps its own floating-point buffers float32; moves between devices go through as usual."""
+    """A module that keeps its own floating-point buffers in float32. Moves between devices work as usual."""
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         before = dict(self._buffers)

@@ -1,17 +1,22 @@
-"""What all layers of one stack share during one forward pass: masks, rotations, the cache, the source.
-
-`ContextBuilder` makes it once from the tokens' places; layers only look things up. Not a tensor and not a module, so
-that no wrapper casts what is inside.
-"""
+"""Tensors that all layers of one stack share during a forward pass: masks, rotations, cache, encoder output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import LayerType, ModelConfig
-from llmsys.config.position import RopeConfig, SinusoidalPositionConfig
+from llmsys.config.position import (
+    AlibiConfig,
+    LearnedPositionConfig,
+    NoPositionConfig,
+    RelativeBiasConfig,
+    RopeConfig,
+    SinusoidalPositionConfig,
+    TransformerXlPositionConfig,
+)
 from llmsys.errors import ConfigError
 from llmsys.model.attention_mask import (
     EVERYTHING,
@@ -37,7 +42,22 @@ ALL_HEADS = slice(None)
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """Shared by the layers of one stack; masks and rotations by kind of layer."""
+    """Shared inputs of the layers of one stack. Masks and rotations are keyed by layer type.
+
+    Neither a tensor nor a module, so that no wrapper casts its contents.
+
+    Attributes:
+        masks: Self-attention masks.
+        positions_BT: Positions that are added to the embedding.
+        rotations: Rotary tables.
+        distances_RD: Sinusoids of distances (Transformer-XL).
+        segments: Segment numbers of queries and keys (XLNet).
+        cache: Key-value cache, in generation.
+        memory: Encoder output, in an encoder-decoder.
+        cross_mask: Mask of the cross-attention.
+        real_BT: False where a token is padding, which experts do not count; None: no padding.
+        heads: The query heads of this rank. Per-head parameters and biases are cut to them.
+    """
 
     masks: Mapping[LayerType, AttentionMask]
     positions_BT: Tensor
@@ -55,9 +75,10 @@ class ForwardContext:
     def rotate_and_cache(
         self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotate queries and keys, and put the keys and what else layer `layer` keeps behind those in the cache.
+        """Rotate queries and keys, and append the keys and `kept_BT` of layer `layer` to the cache.
 
-        Returns the queries, and keys and kept of all positions so far.
+        Returns:
+            The queries, and the keys and `kept_BT` of all positions so far.
         """
         rotation = self.rotations.get(kind) if rotated else None
         if rotation is not None:
@@ -68,9 +89,9 @@ class ForwardContext:
 
 
 class ContextBuilder:
-    """Makes the context of one stack. Holds what has no parameters: angles, slopes, sinusoids.
+    """Builder of the `ForwardContext` of one stack. Holds tables without parameters: rotations, slopes, sinusoids.
 
-    `heads` may be set from outside, where this process computes some of the heads only.
+    `heads` may be set from outside, where this rank computes only some of the heads.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -80,14 +101,21 @@ class ContextBuilder:
         self.windows = {
             config.get_layer_type(i): config.get_attention_window(i) for i in range(config.num_hidden_layers)
         }
-        position = config.position
-        self.rotations = RotaryBuilder(config, position) if isinstance(position, RopeConfig) else None
-        # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
-        self.sinusoids = (
-            SinusoidalPositionEmbedding(config, SinusoidalPositionConfig(arrangement="halves"))
-            if position.kind == "transformer_xl"
-            else None
-        )
+        self.rotations: RotaryBuilder | None = None
+        self.sinusoids: SinusoidalPositionEmbedding | None = None
+        match config.position:
+            case RopeConfig() as position:
+                self.rotations = RotaryBuilder(config, position)
+            case TransformerXlPositionConfig():
+                # Transformer-XL's sinusoids put all sines before all cosines (Dai 2019, released code).
+                halves = SinusoidalPositionConfig(arrangement="halves")
+                self.sinusoids = SinusoidalPositionEmbedding(config, halves)
+            case AlibiConfig() | RelativeBiasConfig():
+                pass  # Added to the scores: see _compute_bias.
+            case LearnedPositionConfig() | SinusoidalPositionConfig() | NoPositionConfig():
+                pass  # Added to the embedding by LayerStack, or absent.
+            case unreachable:
+                assert_never(unreachable)
 
     def __call__(
         self,
@@ -101,7 +129,7 @@ class ContextBuilder:
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
     ) -> ForwardContext:
-        """The context of `length` new tokens, on the device and in the dtype of `like`."""
+        """Return the context of `length` new tokens, on the device and in the dtype of `like`."""
         start = 0 if cache is None else cache.length
         _check_inputs(self.config, start + length, documents_BT, cache)
         device = like.device
@@ -139,19 +167,33 @@ class ContextBuilder:
     def _compute_bias(
         self, table: RelativePositionBias | None, start: int, length: int, device: torch.device
     ) -> Tensor | None:
-        """Depends on distances alone, so slots will do for positions, also where rows are padded or packed."""
+        """Return the ALiBi or T5 bias of the scores, (H, T, S).
+
+        It depends on distances alone, so slots of the cache serve as positions, also where rows are padded or packed.
+        """
         queries_T = torch.arange(start, start + length, device=device)
         keys_S = torch.arange(start + length, device=device)
-        position = self.config.position
-        if position.kind == "alibi":
-            slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[self.heads].to(device)
-            return position.factor * compute_alibi_bias(slopes_H, queries_T, keys_S)
-        if table is not None:
-            return table(queries_T, keys_S, bidirectional=not self.causal)[self.heads]  # type: ignore[no-any-return]
-        return None
+        match self.config.position:
+            case AlibiConfig() as position:
+                slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[self.heads].to(device)
+                return position.factor * compute_alibi_bias(slopes_H, queries_T, keys_S)
+            case RelativeBiasConfig():
+                assert table is not None
+                bias_HTS: Tensor = table(queries_T, keys_S, bidirectional=not self.causal)[self.heads]
+                return bias_HTS
+            case (
+                RopeConfig()
+                | LearnedPositionConfig()
+                | SinusoidalPositionConfig()
+                | TransformerXlPositionConfig()
+                | NoPositionConfig()
+            ):
+                return None
+            case unreachable:
+                assert_never(unreachable)
 
     def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:
-        """Sinusoids of every distance from a query back to a key: start + length - 1 down to 1 - length."""
+        """Return the sinusoids of distances start + length - 1 down to 1 - length, (R, D)."""
         if self.sinusoids is None:
             return None
         distances_R = torch.arange(start + length - 1, -length, -1, device=like.device)
@@ -175,7 +217,7 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
 def _compute_positions(
     length: int, documents_BT: Tensor | None, cache: KeyValueCache | None, device: torch.device
 ) -> Tensor:
-    """Positions for what is added to the embedding: every document, and every row of a cache, begins at 0."""
+    """Return the positions that are added to the embedding: every document, and every row of a cache, begins at 0."""
     if cache is not None:
         return cache.get_positions(cache.length, cache.length + length).to(device)
     return (
@@ -184,7 +226,7 @@ def _compute_positions(
 
 
 def _collect_segments(token_types_BT: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:
-    """Segments of the queries (B, T) and of the keys (B, S)."""
+    """Return the segments of the queries (B, T) and of the keys (B, S)."""
     if cache is None:
         return token_types_BT, token_types_BT
     return token_types_BT, cache.append_layer("segments", token_types_BT)[0]

@@ -1,16 +1,29 @@
-"""Starting values: one pure function from (configuration, parameter name, shape, seed) to a tensor.
+"""Initial parameter values: a pure function of (config, parameter name, shape, seed).
 
-No generator is shared between parameters, so the values do not depend on the order of creation, on the number of
-processes or on how a parameter is sharded: a rank computes the whole tensor and keeps its slice.
+Invariants:
+- No generator is shared between parameters. The values do not depend on the order of creation, the number of processes
+  or the sharding: a rank computes the full tensor and keeps its slice.
 """
 
 import math
 from hashlib import blake2b
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import (
+    DeepNormConfig,
+    LayerNormConfig,
+    NormConfig,
+    OutputNormConfig,
+    ParallelBlockConfig,
+    PostNormConfig,
+    PreNormConfig,
+    RmsNormConfig,
+    SandwichNormConfig,
+)
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.transformer import Transformer
 
@@ -22,49 +35,77 @@ TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
 
 
 def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
-    """The starting value of parameter `name` as float32 on the CPU.
+    """Compute the initial value of one parameter.
 
-    Norm weights are 1 (0 where 1 is added to them) and biases 0. Everything else is normal with the deviation that
-    `compute_init_std` gives.
+    Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the standard deviation of
+    `compute_init_std`.
+
+    Args:
+        config: The full model.
+        name: Parameter name, as in `Transformer.named_parameters`.
+        shape: Shape of the full parameter.
+        seed: The run's seed; each parameter derives its own from it.
+
+    Returns:
+        The full tensor, float32 on the CPU.
     """
     layer, _, kind = name.rpartition(".")
     if kind.endswith("bias"):
         return torch.zeros(shape)
     if layer.endswith("norm"):
-        offset = config.norm.kind == "rmsnorm" and config.norm.unit_offset and not layer.endswith("_a_norm")
-        return torch.zeros(shape) if offset else torch.ones(shape)
+        return torch.zeros(shape) if _has_unit_offset(config.norm, layer) else torch.ones(shape)
     generator = torch.Generator().manual_seed(_compute_parameter_seed(name, seed))
     return torch.randn(shape, generator=generator).mul_(compute_init_std(config, name, shape))
 
 
 def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
-    """Standard deviation of a starting matrix or table.
+    """Return the standard deviation of the initial values of a matrix or table.
 
-    normal: `initializer_range`, divided by sqrt(2 * num_hidden_layers) where a pre-norm block writes into the residual
-    stream (Radford 2019, GPT-2, section 2.3), so that the stream's variance at the top does not grow with depth.
-    xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010). DeepNorm multiplies by its beta.
+    normal: `initializer_range`, divided by sqrt(2 · num_hidden_layers) for projections into the residual stream of a
+    pre-norm block (Radford 2019, GPT-2, section 2.3). xavier: sqrt(2 / (fan in + fan out)) for matrices (Glorot 2010).
+    DeepNorm multiplies by its beta.
     """
     layer, _, kind = name.rpartition(".")
     owner = layer if kind == "weight" else name
     if owner.split(".")[-1] in TABLES or owner.endswith("source_embed"):
         own = config.embedding.initializer_range if owner.endswith("embed") or owner == "head" else None
         return own or config.initializer_range
-    deviation = config.initializer_range
+    std = config.initializer_range
     if config.initializer == "xavier" and len(shape) >= 2:
-        deviation = math.sqrt(2 / (shape[-1] + shape[-2]))
-    if config.residual.kind == "deepnorm":
-        scaled = owner.endswith(DEEPNORM_SCALED)
-        return deviation * (
-            compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1
-        )
-    if config.initializer == "normal" and config.residual.kind != "post" and owner.endswith(RESIDUAL_OUTPUTS):
-        deviation /= math.sqrt(2 * config.num_hidden_layers)
-    return deviation
+        std = math.sqrt(2 / (shape[-1] + shape[-2]))
+    match config.residual:
+        case DeepNormConfig():
+            scaled = owner.endswith(DEEPNORM_SCALED)
+            return std * (compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1)
+        case PostNormConfig():
+            return std
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig():
+            # So that the variance of the residual stream does not grow with depth (GPT-2).
+            depth_scaled = config.initializer == "normal" and owner.endswith(RESIDUAL_OUTPUTS)
+            return std / math.sqrt(2 * config.num_hidden_layers) if depth_scaled else std
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _has_unit_offset(norm: NormConfig, layer: str) -> bool:
+    match norm:
+        case RmsNormConfig(unit_offset=unit_offset):
+            # Norms of latents (q_a_norm, kv_a_norm) are plain RMSNorm in every model.
+            return unit_offset and not layer.endswith("_a_norm")
+        case LayerNormConfig():
+            return False
+        case unreachable:
+            assert_never(unreachable)
 
 
 @torch.no_grad()
 def initialize_parameters(model: Transformer, seed: int) -> None:
-    """Fill every parameter and buffer of a model that lives whole in this process."""
+    """Fill every parameter and buffer of an unsharded model.
+
+    Args:
+        model: A model with storage.
+        seed: As for `compute_initial_value`.
+    """
     for name, parameter in model.named_parameters():
         parameter.copy_(compute_initial_value(model.config, name, parameter.shape, seed))
     model.reset_buffers()

@@ -1,7 +1,7 @@
-"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, 2.1): keys and values from one small latent vector.
+"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, 2.1).
 
-Each head's query and key have a part that is not rotated, made from a latent, and a rotated part; the rotated key is
-shared by all heads. The cache keeps the latent and the rotated key, and nothing for each head.
+Keys and values are projected from one small latent vector. Queries and keys have channels without rotation and rotated
+channels; the rotated key is shared by all heads. The cache holds the latent and the rotated key, nothing per head.
 """
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import LatentAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.normalization import RMSNorm
@@ -50,7 +51,7 @@ class MultiHeadLatentAttention(nn.Module):
         q_BTHR, k_BS1R, latent_BSC = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHR, k_BTR.unsqueeze(2), self.kv_a_norm(latent_BTC)
         )
-        # Behind a cache there are few queries and many keys: those stay latent, and the queries go to them.
+        # With a cache there are few queries and many keys: it is cheaper to project the queries into the latent space.
         mix = (
             self._compute_expanded_attention
             if latent_BSC.shape[1] == q_BTHR.shape[1]
@@ -66,7 +67,7 @@ class MultiHeadLatentAttention(nn.Module):
     def _compute_expanded_attention(
         self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: ForwardContext
     ) -> Tensor:
-        """Keys and values of every head, as in training."""
+        """Expand the keys and values of every head, as in training."""
         keys_values = self.kv_b_proj(latent_BSC).unflatten(-1, (-1, self.nope + self.value))
         k_BSHN, v_BSHV = keys_values.split([self.nope, self.value], dim=-1)
         k = torch.cat([k_BSHN, k_BS1R.expand(-1, -1, k_BSHN.shape[2], -1)], dim=-1)
@@ -75,7 +76,8 @@ class MultiHeadLatentAttention(nn.Module):
     def _compute_absorbed_attention(
         self, q_BTHN: Tensor, q_BTHR: Tensor, latent_BSC: Tensor, k_BS1R: Tensor, context: ForwardContext
     ) -> Tensor:
-        """q · (W_k latent) = (W_kᵀ q) · latent: multi-query attention over the latents (DeepSeek-V2, 2.1.2)."""
+        """Attend to latents: q · (W_k latent) = (W_kᵀ q) · latent is multi-query attention (DeepSeek-V2, 2.1.2)."""
+        # Not through the module: the absorbed form multiplies with slices of the weight.
         weight = get_local_tensor(self.kv_b_proj.weight).unflatten(0, (-1, self.nope + self.value))
         keys_HNC, values_HVC = weight.split([self.nope, self.value], dim=1)
         q_BTHC = torch.einsum("bthn,hnc->bthc", q_BTHN, keys_HNC)
@@ -90,14 +92,14 @@ class MultiHeadLatentAttention(nn.Module):
 
 
 def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> float:
-    """The factor on the scores: 1 / sqrt(N + R), and under YaRN with `mscale_all_dim` its sharpening squared.
+    """Return the factor on the scores: 1 / sqrt(N + R), under YaRN with `mscale_all_dim` times its mscale squared.
 
-    DeepSeek puts that part of the sharpening here, where it reaches the channels that are not rotated too.
+    DeepSeek applies that part of YaRN's factor here, where it reaches the channels without rotation too.
     """
     if attention.scale is not None:
         return attention.scale
     scale = float((attention.qk_nope_head_dim + attention.qk_rope_head_dim) ** -0.5)
-    scaling = config.position.scaling if config.position.kind == "rope" else None
-    if scaling is not None and scaling.kind == "yarn" and scaling.mscale_all_dim:
+    scaling = config.position.scaling if isinstance(config.position, RopeConfig) else None
+    if isinstance(scaling, YarnRopeScalingConfig) and scaling.mscale_all_dim:
         scale *= compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
     return scale

@@ -1,11 +1,30 @@
-"""One stack of blocks: positions and a norm in front, blocks, a norm behind.
+"""A stack of blocks: position embeddings and a norm before the blocks, a norm after them.
 
-A decoder or an encoder is one stack; an encoder-decoder is two, with the same class and different configs.
+A decoder or an encoder is one stack. An encoder-decoder is two, of the same class with different configs.
 """
+
+from typing import assert_never
 
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import (
+    DeepNormConfig,
+    OutputNormConfig,
+    ParallelBlockConfig,
+    PostNormConfig,
+    PreNormConfig,
+    SandwichNormConfig,
+)
+from llmsys.config.position import (
+    AlibiConfig,
+    LearnedPositionConfig,
+    NoPositionConfig,
+    RelativeBiasConfig,
+    RopeConfig,
+    SinusoidalPositionConfig,
+    TransformerXlPositionConfig,
+)
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.encoder_output import EncoderOutput
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
@@ -18,22 +37,35 @@ from llmsys.model.transformer_block import TransformerBlock
 
 
 class LayerStack(nn.Module):
-    """What stands between embedded tokens and the head. `alpha` is DeepNorm's, which depends on the whole model."""
+    """The layers between embedded tokens and the head. `alpha` is DeepNorm's, which depends on the full model."""
 
     def __init__(self, config: ModelConfig, *, alpha: float = 1.0) -> None:
         super().__init__()
         self.config = config
-        position, width = config.position, config.hidden_size
-        self.positions = LearnedPositionEmbedding(config, position) if position.kind == "learned" else None
-        self.sinusoids = SinusoidalPositionEmbedding(config, position) if position.kind == "sinusoidal" else None
-        heads = config.num_attention_heads
-        self.relative_bias = RelativePositionBias(position, heads) if position.kind == "relative_bias" else None
+        width = config.hidden_size
+        self.positions: LearnedPositionEmbedding | None = None
+        self.sinusoids: SinusoidalPositionEmbedding | None = None
+        self.relative_bias: RelativePositionBias | None = None
+        self._add_positions(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
         self.blocks = nn.ModuleList(
             TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers)
         )
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
+
+    def _add_positions(self, config: ModelConfig) -> None:
+        match config.position:
+            case LearnedPositionConfig() as position:
+                self.positions = LearnedPositionEmbedding(config, position)
+            case SinusoidalPositionConfig() as position:
+                self.sinusoids = SinusoidalPositionEmbedding(config, position)
+            case RelativeBiasConfig() as position:
+                self.relative_bias = RelativePositionBias(position, config.num_attention_heads)
+            case RopeConfig() | AlibiConfig() | TransformerXlPositionConfig() | NoPositionConfig():
+                pass  # Rotations and scores belong to attention: see ContextBuilder.
+            case unreachable:
+                assert_never(unreachable)
 
     def run_blocks(
         self,
@@ -45,7 +77,7 @@ class LayerStack(nn.Module):
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
     ) -> tuple[Tensor, ForwardContext]:
-        """The hidden states after the last block, before the final norm, and what the blocks shared."""
+        """Return the hidden states after the last block, before the final norm, and the context of the blocks."""
         context = self.shared(
             embedded_BTD.shape[1],
             embedded_BTD,
@@ -59,19 +91,20 @@ class LayerStack(nn.Module):
         x_BTD = self._prepare_embedding(embedded_BTD, context.positions_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
+        # After the last layer: every layer writes at the cache's old length.
         if cache is not None:
             cache.advance(embedded_BTD.shape[1])
         return x_BTD, context
 
     def apply_final_norm(self, x_BTD: Tensor) -> Tensor:
-        """The final norm, and in training the dropout behind it."""
+        """Apply the final norm, followed in training by dropout."""
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.final)
 
     def _prepare_embedding(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
-        added = self.sinusoids if self.positions is None else self.positions
-        if added is not None:
-            x_BTD = x_BTD + added(positions_BT).to(x_BTD.dtype)
+        positions = self.sinusoids if self.positions is None else self.positions
+        if positions is not None:
+            x_BTD = x_BTD + positions(positions_BT).to(x_BTD.dtype)
         x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.embedding)
 
@@ -80,5 +113,10 @@ class LayerStack(nn.Module):
 
 
 def _has_final_norm(config: ModelConfig) -> bool:
-    residual = config.residual
-    return residual.kind not in ("post", "deepnorm") or residual.final_norm
+    match config.residual:
+        case PostNormConfig() | DeepNormConfig() as residual:
+            return residual.final_norm
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig():
+            return True
+        case unreachable:
+            assert_never(unreachable)

@@ -1,13 +1,16 @@
-"""Even use of experts: losses that pull towards it, the bias rule, and when a forward pass counts.
+"""Load balancing of experts: auxiliary losses and the bias rule.
 
-Losses are sums over tokens. Whoever knows the tokens of all ranks and micro-batches divides once, so that a loss means
-the same however a step is dealt out. Padding is in none of them.
+Invariants:
+- Losses are sums over real tokens. The caller, who knows the tokens of all ranks and micro-batches, divides once, so a
+  loss does not depend on the layout.
 """
+
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from llmsys.config.moe import MoeConfig
+from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, MoeConfig, NoBalancingConfig
 from llmsys.model.router import RouterScores, count_bins
 
 # B rows (sequences), T positions, N = B * T tokens, E experts
@@ -16,36 +19,42 @@ from llmsys.model.router import RouterScores, count_bins
 def compute_auxiliary_losses(
     config: MoeConfig, scores: RouterScores, asked_BE: Tensor, share_E: Tensor | None, real_BT: Tensor
 ) -> Tensor | None:
-    """The weighted losses of balance and of the router's z, (2,), summed over real tokens; None when none is asked for.
+    """Return the weighted balance and router z losses, (2,), summed over real tokens; None when the config has neither.
 
     Args:
-        config: says which losses, and their weights.
-        scores: of the N tokens.
-        asked_BE: how often the tokens of each sequence asked for each expert, before anything was dropped.
-        share_E: shares of all assignments in the step before, for `scope: batch`.
+        config: The losses and their weights.
+        scores: Scores of the N tokens.
+        asked_BE: Assignments of each sequence to each expert, before any were dropped.
+        share_E: Shares of all assignments in the previous step, for `scope: batch`.
         real_BT: False where a token is padding.
     """
-    balance = config.balance
-    even = z_loss = None
-    if balance.kind == "bias" and balance.sequence_weight:
-        even = balance.sequence_weight * compute_load_balancing_loss(scores, _compute_expert_shares(asked_BE), real_BT)
-    elif balance.kind == "auxiliary_loss":
-        shares_BE = _compute_expert_shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
-        even = balance.weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
+    balance_loss = z_loss = None
+    match config.balance:
+        case BiasBalancingConfig(sequence_weight=weight):
+            if weight:
+                shares_BE = _compute_expert_shares(asked_BE)
+                balance_loss = weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
+        case AuxiliaryLossConfig(weight=weight):
+            shares_BE = _compute_expert_shares(asked_BE) if share_E is None else share_E.expand_as(asked_BE)
+            balance_loss = weight * compute_load_balancing_loss(scores, shares_BE, real_BT)
+        case NoBalancingConfig():
+            pass
+        case unreachable:
+            assert_never(unreachable)
     if config.z_loss_weight:
         z_loss = config.z_loss_weight * compute_router_z_loss(scores, real_BT)
-    if even is None and z_loss is None:
+    if balance_loss is None and z_loss is None:
         return None
-    nothing = scores.logits_NE.new_zeros(())
-    return torch.stack([nothing if even is None else even, nothing if z_loss is None else z_loss])
+    zero = scores.logits_NE.new_zeros(())
+    return torch.stack([zero if balance_loss is None else balance_loss, zero if z_loss is None else z_loss])
 
 
 def compute_load_balancing_loss(scores: RouterScores, shares_BE: Tensor, real_BT: Tensor) -> Tensor:
-    """E * sum_e f_e P_e of each sequence times its tokens, summed; per token 1 when experts share evenly, E at worst.
+    """Return E · sum_e f_e P_e of each sequence times its tokens, summed; per token 1 when balanced, E at worst.
 
-    f_e is the share of the assignments that go to expert e, and P_e the mean over tokens of its share of the scores
-    (Fedus 2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20). With the f of
-    the whole step before, the loss is linear in the tokens, hence the same in every layout.
+    f_e is the share of the assignments to expert e, and P_e the mean over tokens of its share of the scores (Fedus
+    2021, arXiv:2101.03961, eq. 4 to 6; per sequence DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20). With the f of the
+    previous step the loss is linear in the tokens, hence independent of the layout.
     """
     probability_BE = (scores.compute_probabilities().unflatten(0, real_BT.shape) * real_BT[..., None]).sum(1)
     total: Tensor = (shares_BE * probability_BE).sum()
@@ -53,12 +62,12 @@ def compute_load_balancing_loss(scores: RouterScores, shares_BE: Tensor, real_BT
 
 
 def compute_router_z_loss(scores: RouterScores, real_BT: Tensor) -> Tensor:
-    """logsumexp(router logits)², summed over tokens (Zoph 2022, arXiv:2202.08906, eq. 5)."""
+    """Return logsumexp(router logits)², summed over real tokens (Zoph 2022, arXiv:2202.08906, eq. 5)."""
     return (scores.logits_NE.logsumexp(dim=-1).square() * real_BT.flatten()).sum()
 
 
 def count_tokens_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -> Tensor:
-    """How many assignments of each row's real tokens go to each expert, int64 (B, E)."""
+    """Count the assignments of each row's real tokens to each expert, int64 (B, E)."""
     rows, length = real_BT.shape
     row_N = torch.arange(rows, device=experts_NK.device).repeat_interleave(length)
     # Bin 0 is for what does not count: padding, and NO_EXPERT.
@@ -67,10 +76,17 @@ def count_tokens_by_row(experts_NK: Tensor, num_experts: int, real_BT: Tensor) -
 
 
 def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor:
-    """The next balance bias: up by `rate` for experts below the mean load, down for those above (sign rule).
+    """Compute the next balance bias: up by `rate` for experts below the mean load, down for those above (sign rule).
 
-    `tokens_E` must be summed over all ranks and micro-batches of the step (Wang 2024, arXiv:2408.15664, algorithm 1;
-    DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    Wang 2024, arXiv:2408.15664, algorithm 1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
+
+    Args:
+        bias_E: The current bias.
+        tokens_E: Assignments to each expert, summed over all ranks and micro-batches of the step.
+        rate: Step of the bias, in units of the scores.
+
+    Returns:
+        The next bias, (E,).
     """
     tokens_E = tokens_E.to(torch.float32)
     return bias_E + rate * torch.sign(tokens_E.mean() - tokens_E)
@@ -78,12 +94,14 @@ def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def is_recomputation() -> bool:
-    """Whether this forward pass runs inside a backward pass, as activation recomputation does.
+    """Return whether this forward pass runs inside a backward pass, as activation checkpointing does.
 
-    Such a pass repeats one that was counted already. Autograd knows: it gives each running backward a number, −1 none.
+    Such a pass repeats one that was already counted.
     """
+    # Autograd numbers each running backward; -1 is none.
     return torch._C._current_graph_task_id() != -1
 
 
 def _compute_expert_shares(asked_BE: Tensor) -> Tensor:
+    # A row of padding alone has no assignments.
     return asked_BE / asked_BE.sum(dim=-1, keepdim=True).clamp(min=1)

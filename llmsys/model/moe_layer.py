@@ -1,16 +1,25 @@
-"""The mixture-of-experts layer: router, dispatcher, experts, and shared experts every token visits.
+"""The mixture-of-experts layer: router, dispatcher, experts, and shared experts that every token visits.
 
-Reads activations, gives their sum over the chosen experts, and keeps what a trainer reads after each step: the balance
-bias (and, for the auxiliary loss over a batch, the shares of the step before) in buffers that are saved, and sums over
-tokens in buffers that are not. A pass that activation recomputation repeats is not counted again.
+The balance bias (and, for the auxiliary loss over a batch, the shares of the previous step) are persistent buffers.
+Sums over the tokens of a step are buffers that are not saved. A pass that activation checkpointing repeats is not
+counted again.
 """
 
 from collections.abc import Callable
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.moe import AuxiliaryLossConfig, ExpertCapacityConfig, ExpertChoiceConfig, MoeConfig
+from llmsys.config.moe import (
+    AuxiliaryLossConfig,
+    BiasBalancingConfig,
+    ExpertCapacityConfig,
+    ExpertChoiceConfig,
+    MoeConfig,
+    NoBalancingConfig,
+    TokenChoiceConfig,
+)
 from llmsys.errors import ConfigError
 from llmsys.model.expert_capacity import choose_tokens, drop_overflow
 from llmsys.model.experts import GroupedExperts
@@ -31,8 +40,10 @@ from llmsys.model.token_dispatcher import LocalTokenDispatcher, TokenDispatcher
 class MoELayer(Float32BufferModule):
     """y = sum_k w_k expert_k(x) + shared(x).
 
-    From outside may be replaced: `dispatcher`, and `whole_rows`, which makes counts of each sequence, (B, E), out of
-    those of the part of it that x is.
+    Two attributes may be replaced from outside:
+
+    - `dispatcher`, by one that spans ranks.
+    - `reduce_row_counts`, which sums the counts of a sequence's shards, (B, E), over the ranks that hold them.
     """
 
     balance_bias_E: Tensor
@@ -52,14 +63,15 @@ class MoELayer(Float32BufferModule):
         self.shared = build_feed_forward(config.expert, hidden_size, width) if width else None
         self.shared_gate = nn.Linear(hidden_size, 1, bias=False) if config.shared_gate else None
         self.dispatcher: TokenDispatcher = LocalTokenDispatcher()
-        self.whole_rows: Callable[[Tensor], Tensor] = _return_counts
+        self.reduce_row_counts: Callable[[Tensor], Tensor] = _return_counts
         self._auxiliary: tuple[Tensor, Tensor] | None = None
         self.balance_factor = 1.0
-        """On the balance loss and the rate of the bias; set from outside where it changes over a run."""
+        """Factor on the balance loss and the rate of the bias; set from outside where it changes over a run."""
         balance = config.balance
-        remembers = isinstance(balance, AuxiliaryLossConfig) and balance.scope == "batch"
+        needs_shares = isinstance(balance, AuxiliaryLossConfig) and balance.scope == "batch"
+        # Present under every balance kind: checkpoints have one format.
         self.register_buffer("balance_bias_E", torch.zeros(config.num_experts))
-        self.register_buffer("expert_share_E", torch.zeros(config.num_experts) if remembers else None)
+        self.register_buffer("expert_share_E", torch.zeros(config.num_experts) if needs_shares else None)
         for name in ("expert_tokens_E", "probability_sum_E"):
             self.register_buffer(name, torch.zeros(config.num_experts), persistent=False)
         for name in ("router_z_sum", "num_tokens", "num_dropped"):
@@ -67,28 +79,30 @@ class MoELayer(Float32BufferModule):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Starting values of all buffers, for instance after `to_empty`: no bias, even shares, nothing counted."""
+        """Set the initial values of all buffers, for instance after `to_empty`: no bias, even shares, zero counts."""
         self.balance_bias_E.zero_()
         if self.expert_share_E is not None:
             self.expert_share_E.fill_(1 / self.config.num_experts)
         self.reset_counts()
 
     def reset_counts(self) -> None:
-        """Begin to count a new step."""
+        """Set the counters of the step to zero."""
         for sums in self.get_step_counters():
             sums.zero_()
 
     def get_step_counters(self) -> tuple[Tensor, ...]:
-        """The sums over the tokens of a step so far, as living tensors."""
+        """Return the sums over the tokens of the step so far: the buffers themselves, not copies."""
         return self.expert_tokens_E, self.probability_sum_E, self.router_z_sum, self.num_tokens, self.num_dropped
 
     def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
-        """Same shape and dtype as the input. In training mode what the step needs to know is added to the sums.
+        """Return the sum over the chosen and shared experts, in the shape and dtype of the input.
+
+        In training mode the counters of the step are updated.
 
         Args:
-            x_BTD: activations; each row is one sequence.
-            real_BT: False where a token is padding, which is not counted, enters no loss and takes no expert's room.
-                None: there is no padding.
+            x_BTD: Activations; each row is one sequence.
+            real_BT: False where a token is padding, which is not counted, has no loss and uses no expert capacity.
+                None: no padding.
         """
         if real_BT is None:
             real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
@@ -102,16 +116,17 @@ class MoELayer(Float32BufferModule):
         return y_ND.view_as(x_BTD)
 
     def compute_auxiliary_loss(self) -> Tensor:
-        """Balance and router z losses of the last training forward, weighted: a mean over real tokens; 0 without any.
+        """Return the weighted balance and router z losses of the last training forward.
 
-        For one process and micro-batch; where there are more, divide `sum_auxiliary_losses` by the tokens of all.
+        A mean over real tokens; 0 without any. For one process and micro-batch: otherwise divide
+        `sum_auxiliary_losses` by the tokens of all.
         """
         if self._auxiliary is None:
             return self.sum_auxiliary_losses()
         return self.sum_auxiliary_losses() / self._auxiliary[1].clamp(min=1)
 
     def sum_auxiliary_losses(self) -> Tensor:
-        """Return the balance and router z losses of the last training forward, weighted: a sum over real tokens."""
+        """Return the weighted balance and router z losses of the last training forward: a sum over real tokens."""
         if self._auxiliary is None:
             return torch.zeros((), device=self.balance_bias_E.device)
         balance, z_loss = self._auxiliary[0]
@@ -119,30 +134,41 @@ class MoELayer(Float32BufferModule):
         return weighted
 
     def _route_tokens(self, scores: RouterScores, real_BT: Tensor) -> RoutingDecision:
-        how, balance = self.config.routing, self.config.balance
-        if isinstance(how, ExpertChoiceConfig):
-            chosen = choose_tokens(scores, how.factor, real_BT)
-            routing = asked = RoutingDecision(
-                chosen.experts_NK, self.router.scale_weights(chosen.weights_NK), partial=True
-            )
-        else:
-            routing = asked = self.router.select_experts(
-                scores, self.balance_bias_E if balance.kind == "bias" else None
-            )
-            # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
-            if isinstance(how, ExpertCapacityConfig) and self.training:
-                routing = drop_overflow(asked, how.factor, self.config.num_experts, real_BT)
+        match self.config.routing:
+            case TokenChoiceConfig():
+                routing = asked = self._select_experts(scores)
+            case ExpertCapacityConfig(factor=factor):
+                routing = asked = self._select_experts(scores)
+                # Evaluation drops nothing: a prompt continued token by token would drop others than one read at once.
+                if self.training:
+                    routing = drop_overflow(asked, factor, self.config.num_experts, real_BT)
+            case ExpertChoiceConfig(factor=factor):
+                chosen = choose_tokens(scores, factor, real_BT)
+                weights_NK = self.router.scale_weights(chosen.weights_NK)
+                routing = asked = RoutingDecision(chosen.experts_NK, weights_NK, partial=True)
+            case unreachable:
+                assert_never(unreachable)
         if self.training:
             self._record_routing(scores, asked, routing, real_BT)
         return routing
+
+    def _select_experts(self, scores: RouterScores) -> RoutingDecision:
+        match self.config.balance:
+            case BiasBalancingConfig():
+                return self.router.select_experts(scores, self.balance_bias_E)
+            case AuxiliaryLossConfig() | NoBalancingConfig():
+                return self.router.select_experts(scores)
+            case unreachable:
+                assert_never(unreachable)
 
     def _record_routing(
         self, scores: RouterScores, asked: RoutingDecision, routing: RoutingDecision, real_BT: Tensor
     ) -> None:
         num_experts = self.config.num_experts
         asked_BE = count_tokens_by_row(asked.experts_NK, num_experts, real_BT)
-        # Recomputation must save the tensors that the first pass saved, so the loss is computed again, for nobody.
-        loss = compute_auxiliary_losses(self.config, scores, self.whole_rows(asked_BE), self.expert_share_E, real_BT)
+        # A recomputed forward must save the tensors that the first one saved, so the loss is computed there too.
+        counts_BE = self.reduce_row_counts(asked_BE)
+        loss = compute_auxiliary_losses(self.config, scores, counts_BE, self.expert_share_E, real_BT)
         if is_recomputation():
             self._require_auxiliary_gradient(loss)
             return
@@ -150,7 +176,7 @@ class MoELayer(Float32BufferModule):
         self._auxiliary = None if loss is None else (loss, num_tokens)
         with torch.no_grad():
             self.expert_tokens_E += asked_BE.sum(0)
-            # Not as a product: selective recomputation tells kept products apart by their order, and this is done once.
+            # Not as a matmul: selective checkpointing matches saved matmuls by order, and this one is not repeated.
             self.probability_sum_E += (scores.compute_probabilities() * real_BT.view(-1, 1)).sum(0)
             self.router_z_sum += compute_router_z_loss(scores, real_BT)
             self.num_tokens += num_tokens

@@ -1,6 +1,6 @@
-"""Multi-head attention: of a sequence to itself, and of a decoder to the encoder's output.
+"""Multi-head self-attention and cross-attention.
 
-Fewer key-value heads than query heads make it grouped (GQA) or multi-query attention (MQA).
+Fewer key-value heads than query heads make it grouped-query (GQA) or multi-query attention (MQA).
 """
 
 import torch
@@ -17,7 +17,7 @@ from llmsys.model.scaled_dot_product import compute_attention
 
 
 class AttentionProjections(nn.Module):
-    """The four linear maps with their norms, and how scores are made from what they give."""
+    """The four projections with their norms, and the settings of the scores."""
 
     def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class AttentionProjections(nn.Module):
         return k_BSGK, self._split_heads(self.v_proj(x_BSD))
 
     def _split_heads(self, x_BTW: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """Heads side by side to heads of their own; normed all at once (OLMo 2) or each by itself (Qwen3)."""
+        """Split the last dim into heads, normed all at once (OLMo 2) or each on its own (Qwen3)."""
         if norm is not None and self.norms == "full":
             x_BTW = norm(x_BTW)
         x_BTHK: Tensor = x_BTW.unflatten(-1, (-1, self.head_dim))
@@ -65,7 +65,7 @@ class AttentionProjections(nn.Module):
 
 
 class MultiHeadAttention(AttentionProjections):
-    """softmax(q kᵀ / sqrt(K)) v of a sequence to itself; each G-th part of the H heads shares keys (Ainslie 2023)."""
+    """softmax(q kᵀ / sqrt(K)) v over one sequence; H / G query heads share a key-value head (Ainslie 2023)."""
 
     def __init__(self, config: ModelConfig, attention: MultiHeadAttentionConfig, layer: int) -> None:
         super().__init__(config, attention, layer)
@@ -86,14 +86,14 @@ class MultiHeadAttention(AttentionProjections):
 class CrossAttention(AttentionProjections):
     """Queries from the decoder, keys and values from the encoder's last hidden states (Vaswani 2017, 3.2.3).
 
-    Without rotation and sinks: those belong to positions of one sequence.
+    Without rotary embedding and sinks, which belong to positions of one sequence.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, config.attention.cross_attention, layer)
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Look at `context.memory`; same shape and dtype as the input."""
+        """Attend to `context.memory`; same shape and dtype as the input."""
         memory = context.memory
         assert memory is not None
         if context.cache is None:

@@ -1,7 +1,7 @@
-"""DeepSeek-V3's multi-token prediction (arXiv:2412.19437, 2.2): modules that look further ahead than the next token.
+"""DeepSeek-V3's multi-token prediction (arXiv:2412.19437, 2.2).
 
-Module k takes the hidden states of the one before it and the embeddings of the tokens k places further, and gives
-hidden states from which the shared head predicts the token after those. Used in training only.
+Module k takes the hidden states of module k - 1 and the embeddings of the tokens k positions ahead, and returns hidden
+states from which the shared head predicts the token after those. Used in training only.
 """
 
 import torch
@@ -16,7 +16,7 @@ from llmsys.model.transformer_block import TransformerBlock
 
 
 class MultiTokenPredictionModule(nn.Module):
-    """block(W [norm(embedding); norm(hidden)]), with a norm of its own before the shared head."""
+    """block(W [norm(embedding); norm(hidden)]), with its own norm before the shared head."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -28,11 +28,11 @@ class MultiTokenPredictionModule(nn.Module):
         self.norm = build_norm(config, width)
 
     def forward(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """The next hidden states, before `norm` and head. `embedded_BTD` belongs to the tokens k places further."""
+        """Return the next hidden states, before `norm` and head. `embedded_BTD` embeds the tokens k positions ahead."""
         both = torch.cat([self.embedding_norm(embedded_BTD), self.hidden_norm(hidden_BTD)], dim=-1)
         return self.block(self.projection(both), context)  # type: ignore[no-any-return]
 
 
 def shift_tokens(tokens_BT: Tensor, places: int) -> Tensor:
-    """Token t + places at position t. The last `places` positions wrap around; the loss never looks at them."""
+    """Return token t + places at position t. The last `places` positions wrap around; the loss ignores them."""
     return tokens_BT.roll(-places, dims=1)

@@ -1,18 +1,21 @@
-"""Normalisation layers: RMSNorm and LayerNorm, built from `model.norm` of the configuration.
+"""Normalization layers: RMSNorm and LayerNorm, built from `model.norm` of the config.
 
 Both compute in float32 and return the dtype of their input, so they are safe under bfloat16 weights.
 """
+
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import LayerNormConfig, RmsNormConfig
 from llmsys.model import cpu_kernels
 
 
 class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps) over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467).
+    """weight · x / sqrt(mean(x²) + eps) over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467).
 
     With `unit_offset` the factor is 1 + weight, so that weight decay pulls it towards 1 (Gemma).
     """
@@ -24,7 +27,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width) if unit_offset else torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim; same shape and dtype as `x`."""
+        """Normalize the last dim; same shape and dtype as `x`."""
         if self.unit_offset:
             # 1 + weight in float32: bfloat16 would round a small weight away.
             return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(x.dtype)
@@ -33,12 +36,16 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Width and eps, for printing the module."""
+        """Return the width and eps that `print(module)` shows."""
         return f"{self.weight.shape[0]}, eps={self.eps}{', unit_offset=True' if self.unit_offset else ''}"
 
 
 def build_norm(config: ModelConfig, width: int) -> nn.Module:
-    """The normalisation that `config.norm` asks for, over `width` features."""
-    if config.norm.kind == "layernorm":
-        return nn.LayerNorm(width, eps=config.norm.eps, bias=config.norm.bias)
-    return RMSNorm(width, config.norm.eps, unit_offset=config.norm.unit_offset)
+    """Build the norm of `config.norm` over `width` features."""
+    match config.norm:
+        case RmsNormConfig() as norm:
+            return RMSNorm(width, norm.eps, unit_offset=norm.unit_offset)
+        case LayerNormConfig() as norm:
+            return nn.LayerNorm(width, eps=norm.eps, bias=norm.bias)
+        case unreachable:
+            assert_never(unreachable)

@@ -1,10 +1,18 @@
-"""Heads: from the last hidden states to logits. What stands beside the head on the first token is built here too."""
+"""Output heads: hidden states to logits, and the modules on the first token (pooler, classifier)."""
+
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llmsys.config.head import LmHeadConfig, MlmHeadConfig
+from llmsys.config.head import (
+    ClassificationHeadConfig,
+    FeaturesHeadConfig,
+    LmHeadConfig,
+    MlmHeadConfig,
+    PermutationHeadConfig,
+)
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
 from llmsys.model.feed_forward import apply_activation
@@ -15,7 +23,7 @@ from llmsys.model.normalization import build_norm
 
 
 class LmHead(Float32BufferModule):
-    """softcap(scale · hidden Wᵀ + bias): logits over the vocabulary. W is the token embedding when tied."""
+    """Logits over the vocabulary: softcap(scale · hidden Wᵀ + bias). W is the token embedding when tied."""
 
     fixed_bias_V: Tensor
     bias: nn.Parameter | None
@@ -34,16 +42,16 @@ class LmHead(Float32BufferModule):
         self.has_fixed_bias = head.bias == "fixed"
 
     def reset_buffers(self) -> None:
-        """The fixed bias to zero, for instance after `to_empty`; a checkpoint fills it."""
+        """Set the fixed bias to zero, for instance after `to_empty`; a checkpoint fills it."""
         if self.has_fixed_bias:
             self.fixed_bias_V.zero_()
 
     def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
-        """What the weight is multiplied with."""
+        """Return the input of the weight product."""
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Logits (B, T, V) in the dtype of the weights."""
+        """Return the logits, (B, T, V), in the dtype of the weights."""
         logits_BTV = F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
         if self.has_fixed_bias:
             logits_BTV = logits_BTV + self.fixed_bias_V.to(logits_BTV.dtype)
@@ -64,39 +72,49 @@ class MlmHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
-        """What the weight is multiplied with."""
+        """Return the input of the weight product."""
         prepared_BTD: Tensor = self.norm(apply_activation(self.kind, self.dense(x_BTD)))
         return prepared_BTD
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Logits (B, T, V) for every position."""
+        """Return the logits, (B, T, V), for every position."""
         return F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
 
 
 def build_head(config: ModelConfig) -> nn.Module | None:
-    """The map from hidden states to logits over the vocabulary; None for heads without one.
+    """Build the map from hidden states to logits over the vocabulary; None for heads without one.
 
-    Raises ConfigError for XLNet's permutation head, whose two-stream attention is counted and not built.
+    Raises:
+        ConfigError: XLNet's permutation head, whose two-stream attention is counted but not built.
     """
-    head = config.head
-    if head.kind == "permutation":
-        raise ConfigError(
-            "model.head.kind=permutation (XLNet) is counted by `llmsys estimate` and not built. "
-            "To train, use mlm for an encoder or lm for a decoder."
-        )
-    if head.kind == "lm":
-        return LmHead(config, head)
-    return MlmHead(config, head) if head.kind == "mlm" else None
+    match config.head:
+        case LmHeadConfig() as head:
+            return LmHead(config, head)
+        case MlmHeadConfig() as head:
+            return MlmHead(config, head)
+        case ClassificationHeadConfig() | FeaturesHeadConfig():
+            return None
+        case PermutationHeadConfig():
+            raise ConfigError(
+                "model.head.kind=permutation (XLNet) is counted by `llmsys estimate` and not built. "
+                "To train, use mlm for an encoder or lm for a decoder."
+            )
+        case unreachable:
+            assert_never(unreachable)
 
 
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
-    """Modules on the first token, by the name that the model gives them: pooler, next_sentence, classifier."""
-    head, width = config.head, config.hidden_size
-    extras: dict[str, nn.Module] = {}
-    if head.kind == "classification" or (head.kind in ("mlm", "features") and head.pooler):
-        extras["pooler"] = nn.Linear(width, width)
-    if head.kind == "mlm" and head.next_sentence:
-        extras["next_sentence"] = nn.Linear(width, 2)
-    if head.kind == "classification":
-        extras["classifier"] = nn.Linear(width, head.num_labels)
-    return extras
+    """Build the modules on the first token, by their names in the model: pooler, next_sentence, classifier."""
+    width = config.hidden_size
+    match config.head:
+        case ClassificationHeadConfig(num_labels=num_labels):
+            return {"pooler": nn.Linear(width, width), "classifier": nn.Linear(width, num_labels)}
+        case MlmHeadConfig() as head:
+            pooler: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if head.pooler else {}
+            return pooler | ({"next_sentence": nn.Linear(width, 2)} if head.next_sentence else {})
+        case FeaturesHeadConfig() as head:
+            return {"pooler": nn.Linear(width, width)} if head.pooler else {}
+        case LmHeadConfig() | PermutationHeadConfig():
+            return {}
+        case unreachable:
+            assert_never(unreachable)

@@ -1,6 +1,6 @@
 """Positions that are added: to the embedding (learned, sinusoidal) or to the scores (ALiBi, T5's relative bias).
 
-Rotations are in rotary.py, Transformer-XL's relative attention in relative_attention.py.
+Rotations are in rotary_embedding.py, Transformer-XL's relative attention in relative_attention.py.
 """
 
 import math
@@ -16,7 +16,7 @@ from llmsys.model.token_embedding import look_up_embedding
 
 
 class LearnedPositionEmbedding(nn.Module):
-    """A trained vector for each position, after `offset` rows that are never read."""
+    """A trained vector per position, after `offset` unused rows."""
 
     def __init__(self, config: ModelConfig, position: LearnedPositionConfig) -> None:
         super().__init__()
@@ -25,19 +25,19 @@ class LearnedPositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, config.hidden_size).normal_(std=config.initializer_range))
 
     def forward(self, positions_BT: Tensor) -> Tensor:
-        """The vectors of these positions, counted from 0; shape (..., T, D)."""
+        """Return the vectors of positions counted from 0, (..., T, D)."""
         return look_up_embedding(positions_BT + self.offset, self.weight)
 
 
 class SinusoidalPositionEmbedding:
-    """sin(pos · w_i) and cos(pos · w_i) with w_i = 10000^(-2i/D) (Vaswani 2017, 3.5). Nothing to train or to save."""
+    """sin(pos · w_i) and cos(pos · w_i) with w_i = 10000^(-2i/D) (Vaswani 2017, 3.5), without parameters or buffers."""
 
     def __init__(self, config: ModelConfig, position: SinusoidalPositionConfig) -> None:
         self.width, self.arrangement = config.hidden_size, position.arrangement
 
     def __call__(self, positions_BT: Tensor) -> Tensor:
-        """Vectors of these positions, float32 of shape (..., T, D)."""
-        # In float64: at large positions float32 angles are off by more than the fast waves allow.
+        """Return the vectors of the positions, float32 (..., T, D)."""
+        # In float64: at large positions float32 angles are off by more than the highest frequencies allow.
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions_BT.device) / self.width
         angles = positions_BT.to(torch.float64)[..., None] * 10000.0**-exponents
         if self.arrangement == "halves":
@@ -46,7 +46,7 @@ class SinusoidalPositionEmbedding:
 
 
 def compute_alibi_slopes(heads: int) -> Tensor:
-    """A geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take slopes between."""
+    """Return a geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take the slopes between."""
     power = 2 ** math.floor(math.log2(heads))
     first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
@@ -54,13 +54,13 @@ def compute_alibi_slopes(heads: int) -> Tensor:
 
 
 def compute_alibi_bias(slopes_H: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
-    """−slope · |distance| for positions of queries (..., T) and keys (..., S); float32 of shape (..., H, T, S)."""
+    """Return −slope · |distance| of query positions (..., T) and key positions (..., S), float32 (..., H, T, S)."""
     distance_TS = (queries_T[..., :, None] - keys_S[..., None, :]).abs().float()
     return -slopes_H.to(distance_TS.device)[:, None, None] * distance_TS[..., None, :, :]
 
 
 class RelativePositionBias(nn.Module):
-    """A trained bias for each head and bucket of key position minus query position (T5; Raffel 2020, 2.1)."""
+    """A trained bias per head and bucket of (key position − query position) (T5; Raffel 2020, 2.1)."""
 
     def __init__(self, position: RelativeBiasConfig, heads: int) -> None:
         super().__init__()
@@ -68,15 +68,15 @@ class RelativePositionBias(nn.Module):
         self.weight = nn.Parameter(torch.empty(position.buckets, heads).normal_(std=0.02))
 
     def forward(self, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool) -> Tensor:
-        """The bias for positions of queries (..., T) and keys (..., S); shape (..., H, T, S)."""
+        """Return the bias of query positions (..., T) and key positions (..., S), (..., H, T, S)."""
         buckets_TS = self._compute_buckets(keys_S[..., None, :] - queries_T[..., :, None], bidirectional)
         return look_up_embedding(buckets_TS, self.weight).movedim(-1, -3)
 
     def _compute_buckets(self, distance_TS: Tensor, bidirectional: bool) -> Tensor:
-        """Near distances have buckets of their own, far ones share them logarithmically."""
+        """Return the bucket of each distance: near distances have their own, far ones share them logarithmically."""
         count = self.position.buckets
         first = torch.zeros_like(distance_TS)
-        if bidirectional:  # half of the buckets for keys behind the query
+        if bidirectional:  # half of the buckets for later keys
             count //= 2
             first = torch.where(distance_TS > 0, count, 0)
             distance_TS = distance_TS.abs()

@@ -1,7 +1,7 @@
-"""Transformer-XL's relative attention (Dai 2019, arXiv:1901.02860, 3.3): scores from content and from distance.
+"""Transformer-XL's relative attention (Dai 2019, arXiv:1901.02860, 3.3): scores of content and distance.
 
-score(i, j) = (q_i + u) · k_j + (q_i + v) · W r(i - j), with sinusoids r of the distance and trained vectors u and v for
-each head. XLNet (Yang 2019, 2.5) adds (q_i + s) · e, where e says whether i and j are of the same segment.
+score(i, j) = (q_i + u) · k_j + (q_i + v) · W r(i - j), with sinusoids r of the distance and trained vectors u and v per
+head. XLNet (Yang 2019, 2.5) adds (q_i + s) · e, where e encodes whether i and j are of the same segment.
 """
 
 import torch
@@ -18,7 +18,7 @@ from llmsys.model.multi_head_attention import MultiHeadAttention
 
 
 class RelativeAttention(MultiHeadAttention):
-    """Self-attention whose scores know the distance."""
+    """Self-attention with scores of content, distance and segment."""
 
     def __init__(
         self,
@@ -46,20 +46,20 @@ class RelativeAttention(MultiHeadAttention):
         return self._compute_attention_output(_add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
 
     def _compute_distance_scores(self, q_BTHK: Tensor, context: ForwardContext) -> Tensor:
-        """(q + v) · W r for every pair, shape (B, H, T, S): one product with all distances, and a choice from it."""
+        """Return (q + v) · W r of every pair, (B, H, T, S): one product with all distances, then a gather."""
         assert context.distances_RD is not None
         r_RHK = self.position_proj(context.distances_RD).unflatten(-1, (self.heads, -1))
         scores_BHTR = torch.einsum("bthk,rhk->bhtr", _add_bias(q_BTHK, self.position_bias), r_RHK)
         queries = q_BTHK.shape[1]
         keys = r_RHK.shape[0] - queries + 1
-        # Query t stands at S - T + t, so key s is S - T + t - s back, which is row T - 1 - t + s.
+        # Query t is at position S - T + t, so key s is S - T + t - s back, which is row T - 1 - t + s.
         rows_TS = (
             torch.arange(keys, device=q_BTHK.device) + torch.arange(queries - 1, -1, -1, device=q_BTHK.device)[:, None]
         )
         return scores_BHTR.gather(-1, rows_TS.expand(*scores_BHTR.shape[:2], -1, -1))
 
     def _compute_segment_scores(self, q_BTHK: Tensor, keys: int, context: ForwardContext) -> Tensor:
-        """(q + s) · e, with row 0 of e for the same segment and the last row for another one."""
+        """Return (q + s) · e, with row 0 of e for the same segment and the last row for another one."""
         if self.segment_embed is None:
             return q_BTHK.new_zeros(())
         scores_BHTE = torch.einsum("bthk,ehk->bhte", _add_bias(q_BTHK, self.segment_bias), self.segment_embed)

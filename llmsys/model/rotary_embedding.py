@@ -1,21 +1,26 @@
-"""Rotary positions (RoPE): angles for each position, and the rotation of queries and keys.
+"""Rotary position embedding (RoPE): angle tables and the rotation of queries and keys.
 
-Angles are computed in float64 and kept in float32 whatever dtype the weights have, because they grow with the position
-and bfloat16 would round them away. Tables grow with the sequences that are seen; nothing is saved.
-
-The rotations of one forward pass, by kind of layer, and what a cache means where waves depend on the length.
-
-Dynamic NTK and LongRoPE turn with other waves when a sequence grows past its old context. What a cache holds of the
-earlier tokens was computed with the old waves, in every layer, so generation goes on exactly only from scratch.
+Dynamic NTK and LongRoPE change their frequencies when a sequence grows past the original context. Cached keys were
+rotated with the old frequencies, in every layer, so the cache must then be computed again.
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from llmsys.config.model import LayerType, ModelConfig, count_rotary_channels
-from llmsys.config.position import RopeConfig
+from llmsys.config.position import (
+    LinearRopeScalingConfig,
+    Llama3RopeScalingConfig,
+    LongRopeScalingConfig,
+    NoRopeScaling,
+    NtkRopeScalingConfig,
+    RopeConfig,
+    ScalingConfig,
+    YarnRopeScalingConfig,
+)
 from llmsys.model import cpu_kernels
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.rope_frequencies import RopeFrequencies, compute_rope_frequencies
@@ -24,13 +29,13 @@ from llmsys.model.rope_frequencies import RopeFrequencies, compute_rope_frequenc
 
 
 class RotaryCosSin:
-    """Cosines and signed sines for the positions of one forward pass; not a tensor, so that no wrapper casts it."""
+    """Cosines and signed sines of the positions of one forward pass. Not a tensor, so that no wrapper casts it."""
 
     def __init__(self, cos: Tensor, sin: Tensor, pairing: str = "halves") -> None:
         self.cos, self.sin, self.pairing = cos, sin, pairing
 
     def __call__(self, x_BTHK: Tensor) -> Tensor:
-        """Rotate the first R channels of each head and keep the rest; shape and dtype are kept."""
+        """Rotate the first R channels of each head; shape and dtype are kept."""
         width = self.cos.shape[-1]
         if width == x_BTHK.shape[-1]:
             return self._rotate_channels(x_BTHK)
@@ -56,7 +61,7 @@ class _CosSinTable:
 
 
 class RotaryEmbedding:
-    """Angles m · theta^(-2i/R) for every position m (Su 2021, arXiv:2104.09864, 3.2.2), stretched as configured."""
+    """Angles m · theta^(-2i/R) of every position m (Su 2021, arXiv:2104.09864, 3.2.2), with the configured scaling."""
 
     def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
         self.width = count_rotary_channels(config)
@@ -67,36 +72,37 @@ class RotaryEmbedding:
     def __call__(
         self, positions_BT: Tensor | None, length: int, *, device: torch.device, sliding: bool = False
     ) -> RotaryCosSin:
-        """The rotation for positions 0..length-1, or for explicit `positions_BT`, which are all below `length`.
+        """Return the rotation of positions 0 to length - 1, or of `positions_BT`, which must be below `length`.
 
-        `sliding` takes the base of sliding-window layers, where those have their own.
+        `sliding` uses the base of sliding-window layers, where they have their own.
         """
         own_base = sliding and self.position.sliding_theta is not None
-        waves = compute_rope_frequencies(self.position, self.width, self.positions, length, own_base=own_base)
-        table = self._get_table(waves, length, device)
+        rope = compute_rope_frequencies(self.position, self.width, self.positions, length, own_base=own_base)
+        table = self._get_table(rope, length, device)
         if positions_BT is None:
             return RotaryCosSin(table.cos_PR[:length, None], table.sin_PR[:length, None], self.position.pairing)
         rows = positions_BT.to(device)
         return RotaryCosSin(table.cos_PR[rows].unsqueeze(2), table.sin_PR[rows].unsqueeze(2), self.position.pairing)
 
-    def _get_table(self, waves: RopeFrequencies, length: int, device: torch.device) -> _CosSinTable:
-        found = self._tables.get(waves)
-        if found is None or len(found.cos_PR) < length or found.cos_PR.device != device:
-            # Room to grow, so that a generation does not compute it again for every token.
-            found = self._compute_table(
-                waves, min(max(self.positions, length), max(64, 1 << (length - 1).bit_length())), device
+    def _get_table(self, rope: RopeFrequencies, length: int, device: torch.device) -> _CosSinTable:
+        table = self._tables.get(rope)
+        if table is None or len(table.cos_PR) < length or table.cos_PR.device != device:
+            # The next power of two, so that a generation does not compute it again for every token.
+            table = self._compute_table(
+                rope, min(max(self.positions, length), max(64, 1 << (length - 1).bit_length())), device
             )
-            if len(self._tables) > 2:  # dynamic NTK has other waves for every length
+            if len(self._tables) > 2:  # dynamic NTK has other frequencies for every length
                 self._tables.clear()
-            self._tables[waves] = found
-        return found
+            self._tables[rope] = table
+        return table
 
-    def _compute_table(self, waves: RopeFrequencies, positions: int, device: torch.device) -> _CosSinTable:
-        # At position 100,000 a float32 product is already off by 4e-3 radians.
-        frequencies = torch.tensor(waves.frequencies, dtype=torch.float64)
+    def _compute_table(self, rope: RopeFrequencies, positions: int, device: torch.device) -> _CosSinTable:
+        # float64, stored as float32 whatever the dtype of the weights: angles grow with the position, and at position
+        # 100,000 a float32 product is off by 4e-3 radians.
+        frequencies = torch.tensor(rope.frequencies, dtype=torch.float64)
         angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
-        cos, sin = angles.cos() * waves.attention_factor, angles.sin() * waves.attention_factor
-        # The first of a pair gets minus its partner; the sign lives in the table, which saves an operation.
+        cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+        # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
         if self.position.pairing == "halves":
             cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         else:
@@ -108,21 +114,21 @@ class RotaryEmbedding:
 
 
 class RotaryBuilder:
-    """Makes the rotations of one stack."""
+    """Builder of the rotations of one stack."""
 
     def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
         self.config, self.position = config, position
         self.table = RotaryEmbedding(config, position)
         self.kinds = sorted({config.get_layer_type(layer) for layer in range(config.num_hidden_layers)})
-        self.by_length = position.scaling.kind in ("ntk", "longrope")
+        self.is_length_dependent = _is_length_dependent(position.scaling)
 
     def __call__(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, RotaryCosSin]:
-        """The rotations of `length` new tokens, behind those in the cache."""
+        """Return the rotations of `length` new tokens after those in the cache, by layer type."""
         return {kind: self._build_cos_sin(length, cache, device, kind == "sliding_attention") for kind in self.kinds}
 
     def must_recompute(self, cache: KeyValueCache, new: int) -> bool:
-        """Whether `new` more tokens change the waves that the cache was filled with, in any row."""
-        if not self.by_length or not cache.length:
+        """Return whether `new` more tokens change the frequencies that the cache was filled with, in any row."""
+        if not self.is_length_dependent or not cache.length:
             return False
         lengths = [cache.length - padding for padding in cache.padding_B.tolist()]
         return any(self._compute_frequencies(length) != self._compute_frequencies(length + new) for length in lengths)
@@ -134,9 +140,9 @@ class RotaryBuilder:
             return self.table(None, length, device=device, sliding=sliding)
         end = cache.length + length
         positions_BT = cache.get_positions(cache.length, end)
-        if not self.by_length or not cache.is_padded:
+        if not self.is_length_dependent or not cache.is_padded:
             return self.table(positions_BT, end - int(cache.padding_B.min()), device=device, sliding=sliding)
-        # Rows of unequal length have waves of their own, so that no row depends on the one beside it.
+        # Rows of unequal length have their own frequencies, so that no row depends on its neighbours.
         rows = [
             self.table(positions_T[None], end - padding, device=device, sliding=sliding)
             for positions_T, padding in zip(positions_BT, cache.padding_B.tolist(), strict=True)
@@ -148,3 +154,13 @@ class RotaryBuilder:
         return compute_rope_frequencies(
             self.position, self.table.width, self.config.max_position_embeddings, max(length, 1)
         )
+
+
+def _is_length_dependent(scaling: ScalingConfig) -> bool:
+    match scaling:
+        case NtkRopeScalingConfig() | LongRopeScalingConfig():
+            return True
+        case NoRopeScaling() | LinearRopeScalingConfig() | YarnRopeScalingConfig() | Llama3RopeScalingConfig():
+            return False
+        case unreachable:
+            assert_never(unreachable)

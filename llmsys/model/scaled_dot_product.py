@@ -1,8 +1,7 @@
 """Scaled dot-product attention by the cheapest kernel that computes it exactly.
 
-Chunked products for bfloat16 on the CPU; torch's fused kernels with no mask, with "causal", with a boolean mask
-or with a bias; and plain operations for what no kernel knows (capped scores, sinks) or the
-CPU's does slowly (dropout).
+Kernels: chunked products for bfloat16 on the CPU; torch's fused kernels without mask, causal, with a boolean mask or
+with a bias; eager operations for what no kernel supports (soft cap, sinks) or the CPU's does slowly (dropout).
 """
 
 import math
@@ -29,14 +28,17 @@ def compute_attention(
     sinks_H: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(softcap(scale · q kᵀ) + bias) v, of shape (B, T, H, V); the G-th part of the heads shares a key.
+    """Return softmax(softcap(scale · q kᵀ) + bias) v, (B, T, H, V); H / G query heads share a key-value head.
 
     Args:
-        mask: what each query sees, and the bias.
-        scale: null is 1 / sqrt(K).
-        softcap: scores become cap · tanh(score / cap) before the bias is added.
-        sinks_H: a further score for each head that takes weight and gives no value.
-        dropout: probability of dropping a weight; give 0 outside of training.
+        q_BTHK: Queries.
+        k_BSGK: Keys.
+        v_BSGV: Values.
+        mask: Visible keys, and the bias.
+        scale: Factor on the scores; None: 1 / sqrt(K).
+        softcap: Scores become cap · tanh(score / cap) before the bias is added.
+        sinks_H: An extra score per head that takes weight and has no value.
+        dropout: Probability of dropping a weight; the caller passes 0 outside of training.
     """
     if softcap is not None or sinks_H is not None or (dropout and not q_BTHK.is_cuda):
         return compute_eager_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale, softcap, sinks_H, dropout)
@@ -54,7 +56,7 @@ def compute_attention(
         v_BSGV.transpose(1, 2),
         attn_mask=table,
         dropout_p=dropout,
-        is_causal=mask.causal and table is None,
+        is_causal=mask.causal and table is None,  # torch takes a mask or is_causal, not both
         scale=scale,
         enable_gqa=grouped,
     )
@@ -71,7 +73,7 @@ def compute_eager_attention(
     sinks_H: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same by plain operations, with a softmax in float32."""
+    """Return the same as `compute_attention` by plain operations, with a softmax in float32."""
     heads = q_BTHK.shape[2]
     k_BHSK, v_BHSV = (_repeat_kv(x, heads).transpose(1, 2) for x in (k_BSGK, v_BSGV))
     scores_BHTS = q_BTHK.transpose(1, 2) @ k_BHSK.transpose(2, 3)
@@ -102,7 +104,7 @@ def _mask_scores(scores_BHTS: Tensor, mask: AttentionMask) -> Tensor:
 def _can_use_chunked_attention(
     q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, mask: AttentionMask, scale: float | None, dropout: float
 ) -> bool:
-    """Whether the path for bfloat16 on the CPU computes this, and is faster at it."""
+    """Return whether the chunked path computes this, and is faster."""
     usual = scale is None or math.isclose(scale, 1 / math.sqrt(q_BTHK.shape[-1]))
     plain = mask.bias_BHTS is None and not dropout and v_BSGV.shape == k_BSGK.shape
     return plain and usual and cpu_attention.is_cpu_attention_supported(q_BTHK, k_BSGK)

@@ -1,7 +1,7 @@
-"""From tokens to experts and back: the dispatcher brings each token to its experts and adds up what they answer.
+"""Token dispatch in one process: gather tokens by expert, compute, and combine the weighted outputs.
 
-The dispatcher here works inside one process. A distributed one has the same signature and is set from outside as
-`MoE.dispatcher`; the layer itself never learns about ranks.
+A distributed dispatcher has the same signature and is assigned to `MoELayer.dispatcher` from outside; the layer never
+learns about ranks.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from llmsys.model.router import count_tokens
 
 
 class TokenDispatcher(Protocol):
-    """Anything that sends tokens through their experts and returns the weighted sum per token."""
+    """A callable that sends tokens through their experts and returns the weighted sum per token."""
 
     def __call__(
         self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: GroupedExperts, *, partial: bool = False
@@ -31,7 +31,7 @@ class TokenDispatcher(Protocol):
 
 
 class LocalTokenDispatcher:
-    """All experts are in this process: sort the assignments by expert, compute, put back, add. Same bits every time."""
+    """Dispatcher of one process, which holds all experts. Deterministic to the bit."""
 
     def __call__(
         self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: GroupedExperts, *, partial: bool = False
@@ -50,23 +50,36 @@ class LocalTokenDispatcher:
 def dispatch_to_experts(
     x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, counts_E: Tensor, compute: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The dispatcher's sum where some assignments are NO_EXPERT; `compute` gets and returns the other M rows, sorted.
+    """Dispatch where some assignments are NO_EXPERT.
 
-    The others all look at one more row, behind the last, that nobody computes: zero there, and in the backward too.
+    Args:
+        x_ND: Tokens.
+        experts_NK: Expert of each assignment, or NO_EXPERT.
+        weights_NK: Weight of each assignment.
+        counts_E: Assignments to each expert.
+        compute: Called with the M assigned rows, sorted by expert; returns their outputs.
+
+    Returns:
+        The weighted sum of each token, (N, D).
     """
+    # NO_EXPERT is sorted last. Those assignments all read one more row that is not computed: zero, in backward too.
     order_A, slot_NK = sort_assignments(experts_NK.where(experts_NK >= 0, counts_E.shape[0]))
-    kept = int(counts_E.sum())
-    order_M, slot_NK = order_A[: kept + 1], slot_NK.clamp(max=kept)
-    y_MD = compute(gather_tokens(x_ND, order_M, slot_NK)[:kept])
-    y_MD = F.pad(y_MD, (0, 0, 0, len(order_M) - kept))
+    num_assigned = int(counts_E.sum())
+    order_M, slot_NK = order_A[: num_assigned + 1], slot_NK.clamp(max=num_assigned)
+    y_MD = compute(gather_tokens(x_ND, order_M, slot_NK)[:num_assigned])
+    y_MD = F.pad(y_MD, (0, 0, 0, len(order_M) - num_assigned))
     return combine_expert_outputs(y_MD, weights_NK, order_M, slot_NK)
 
 
 def sort_assignments(experts_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Order the N * K assignments by expert, stably.
+    """Sort the N · K assignments by expert, stably.
 
-    Returns `order_M` (assignment n * K + k that stands in sorted row m) and its inverse `slot_NK` (the sorted row of
-    assignment (n, k)).
+    Args:
+        experts_NK: Expert of each assignment.
+
+    Returns:
+        `order_M`, the assignment n · K + k in sorted row m, and its inverse `slot_NK`, the sorted row of assignment (n,
+        k).
     """
     order_M = experts_NK.flatten().argsort(stable=True)
     slot_M = torch.empty_like(order_M)
@@ -75,22 +88,42 @@ def sort_assignments(experts_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_tokens(x_ND: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
-    """The row of x for every sorted assignment, shape (M, D)."""
+    """Return the row of x of every sorted assignment.
+
+    Args:
+        x_ND: Tokens.
+        order_M: From `sort_assignments`.
+        slot_NK: From `sort_assignments`.
+
+    Returns:
+        Rows grouped by expert, (M, D).
+    """
     rows_MD: Tensor = _TokenGatherFunction.apply(x_ND, order_M, slot_NK)  # type: ignore[no-untyped-call]
     return rows_MD
 
 
 def combine_expert_outputs(y_MD: Tensor, weights_NK: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
-    """Sum over k of weights_NK times the row of y that answers assignment (n, k), shape (N, D), in the dtype of y."""
+    """Sum the expert outputs of each token with its weights.
+
+    Args:
+        y_MD: Expert outputs, sorted by expert.
+        weights_NK: Weight of each assignment.
+        order_M: From `sort_assignments`.
+        slot_NK: From `sort_assignments`.
+
+    Returns:
+        The sums, (N, D), in the dtype of y; added up in float32.
+    """
     sums_ND: Tensor = _CombineFunction.apply(y_MD, weights_NK, order_M, slot_NK)  # type: ignore[no-untyped-call]
     return sums_ND
 
 
-# Each token has exactly K assignments (NO_EXPERT looks at a row of zeros), so both directions are gathers followed by a
+# Each token has exactly K assignments (NO_EXPERT reads a row of zeros), so both directions are gathers followed by a
 # sum over K. Autograd would derive scatter-adds instead, which on accelerators are atomic and differ from run to run.
 
 
 def _sum_over_assignments(rows_MD: Tensor, slot_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
+    # float32: K outputs in bfloat16 would be rounded K times.
     sums_ND = torch.zeros(slot_NK.shape[0], rows_MD.shape[1], dtype=torch.float32, device=rows_MD.device)
     for k in range(slot_NK.shape[1]):
         rows_ND = rows_MD.index_select(0, slot_NK[:, k])

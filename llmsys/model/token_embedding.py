@@ -1,4 +1,4 @@
-"""From token ids to vectors: the token embedding and its factor."""
+"""The token embedding and its scale."""
 
 import math
 
@@ -10,15 +10,15 @@ from llmsys.config.model import ModelConfig
 
 
 class TokenEmbedding(nn.Embedding):
-    """An embedding whose gradient is added up in float32, also when the weight is bfloat16."""
+    """An embedding whose gradient is summed in float32, also when the weight is bfloat16."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Rows of the weight, in its dtype."""
+        """Return rows of the weight, in its dtype."""
         return look_up_embedding(tokens, self.weight)
 
 
 def look_up_embedding(rows: Tensor, table: Tensor) -> Tensor:
-    """The rows of a trained table, in its dtype; their gradients are added up in float32."""
+    """Return rows of a trained table, in its dtype; their gradients are summed in float32."""
     if table.dtype == torch.float32 or table.device.type != "cpu":
         return F.embedding(rows, table)
     # On CPU the backward adds row by row in the dtype of the table, and a bfloat16 sum of a frequent token's
@@ -27,6 +27,6 @@ def look_up_embedding(rows: Tensor, table: Tensor) -> Tensor:
 
 
 def get_embedding_scale(config: ModelConfig) -> float:
-    """The factor on the token embedding: sqrt(d) in the original (Vaswani 2017, 3.4) and in Gemma."""
+    """Return the factor on the token embedding: sqrt(d) in the original (Vaswani 2017, 3.4) and in Gemma."""
     scale = config.embedding.scale
     return math.sqrt(config.hidden_size) if scale == "sqrt_hidden_size" else float(scale)

@@ -1,9 +1,10 @@
-"""The Transformer: token ids in, logits or hidden states out. Loss and parallelism are other rooms' business.
+"""The Transformer: token ids to logits or hidden states. Loss and parallelism are applied from outside.
 
-A decoder or an encoder is one stack of blocks, and its parameters have no prefix; the encoder of an encoder-decoder is
-a second stack under `encoder.`. Parameter names are part of the checkpoint format and do not change; the list is what
-`llmsys estimate CONFIG --explain` prints. Tied, `head.weight` is `embed.weight` itself, and so is the source's
-embedding unless it has a vocabulary of its own.
+Invariants:
+- Parameter names are part of the checkpoint format and do not change. `llmsys estimate CONFIG --explain` lists them.
+- A decoder or an encoder is one stack, without a prefix; the encoder of an encoder-decoder is a second stack under
+  `encoder.`.
+- Tied, `head.weight` is `embed.weight` itself, and so is the source embedding unless it has its own vocabulary.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from llmsys.config.head import ClassificationHeadConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import DeepNormConfig
 from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.dropout import apply_dropout
@@ -29,15 +32,15 @@ from llmsys.model.token_embedding import TokenEmbedding, get_embedding_scale
 
 
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
-"""(head, hidden_BTD, places) → what the forward pass gives in place of the head's output.
+"""(head, hidden_BTD, places) → the result of the forward pass in place of logits.
 
-For instance the loss of the targets `places` beyond the next token. A classifier comes without a head, and its logits
-in place of hidden states.
+For instance the loss of the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
+holds its logits.
 """
 
 
 class Transformer(LayerStack):
-    """A decoder, an encoder, or both, as `config` composes it."""
+    """A decoder, an encoder, or both, as the config composes it."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build on the current default device, the meta device included (see `reset_buffers`)."""
@@ -56,6 +59,7 @@ class Transformer(LayerStack):
             self.add_module(name, module)
         depth = 0 if config.multi_token_prediction is None else config.multi_token_prediction.depth
         self.prediction = nn.ModuleList(MultiTokenPredictionModule(config) for _ in range(depth))
+        # An attribute, so that forward returns one tensor with and without prediction modules.
         self.predicted: list[Tensor] = []
         self._tie_weights()
 
@@ -72,27 +76,28 @@ class Transformer(LayerStack):
         cache: KeyValueCache | None = None,
         finish: Finish | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), with features as head (B, T, D).
+        """Return logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), of features (B, T, D).
 
-        In training mode `predicted` then holds those of the multi-token prediction, see `_run_prediction_modules`.
+        In training mode `predicted` then holds the outputs of multi-token prediction, see `_run_prediction_modules`.
 
         Args:
-            tokens_BT: token ids, integer; in an encoder-decoder those of the target.
-            documents_BT: a number per token; a token sees tokens of equal number only. None: all are one document.
-                Padding is a document of its own. Positions that are added count from the start of each document.
-            source_BS: what the encoder of an encoder-decoder reads; `source_documents_BS` numbers it likewise. A target
-                sees the source of equal number, and tokens without numbers count as 0.
-            token_types_BT: segments of an encoder; None: 0 everywhere.
-            real_BT: False at padding, which experts do not count; attention does not look at it. None: padding is where
+            tokens_BT: Token ids, integer; in an encoder-decoder those of the target.
+            documents_BT: Document number of each token; tokens of other documents are hidden. None: one document.
+                Padding is a document of its own. Added positions count from the start of each document.
+            source_BS: Input of the encoder of an encoder-decoder.
+            source_documents_BS: Document numbers of the source. A target sees the source of equal number; tokens
+                without numbers count as 0.
+            token_types_BT: Segments of an encoder; None: 0 everywhere.
+            real_BT: False at padding, which experts do not count; attention does not use it. None: padding is where
                 documents_BT is negative.
-            memory: in place of the source, what `encode_source` has made of it.
-            cache: keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
+            memory: The result of `encode_source`, in place of the source.
+            cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
-            finish: called with head and hidden states; what it gives takes the place of logits.
+            finish: Called with head and hidden states; its result is returned in place of logits.
 
         Raises:
-            ConfigError: more positions than the model or the cache has, documents together with a cache, a source
-                that is missing, given twice or not understood.
+            ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
+                that is missing, given twice or not supported.
         """
         if source_BS is not None:
             if memory is not None:
@@ -112,7 +117,7 @@ class Transformer(LayerStack):
         )
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        labels = self.config.head.kind == "classification"
+        labels = isinstance(self.config.head, ClassificationHeadConfig)
         hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
@@ -120,7 +125,7 @@ class Transformer(LayerStack):
         return output
 
     def encode_source(self, source_BS: Tensor, source_documents_BS: Tensor | None = None) -> EncoderOutput:
-        """What an encoder-decoder's encoder makes of the source, for any number of forward passes."""
+        """Return the encoder output of a source, for any number of forward passes."""
         if self.encoder is None:
             raise ConfigError(f"A source was given, and model.family={self.config.family} reads none. Leave it out.")
         embed = self.embed if self.source_embed is None else self.source_embed
@@ -128,34 +133,35 @@ class Transformer(LayerStack):
         return EncoderOutput(self.encoder.apply_final_norm(x_BSD), source_documents_BS)
 
     def pool_first_position(self, hidden_BTD: Tensor) -> Tensor:
-        """BERT's pooler: tanh of a linear map of the first position's last hidden state, (B, T, D) to (B, D)."""
+        """Return BERT's pooled vector: tanh of a linear layer over the first position, (B, T, D) to (B, D)."""
         return torch.tanh(self.get_submodule("pooler")(hidden_BTD[:, 0]))
 
     def compute_next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """BERT's two logits, from the last hidden states: the second sentence follows, or it does not."""
+        """Return BERT's two logits from the last hidden states: the second sentence follows, or it does not."""
         logits_B2: Tensor = self.get_submodule("next_sentence")(self.pool_first_position(hidden_BTD))
         return logits_B2
 
     def list_moe_layers(self) -> list[MoELayer]:
-        """The mixture-of-experts layers in depth order; those of the multi-token prediction come last."""
+        """List the mixture-of-experts layers in depth order; those of multi-token prediction come last."""
         return [module for module in self.modules() if isinstance(module, MoELayer)]
 
     def compute_auxiliary_loss(self) -> Tensor:
-        """The balance losses of the last training forward, weighted and summed over layers; 0 when there are none.
+        """Return the weighted balance losses of the last training forward, summed over layers; 0 without experts.
 
-        A mean over tokens, ready to be added to a loss that is a mean over tokens too.
+        A mean over tokens, ready to be added to a loss that is a mean over tokens.
         """
         losses = [layer.compute_auxiliary_loss() for layer in self.list_moe_layers()]
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.embed.weight.device)
 
     def compute_auxiliary_share(self, num_tokens: Tensor, num_source_tokens: Tensor) -> Tensor:
-        """Return what the last training forward adds to the balance losses of a step, weighted; 0 without experts.
+        """Return the share of the last training forward in the weighted balance losses of the step; 0 without experts.
 
-        Every layer's loss is a mean over the tokens that it has seen: an encoder beside a decoder sees the source.
+        Every layer's loss is a mean over the tokens that it has seen: in an encoder-decoder the encoder sees the
+        source.
 
         Args:
-            num_tokens: real tokens of the whole step, over all ranks and micro-batches.
-            num_source_tokens: those of the source.
+            num_tokens: Real tokens of the step, over all ranks and micro-batches.
+            num_source_tokens: Real tokens of the source.
         """
         of_source = set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
         shares = [
@@ -165,7 +171,7 @@ class Transformer(LayerStack):
         return torch.stack(shares).sum() if shares else torch.zeros((), device=self.embed.weight.device)
 
     def reset_buffers(self) -> None:
-        """Recompute every buffer, after `to_empty` has given a meta-device model memory without values."""
+        """Recompute every buffer, after `to_empty` has given a meta-device model storage without values."""
         for module in self.modules():
             reset = None if module is self else getattr(module, "reset_buffers", None)
             if reset is not None:
@@ -183,7 +189,7 @@ class Transformer(LayerStack):
     def _resolve_encoder_output(
         self, memory: EncoderOutput | None, cache: KeyValueCache | None
     ) -> EncoderOutput | None:
-        """The memory to look at; a cache keeps the one that it gets."""
+        """Return the encoder output to attend to; a cache keeps the one that it is given."""
         if cache is not None and memory is not None:
             if cache.memory is not None:
                 raise ConfigError("The cache has its source already. Give the source with the first call only.")
@@ -196,9 +202,9 @@ class Transformer(LayerStack):
         return memory
 
     def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
-        """The new tokens; all of them, where the rotation of the earlier ones is no longer what the cache has seen."""
+        """Return the new tokens, or all tokens where the rotation of the cached ones has changed."""
         rotations = self.shared.rotations
-        if rotations is None or not rotations.by_length:
+        if rotations is None or not rotations.is_length_dependent:
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)
@@ -209,10 +215,10 @@ class Transformer(LayerStack):
     def _run_prediction_modules(
         self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: ForwardContext, finish: Finish | None
     ) -> list[Tensor]:
-        """Logits of each prediction module, or what `finish` makes of them.
+        """Return the logits of each prediction module, or the results of `finish`.
 
-        Those of module k, counted from 1, belong to the targets k places further. They have shape (B, T - k, V): entry
-        t has seen tokens up to t + k and predicts the one after.
+        Those of module k, counted from 1, belong to the targets k positions ahead, (B, T - k, V): entry t has seen
+        tokens up to t + k and predicts the one after.
         """
         predicted, length = [], tokens_BT.shape[1]
         for k, module in enumerate(self.prediction, start=1):
@@ -222,7 +228,7 @@ class Transformer(LayerStack):
         return predicted
 
     def _compute_class_logits(self, x_BTD: Tensor) -> Tensor:
-        """BERT's classifier: pooler, dropout, linear map."""
+        """Return BERT's class logits: pooler, dropout, linear layer."""
         hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
         pooled_BD = apply_dropout(self.pool_first_position(hidden_BTD), self.config.dropout.final, self.training)
         logits: Tensor = self.get_submodule("classifier")(pooled_BD)
@@ -230,15 +236,16 @@ class Transformer(LayerStack):
 
     def _tie_weights(self) -> None:
         if self.config.tie_word_embeddings and self.head is not None:
-            # Not through the attributes, which may give the weight in another type (parallel/cast.py).
+            # Not through the attributes, which may return the weight in another dtype (parallel/mixed_precision.py).
             self.head._parameters["weight"] = self.embed._parameters["weight"]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        # `to_empty` gives every module its own new parameter, which would part the tied pair without a word.
+        # `to_empty` gives every module its own new parameter, which would untie the pair silently.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie_weights()
         return self
 
 
 def _compute_deepnorm_alpha(config: ModelConfig, *, encoder: bool = False) -> float:
-    return compute_deepnorm_constants(config, encoder=encoder).alpha if config.residual.kind == "deepnorm" else 1.0
+    has_deepnorm = isinstance(config.residual, DeepNormConfig)
+    return compute_deepnorm_constants(config, encoder=encoder).alpha if has_deepnorm else 1.0

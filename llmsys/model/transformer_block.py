@@ -1,6 +1,6 @@
-"""One layer of the Transformer: attention, in a decoder with a source cross-attention, and a feed-forward.
+"""One layer of the Transformer: self-attention, cross-attention in an encoder-decoder, and a feed-forward.
 
-Each is a branch around the residual stream; `model.residual` says where norms stand around a branch.
+Each is a branch around the residual stream; `model.residual` places the norms.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,15 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import (
+    DeepNormConfig,
+    OutputNormConfig,
+    ParallelBlockConfig,
+    PostNormConfig,
+    PreNormConfig,
+    SandwichNormConfig,
+)
+from llmsys.config.position import TransformerXlPositionConfig
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.forward_context import ForwardContext
@@ -25,11 +34,11 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class TransformerBlock(nn.Module):
-    """Branches one after another, or in a parallel block side by side. `alpha` is DeepNorm's weight of the stream."""
+    """Branches one after another, or side by side in a parallel block. `alpha` is DeepNorm's weight of the stream."""
 
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
-        self.kind, self.alpha, self.dropout = config.residual.kind, alpha, config.dropout.residual
+        self.residual, self.alpha, self.dropout = config.residual, alpha, config.dropout.residual
         self._add_norms(config, "attention")
         self.attention = build_attention(config, layer)
         self.cross_attention: CrossAttention | None = None
@@ -42,7 +51,7 @@ class TransformerBlock(nn.Module):
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Same shape and dtype as the input."""
         cross = self.cross_attention
-        if self.kind == "parallel":
+        if isinstance(self.residual, ParallelBlockConfig):
             return self._run_parallel_branches(x_BTD, context)
         x_BTD = self._run_branch("attention", x_BTD, lambda inner: self.attention(inner, context))
         if cross is not None:
@@ -63,13 +72,19 @@ class TransformerBlock(nn.Module):
         return x_BTD + y_BTD
 
     def _run_branch(self, name: str, x_BTD: Tensor, branch: Branch) -> Tensor:
-        """One branch with its norms, as the classes in llmsys/config/norm.py say."""
-        if self.kind in ("post", "deepnorm"):
-            kept_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
-            return self._apply_norm(f"{name}_norm", kept_BTD + self._apply_residual_dropout(branch(x_BTD)))
-        y_BTD = branch(x_BTD if self.kind == "output" else self._apply_norm(f"{name}_norm", x_BTD))
-        if self.kind in ("sandwich", "output"):
-            y_BTD = self._apply_norm(f"{name}_output_norm", y_BTD)
+        """Run one branch with its norms, in the order that the classes in llmsys/config/norm.py document."""
+        match self.residual:
+            case PostNormConfig() | DeepNormConfig():
+                stream_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
+                return self._apply_norm(f"{name}_norm", stream_BTD + self._apply_residual_dropout(branch(x_BTD)))
+            case PreNormConfig() | ParallelBlockConfig():
+                y_BTD = branch(self._apply_norm(f"{name}_norm", x_BTD))
+            case SandwichNormConfig():
+                y_BTD = self._apply_norm(f"{name}_output_norm", branch(self._apply_norm(f"{name}_norm", x_BTD)))
+            case OutputNormConfig():
+                y_BTD = self._apply_norm(f"{name}_output_norm", branch(x_BTD))
+            case unreachable:
+                assert_never(unreachable)
         return x_BTD + self._apply_residual_dropout(y_BTD)
 
     def _run_feed_forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
@@ -85,23 +100,31 @@ class TransformerBlock(nn.Module):
         return apply_dropout(y_BTD, self.dropout, self.training)
 
     def _add_norms(self, config: ModelConfig, branch: str) -> None:
-        residual = config.residual
-        shared = residual.kind == "parallel" and residual.norms == 1 and branch == "feed_forward"
-        if residual.kind != "output" and not shared:
-            self.add_module(f"{branch}_norm", build_norm(config, config.hidden_size))
-        if residual.kind in ("sandwich", "output"):
-            self.add_module(f"{branch}_output_norm", build_norm(config, config.hidden_size))
+        match config.residual:
+            case PreNormConfig() | PostNormConfig() | DeepNormConfig():
+                names = [f"{branch}_norm"]
+            case SandwichNormConfig():
+                names = [f"{branch}_norm", f"{branch}_output_norm"]
+            case OutputNormConfig():
+                names = [f"{branch}_output_norm"]
+            case ParallelBlockConfig(norms=norms):
+                # One norm for both branches is attention's.
+                names = [] if norms == 1 and branch == "feed_forward" else [f"{branch}_norm"]
+            case unreachable:
+                assert_never(unreachable)
+        for name in names:
+            self.add_module(name, build_norm(config, config.hidden_size))
 
 
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     """Build the self-attention of block `layer`."""
-    attention, position = config.attention, config.position
-    match attention:
-        case LatentAttentionConfig():
+    match config.attention:
+        case LatentAttentionConfig() as attention:
             return MultiHeadLatentAttention(config, attention, layer)
-        case MultiHeadAttentionConfig() if position.kind == "transformer_xl":
-            return RelativeAttention(config, attention, position, layer)
-        case MultiHeadAttentionConfig():
+        case MultiHeadAttentionConfig() as attention:
+            position = config.position
+            if isinstance(position, TransformerXlPositionConfig):
+                return RelativeAttention(config, attention, position, layer)
             return MultiHeadAttention(config, attention, layer)
         case unreachable:
             assert_never(unreachable)

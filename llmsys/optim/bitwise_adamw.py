@@ -1,8 +1,8 @@
 """AdamW from operations that IEEE 754 rounds once each, so that an element's bits never depend on its neighbours.
 
-Fused kernels take most elements by vector instructions and the rest one by one, with other roundings: torch's fused
-AdamW on the CPU gives an element other bits when the tensor is split elsewhere. (Kingma 2014; Loshchilov and Hutter
-2017, as torch computes it.)
+torch's fused AdamW on the CPU takes most elements by vector instructions and the rest one by one, with other roundings:
+an element's bits change when the tensor is split elsewhere. (Kingma 2014; Loshchilov and Hutter 2017, as torch computes
+it.)
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig
+from llmsys.model.local_tensor import get_local_tensor
 from llmsys.optim.lr_schedule import get_weight_decay_share
 from llmsys.optim.parameter_groups import build_parameter_groups
 
 PIECE = 1 << 16
-"""Elements that are updated at a time, so that they stay in cache: 256 KiB of each of five tensors."""
+"""Elements updated at a time, so that they stay in cache: 256 KiB of each of five tensors."""
 
 
 class BitwiseAdamW:
-    """Moments by parameter name and the number of steps taken. Parameters may be shards: any tensor will do."""
+    """AdamW with moments by parameter name. Parameters may be plain tensors or DTensors."""
 
-    def __init__(self, named: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(self, named: dict[str, nn.Parameter], config: AdamWConfig) -> None:
         self.named = named
         self.config = config
         self.steps = 0
@@ -32,27 +33,23 @@ class BitwiseAdamW:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], learning_rate: float, gradient_scale: float) -> None:
-        """One step with this rank's part of each gradient, in the order of `named`, times `gradient_scale`."""
+        """Take one step with this rank's shard of each gradient, in the order of `named`, times `gradient_scale`."""
         self.steps += 1
         decay = get_weight_decay_share(learning_rate)
         for name, gradient in zip(self.named, gradients, strict=True):
             rate_scale, weight_decay = self._rules[name]
             rate = learning_rate * rate_scale
-            whole = (gradient, *map(_to_local_tensor, (self.named[name], self.first[name], self.second[name])))
-            pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in whole), strict=True)
+            tensors = (gradient, *map(get_local_tensor, (self.named[name], self.first[name], self.second[name])))
+            pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in tensors), strict=True)
             for piece, parameter, first, second in pieces:
                 update = self._compute_update(piece * gradient_scale, first, second, rate)
+                # Two roundings, as separate operations: add_(update, alpha=...) may fuse them.
                 parameter.mul_(1 - rate * (weight_decay * decay)).sub_(update)
 
     def _compute_update(self, gradient: Tensor, first: Tensor, second: Tensor, rate: float) -> Tensor:
-        """Moves the moments and gives what to subtract. No operation here multiplies and adds in one."""
+        """Update the moments and return the change to subtract. No operation here is a fused multiply-add."""
         beta1, beta2 = self.config.betas
         first.mul_(beta1).add_(gradient * (1 - beta1))
         second.mul_(beta2).add_(gradient.square_().mul_(1 - beta2))
         root = second.sqrt().div_((1 - beta2**self.steps) ** 0.5).add_(self.config.eps)
         return (first * (rate / (1 - beta1**self.steps))).div_(root)
-
-
-def _to_local_tensor(tensor: Tensor) -> Tensor:
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()

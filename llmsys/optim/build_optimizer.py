@@ -1,4 +1,4 @@
-"""The optimizer of a config over named parameters, its state there from the start so that it can be loaded into."""
+"""The optimizers of a config, with state that exists from the start so that a checkpoint can be loaded into it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, assert_never
@@ -6,44 +6,46 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import OptimizerConfig, UpdateRule
+from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, UpdateRule
+from llmsys.errors import ConfigError
 from llmsys.optim.muon import Apply, Muon, apply_to_each
 from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
-"""Names of the logical state, and those of an optimizer's; a matrix under Muon has no second moment."""
+"""Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment."""
 
 
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
 
 
 class OptimizersContainer:
-    """AdamW and, where it is chosen, Muon, as one: the part of torch's optimizer that an engine uses."""
+    """AdamW and, where it is chosen, Muon, with the interface of one torch optimizer."""
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
         self._members = members
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of all members."""
+        """Parameter groups of all optimizers."""
         return [group for member in self._members for group in member.param_groups]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Tensor]]:
-        """Of all members, by parameter."""
+        """State of all optimizers, by parameter."""
         return {parameter: state for member in self._members for parameter, state in member.state.items()}
 
     def step(self) -> None:
-        """One step of each. A parameter without a gradient decays as with a gradient of zeros, as in flat vectors."""
+        """Take one step of each optimizer."""
         for group in self.param_groups:
             for parameter in group["params"]:
+                # It decays, as it does in the flat vectors of DeepSpeed.
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         for member in self._members:
             member.step()
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         for member in self._members:
             member.zero_grad(set_to_none=set_to_none)
 
@@ -56,26 +58,58 @@ def build_optimizer(
     apply: Apply = apply_to_each,
     alike: Alike = lambda parameters: [list(parameters)],
 ) -> OptimizersContainer:
-    """Optimizers over all parameters, their state at zero.
+    """Build the optimizers over all parameters, with their state at zero.
 
-    Muon's products are in `compute_dtype`, but never in fp16, which overflows. `apply` brings the parts of matrices
-    together, `alike` sorts parameters into lists that one fused kernel can take.
+    Args:
+        named: Parameters by name; plain tensors or DTensors.
+        config: The `optimizer:` section.
+        compute_dtype: Dtype of Muon's matmuls; bfloat16 where it is float16.
+        apply: Calls a function on full matrices for Muon, gathering shards where parameters are sharded.
+        alike: Sorts parameters into lists that one fused kernel can take.
+
+    Returns:
+        One container of all optimizers.
     """
     groups = build_parameter_groups(named.items(), config)
     members: list[torch.optim.Optimizer] = []
-    for rule in sorted({group.algorithm for group in groups}):
-        entries = list(_iter_param_groups(groups, named, rule, alike))
-        match rule:
-            case "adamw":
-                members.append(_build_adamw(entries, config))
-            case "muon":
-                assert config.kind == "muon"
-                settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
-                dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
-                members.append(Muon([entry | settings for entry in entries], dtype=dtype, apply=apply))
-            case unreachable:
-                assert_never(unreachable)
+    if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
+        members.append(_build_adamw(adamw, config))
+    match config:
+        case AdamWConfig():
+            pass
+        case MuonConfig():
+            settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
+            muon = [entry | settings for entry in _iter_param_groups(groups, named, "muon", alike)]
+            # fp16 would overflow in the Newton-Schulz products.
+            dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
+            members += [Muon(muon, dtype=dtype, apply=apply)] if muon else []
+        case unreachable:
+            assert_never(unreachable)
     return OptimizersContainer(members)
+
+
+def require_adamw(config: OptimizerConfig) -> AdamWConfig:
+    """Return the settings of AdamW, for an engine that has no other optimizer.
+
+    Args:
+        config: The `optimizer:` section of a run.
+
+    Returns:
+        `config` itself.
+
+    Raises:
+        ConfigError: Another optimizer is chosen.
+    """
+    match config:
+        case AdamWConfig():
+            return config
+        case MuonConfig():
+            raise ConfigError(
+                f"optimizer.kind={config.kind} is not built by this engine. "
+                "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
+            )
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _iter_param_groups(
@@ -91,6 +125,7 @@ def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     for group in groups:
         for parameter in group["params"]:
+            # As torch's first step would create it; a float32 step counter is required by fused=True.
             optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, requires_grad=False),

@@ -1,9 +1,8 @@
-"""Muon: momentum made orthogonal, for matrices. Everything else stays with AdamW.
+"""Muon: orthogonalized momentum for matrices. All other parameters use AdamW.
 
 Momentum is averaged, pushed towards the nearest orthogonal matrix by a few Newton-Schulz steps (Jordan 2024), and
-scaled so that its root mean square is that of an AdamW step (Moonshot 2025, arXiv:2502.16982, 2.2); learning rate and
-weight decay then mean what they mean for AdamW. Whole matrices are needed: who holds only parts of them hands in
-`apply`, which brings the parts together.
+scaled to the root mean square of an AdamW step (Moonshot 2025, arXiv:2502.16982, 2.2), so that learning rate and weight
+decay carry over from AdamW. It needs full matrices; where parameters are sharded, `apply` gathers them.
 """
 
 import math
@@ -17,20 +16,20 @@ from torch import Tensor
 # M, N the sides of a matrix, E experts (any leading dims are a batch of matrices)
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic step; chosen for the steepest slope at 0, so that singular values end near 1 and not at it."""
+"""Coefficients of the quintic step, chosen for the steepest slope at 0: singular values end near 1, not at it."""
 
 ADAMW_RMS = 0.2
 """Root mean square of a usual AdamW update (Moonshot 2025, 2.2)."""
 
 Orthogonal = Callable[[Tensor], Tensor]
 Apply = Callable[[Sequence[Tensor], Orthogonal], list[Tensor]]
-"""(parts of matrices, function of whole matrices) → the same parts of the function's results."""
+"""(shards of matrices, function of full matrices) → the same shards of the function's results."""
 
 
 def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:
-    """Roughly U V^T of the singular value decomposition: singular values between 0.7 and 1.2. Keeps dtype and shape."""
+    """Return roughly U Vᵀ of the singular value decomposition: singular values of 0.7 to 1.2, same dtype and shape."""
     a, b, c = COEFFICIENTS
-    tall = update_MN.shape[-2] > update_MN.shape[-1]
+    tall = update_MN.shape[-2] > update_MN.shape[-1]  # the Gram matrix of the shorter side is the smaller one
     x: Tensor = update_MN.mT if tall else update_MN
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
@@ -40,19 +39,19 @@ def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:
 
 
 def apply_to_each(updates: Sequence[Tensor], function: Orthogonal) -> list[Tensor]:
-    """`Apply` for whole matrices."""
+    """Call `function` on each matrix: the `Apply` of unsharded parameters."""
     return [function(update) for update in updates]
 
 
 class Muon(torch.optim.Optimizer):
     """Muon over matrices and stacks of matrices. A group has lr, weight_decay, momentum and steps.
 
-    The momentum is kept as `exp_avg`, an average of gradients as in AdamW; there is no second moment.
+    The momentum is `exp_avg`, an average of gradients as in AdamW; there is no second moment.
 
     Args:
-        groups: as for every torch optimizer.
-        dtype: of the Newton-Schulz products; bf16 is what the method was published with.
-        apply: brings parts of matrices together where parameters are split.
+        groups: Parameter groups, as for every torch optimizer.
+        dtype: Dtype of the Newton-Schulz products; the method was published with bfloat16.
+        apply: Calls a function on full matrices where parameters are sharded.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], *, dtype: torch.dtype, apply: Apply = apply_to_each) -> None:
@@ -67,18 +66,18 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients. Collective where `apply` is."""
+        """Take one step from the gradients. Collective where `apply` is."""
         for group in self.param_groups:
-            learnt = [parameter for parameter in group["params"] if parameter.grad is not None]
-            updates = [self._update_momentum(parameter, group["momentum"]) for parameter in learnt]
-            made = self._apply(updates, partial(orthogonalize_matrices, steps=group["steps"]))
-            for parameter, update in zip(learnt, made, strict=True):
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            momenta = [self._update_momentum(parameter, group["momentum"]) for parameter in parameters]
+            updates = self._apply(momenta, partial(orthogonalize_matrices, steps=group["steps"]))
+            for parameter, update in zip(parameters, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 scale = ADAMW_RMS * math.sqrt(max(parameter.shape[-2:]))
                 parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * scale)
 
     def _update_momentum(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Nesterov's form: the average, looked at one gradient ahead."""
+        """Update the average and return Nesterov's momentum: the average one gradient ahead."""
         state = self.state[parameter]
         state["step"] += 1
         assert parameter.grad is not None

@@ -1,9 +1,11 @@
-"""Which parameters decay, at what rate and by which rule they learn: the rules, and the groups they make.
+"""Parameter groups: weight decay, learning-rate multiple and update algorithm of each parameter.
 
 Matrices (two or more dimensions) decay; vectors (norm weights, biases, stacked ones included) do not. Embeddings are
-matrices and decay, as in GPT-3 and LLaMA; with the head they may learn at a rate of their own. Where Muon is chosen, it
-takes the projections of attention, feed-forward and experts, and everything else is AdamW's. Names, not tensors, are
-grouped, so that every engine makes the same groups from its own tensors.
+matrices and decay, as in GPT-3 and LLaMA. Under Muon, the projections of attention, feed-forward and experts use Muon,
+all else AdamW.
+
+Invariants:
+- Names are grouped, not tensors, so that every engine builds the same groups from its own tensors.
 """
 
 from collections.abc import Iterable
@@ -19,7 +21,15 @@ Role = Literal["dense", "embedding", "experts"]
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Names of parameters that share weight decay and rate. `lr_multiplier` is in learning rates."""
+    """Names of parameters that share weight decay and learning rate.
+
+    Attributes:
+        role: Dense, embedding or routed experts.
+        weight_decay: Per unit of learning rate.
+        lr_multiplier: In learning rates.
+        names: Parameter names.
+        algorithm: The update algorithm.
+    """
 
     role: Role
     weight_decay: float
@@ -29,13 +39,21 @@ class ParameterGroup:
 
     @property
     def name(self) -> str:
-        """For logs and for engines that want one."""
+        """Name for logs and for engines that need one."""
         by = ", muon" if self.algorithm == "muon" else ""
         return f"{self.role}{'' if self.weight_decay else ' without decay'}{by}"
 
 
 def get_parameter_role(name: str) -> Role:
-    """What a parameter is, by its name; experts are the routed ones (`blocks.3.feed_forward.experts.up_proj`)."""
+    """Return the role of a parameter by its name.
+
+    Args:
+        name: As in `Transformer.named_parameters`.
+
+    Returns:
+        "experts" for routed experts (`blocks.3.feed_forward.experts.up_proj`), "embedding" for token embedding and
+        head, otherwise "dense".
+    """
     if ".experts." in name:
         return "experts"
     return "embedding" if name in ("embed.weight", "head.weight") else "dense"
@@ -47,7 +65,15 @@ def _has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
 
 
 def build_parameter_groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[ParameterGroup]:
-    """The groups in a fixed order, empty ones left out."""
+    """Build the parameter groups in a fixed order, without empty ones.
+
+    Args:
+        named: Parameters by name. Only their number of dimensions is read.
+        config: The `optimizer:` section.
+
+    Returns:
+        Groups that cover every name once.
+    """
     members: dict[tuple[Role, bool, UpdateRule], list[str]] = {}
     for name, parameter in named:
         key = (

@@ -1,35 +1,26 @@
-"""What selective recomputation keeps between the two passes of a block, operation by operation.
+"""Activation checkpointing of every block: of decoder, encoder and prediction modules (Chen 2016, arXiv:1604.06174).
 
-torch's own contexts for this watch every operation of a block, those of FSDP's hooks inside of it too, and give up when
-the second pass gathers weights that the first found gathered. These look at the operations that are kept and at no
-others. Compiled blocks use torch's, which the compiler understands, and have no hooks inside.
+Invariants:
+- The same bits with and without: random numbers are drawn again from the same state, routing and all-to-alls repeat,
+  and counters are updated in the first pass only (`llmsys.model.load_balancing.is_recomputation`).
 
-Activation recomputation, applied from outside to every block: of decoder, encoder and prediction modules alike.
+Saved from forward to backward, which llmsys/estimate restates:
 
-A block is a function of what enters it, so its backward may compute again what its forward did not keep (Chen 2016,
-arXiv:1604.06174). Same bits: random numbers are drawn again from the same state, routing and all-to-alls repeat, and
-whatever a trainer counts is counted in the first pass only (see `llmsys.model.load_balancing.is_recomputation`).
+- `none`: the tensors autograd saves.
+- `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
+- `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
+  fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
+  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert, and
+  eager attention (soft caps, sinks, distances, dropout on CPUs), whose T × T tensors Korthikanti 2022
+  (arXiv:2205.05198, 5) recomputes too.
 
-What stays in memory from forward to backward, the policy that the estimate of memory follows:
-
-* `none`: what autograd saves.
-* `block`: what enters the block, and what all blocks share (masks, rotation tables, the encoder's output). In the
-  backward of a block everything in it lives once, as with `none`.
-* `selective`: that, and the outputs of `KEPT`: products with weights (of experts too; with fp8 weights too),
-  attention in one kernel with its logsumexp (on the CPU in bfloat16: with its probabilities), and what collectives
-  bring from other ranks (tokens of all-to-alls, partial sums of reduce-scatters). Computed again are norms,
-  rotations, activations and their products, dropout, casts, sums with the residual stream, the sorting of tokens by
-  expert, and attention whose scores are explicit because no kernel knows them (caps, sinks, distances, dropout on
-  CPUs): its tensors of T × T are what Korthikanti 2022 (arXiv:2205.05198, 5) gives up too.
-
-The last product of a block is not computed again where nothing behind it needs its result: torch stops as soon as
-every saved tensor is there.
+The last matmul of a block is not recomputed where no saved tensor depends on it: torch stops as soon as it has all.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -43,7 +34,7 @@ from llmsys.model.transformer_block import TransformerBlock
 
 
 class _SavedOutputs(NamedTuple):
-    """What an operation gave, the shapes of what it got, and how often each result had been changed in place."""
+    """Outputs of one call, the shapes of its inputs, and the version counter of each output."""
 
     outputs: Any
     shapes: list[torch.Size]
@@ -54,7 +45,11 @@ Store = dict[Any, deque[_SavedOutputs]]
 
 
 def build_eager_contexts(operations: Collection[Any]) -> Callable[[], tuple[TorchDispatchMode, TorchDispatchMode]]:
-    """For `checkpoint(context_fn=…)`: contexts of the first and of the second pass."""
+    """Return the `context_fn` of `torch.utils.checkpoint.checkpoint` for eager blocks.
+
+    torch's own contexts intercept every operation of a block, those of FSDP's hooks included, and fail when the second
+    pass gathers weights that were already gathered in the first. These intercept the saved operations only.
+    """
 
     def build_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
         store: Store = defaultdict(deque)
@@ -64,7 +59,7 @@ def build_eager_contexts(operations: Collection[Any]) -> Callable[[], tuple[Torc
 
 
 def build_compiled_contexts(operations: Collection[Any]) -> Callable[[], Any]:
-    """The same for blocks inside torch.compile."""
+    """Return the `context_fn` for blocks inside torch.compile, which supports torch's own contexts only."""
 
     def choose_policy(context: Any, operation: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if operation in operations else CheckpointPolicy.PREFER_RECOMPUTE
@@ -73,7 +68,7 @@ def build_compiled_contexts(operations: Collection[Any]) -> Callable[[], Any]:
 
 
 class _SavingMode(TorchDispatchMode):
-    """Computes everything, and stores what some operations give."""
+    """Dispatch mode of the first pass: stores the outputs of some operations."""
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -82,13 +77,13 @@ class _SavingMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         if func in self.operations:
-            kept = tree_map_only(Tensor, _detach_alias, outputs)
-            self.store[func].append(_SavedOutputs(kept, _list_shapes(args), _list_versions(kept)))
+            saved = tree_map_only(Tensor, _detach_alias, outputs)
+            self.store[func].append(_SavedOutputs(saved, _list_shapes(args), _list_versions(saved)))
         return outputs
 
 
 class _RecomputingMode(TorchDispatchMode):
-    """Takes what is stored, in the order in which it was, and computes the rest."""
+    """Dispatch mode of the second pass: returns stored outputs in their order, and computes the rest."""
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -98,20 +93,20 @@ class _RecomputingMode(TorchDispatchMode):
         if func not in self.operations:
             return func(*args, **(kwargs or {}))
         if not self.store[func]:
-            raise RuntimeError(f"the second pass of a block has more of {func} than the first. {_RULE}")
+            raise RuntimeError(f"the second pass of a block calls {func} more often than the first. {_RULE}")
         outputs, shapes, versions = self.store[func].popleft()
         if shapes != _list_shapes(args):
-            raise RuntimeError(f"{func} met {_list_shapes(args)}, and in the first pass {shapes}. {_RULE}")
+            raise RuntimeError(f"{func} got shapes {_list_shapes(args)}, and {shapes} in the first pass. {_RULE}")
         if versions != _list_versions(outputs):
-            raise RuntimeError(f"what {func} gave was changed in place after it was kept. {_RULE}")
+            raise RuntimeError(f"an output of {func} was changed in place after it was saved. {_RULE}")
         return outputs
 
 
-_RULE = "Both passes must run the same operations, one backward follows a forward, and products are not changed."
+_RULE = "Both passes must run the same operations, with one backward per forward, and leave saved outputs unchanged."
 
 
 def _detach_alias(x: Tensor) -> Tensor:
-    """The same memory and version counter, without the graph that will be hung onto `x`."""
+    """Return an alias with the same storage and version counter, without the graph that will be attached to `x`."""
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return x.detach()
 
@@ -124,10 +119,10 @@ def _list_versions(outputs: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-Recompute = Literal["none", "selective", "full"]
+ActivationCheckpointMode = Literal["none", "selective", "full"]
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
-KEPT = {
+SAVED_OPERATIONS = {
     aten.mm.default,
     aten.addmm.default,
     aten._grouped_mm.default,
@@ -141,28 +136,38 @@ KEPT = {
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,
 }
-"""The operations whose outputs `selective` keeps."""
+"""Operations whose outputs `selective` saves."""
 
 
-def apply_activation_checkpoint(model: Transformer, what: Recompute, *, compiled: bool = False) -> None:
-    """Wrap the forward of every block. The wrapper is a function, so names of parameters and modules stay.
+def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMode, *, compiled: bool = False) -> None:
+    """Wrap the forward of every block. Names of parameters and modules do not change.
 
-    With `compiled`, before `compile_blocks`: torch.compile then sees what is to be computed again, and decides with it.
-    (Around a compiled block `selective` would see one opaque operation.)
+    Args:
+        model: A model before FSDP and `compile_blocks`.
+        mode: See the module's docstring.
+        compiled: Whether `compile_blocks` follows. torch.compile then partitions the recomputation itself; around a
+            compiled block `selective` would see one opaque operation.
     """
-    if what == "none":
-        return
-    contexts = build_compiled_contexts if compiled else build_eager_contexts
-    options: dict[str, Any] = {"context_fn": contexts(KEPT)} if what == "selective" else {}
+    options: dict[str, Any]
+    match mode:
+        case "none":
+            return
+        case "full":
+            options = {}
+        case "selective":
+            options = {"context_fn": (build_compiled_contexts if compiled else build_eager_contexts)(SAVED_OPERATIONS)}
+        case unreachable:
+            assert_never(unreachable)
     for block in (module for module in model.modules() if isinstance(module, TransformerBlock)):
-        again = partial(checkpoint, block.forward, use_reentrant=False, **options)
-        block.forward = _recompute_if_grad_enabled(again, block.forward)  # type: ignore[method-assign]
+        checkpointed = partial(checkpoint, block.forward, use_reentrant=False, **options)
+        block.forward = _apply_if_grad_enabled(checkpointed, block.forward)  # type: ignore[method-assign]
 
 
-def _recompute_if_grad_enabled(again: Callable[..., Tensor], forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Without a backward there is nothing to keep, and a cache of keys must see its tokens once."""
-
+def _apply_if_grad_enabled(
+    checkpointed: Callable[..., Tensor], forward: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
     def call_block(*inputs: Any) -> Tensor:
-        return again(*inputs) if torch.is_grad_enabled() else forward(*inputs)
+        # Without a backward nothing is saved, and a key-value cache must see its tokens once.
+        return checkpointed(*inputs) if torch.is_grad_enabled() else forward(*inputs)
 
     return call_block

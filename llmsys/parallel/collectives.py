@@ -1,7 +1,8 @@
-"""The collectives inside a forward pass, each with the collective that is its gradient.
+"""Differentiable collectives of a forward pass.
 
-A loss is a sum over ranks here, so the gradient of a gather is a sum that is scattered, and the other way round;
-nothing is averaged. Pieces of the gathered dim are in the order of the group's ranks.
+Invariants:
+- A loss is a sum over ranks, so the gradient of an all-gather is a reduce-scatter and vice versa. Nothing is averaged.
+- Shards along the gathered dim are in the order of the group's ranks.
 """
 
 from typing import Any
@@ -11,33 +12,33 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup
-# The functional forms are operations that recomputation can tell apart and keep.
+# The functional forms are dispatched ops, which activation checkpointing can save.
 collectives = torch.ops._c10d_functional
 
 
 def all_gather(x: Tensor, group: Group, dim: int) -> Tensor:
-    """The pieces of all ranks one after another along `dim`; the backward adds up what every rank made of a piece."""
+    """Concatenate the shards of all ranks along `dim`. The backward is a reduce-scatter. Collective."""
     gathered: Tensor = _AllGather.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
-    """This rank's piece, along `dim`, of the sum over ranks; its size must be a multiple of theirs."""
+    """Return this rank's shard, along `dim`, of the sum over ranks; the ranks must divide the dim. Collective."""
     piece: Tensor = _ReduceScatter.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return piece
 
 
 def all_to_all(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
-    """All-to-all: piece r of dim `split` goes to rank r, and what arrives is put together along dim `joined`.
+    """Send shard r of dim `split` to rank r, and concatenate the received shards along dim `joined`. Collective.
 
-    Ulysses (Jacobs 2023, arXiv:2309.14509, 3.1): heads for positions before attention, positions for heads behind it.
+    Ulysses (Jacobs 2023, arXiv:2309.14509, 3.1): heads for positions before attention, positions for heads after it.
     """
     exchanged: Tensor = _AllToAll.apply(x, group, split, joined)  # type: ignore[no-untyped-call]
     return exchanged
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    """The sum over ranks, which all of them go on to use: so gradients are summed too."""
+    """Return the sum over ranks. All ranks use it, so gradients are summed too. Collective."""
     total: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
     return total
 
@@ -100,8 +101,8 @@ def _reduce_scatter_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
 
 def _all_to_all_tensor(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
     leaving = x.unflatten(split, (group.size(), -1)).movedim(split, 0).contiguous()
-    one_each = [1] * group.size()
-    arrived = _wait_tensor(collectives.all_to_all_single(leaving, one_each, one_each, group.group_name))
+    ones = [1] * group.size()
+    arrived = _wait_tensor(collectives.all_to_all_single(leaving, ones, ones, group.group_name))
     return arrived.movedim(0, joined).flatten(joined, joined + 1)
 
 
@@ -109,6 +110,6 @@ def _all_reduce_tensor(x: Tensor, group: Group) -> Tensor:
     return _wait_tensor(collectives.all_reduce(x.contiguous(), "sum", group.group_name))
 
 
-def _wait_tensor(on_its_way: Tensor) -> Tensor:
-    arrived: Tensor = collectives.wait_tensor(on_its_way)
+def _wait_tensor(pending: Tensor) -> Tensor:
+    arrived: Tensor = collectives.wait_tensor(pending)
     return arrived

@@ -1,9 +1,9 @@
-"""Attention on several ranks: each attends to whole sequences with some of the heads.
+"""Context parallel attention: each rank attends to full sequences with some of the heads.
 
-Behind the maps of queries, keys and values the context axis exchanges heads for positions, before the map of the output
-positions for heads (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1); the tensor axis has its own heads from the start. So
-rotations, masks of packed documents, windows, biases, sinks and caps are those of one process, for fewer heads. Latent
-attention exchanges queries, and gathers the latents, which are narrower than the keys and values of all heads.
+After the projections of queries, keys and values the context axis exchanges heads for positions, before the output
+projection positions for heads (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1). The tensor axis has its own heads from the
+start. So rotations, masks of packed documents, windows, biases, sinks and caps are those of one process, for fewer
+heads. Latent attention exchanges queries, and gathers the latents, which are narrower than the keys and values.
 """
 
 from dataclasses import dataclass
@@ -25,129 +25,129 @@ from llmsys.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLin
 # B rows, T positions, W width of some heads side by side, G key-value heads
 
 
-def divide_attention(model: Transformer, parts: SequenceSharding) -> None:
-    """Every self-attention: positions in, heads inside, positions out."""
+def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
+    """Shard every self-attention: positions at its input and output, heads inside."""
     for block in model.modules():
         attention = block.attention if isinstance(block, TransformerBlock) else None
         if isinstance(attention, MultiHeadLatentAttention):
-            _divide_latent_attention(attention, parts)
+            _divide_latent_attention(attention, sharding)
         elif isinstance(attention, AttentionProjections):
-            _divide_heads(attention, parts)
+            _divide_heads(attention, sharding)
         else:
             continue
-        replace_forward(attention.o_proj, _OutputProjection(attention.o_proj, parts))
+        replace_forward(attention.o_proj, _OutputProjection(attention.o_proj, sharding))
 
 
-def _divide_heads(attention: AttentionProjections, parts: SequenceSharding) -> None:
-    attention.register_forward_pre_hook(lambda _, inputs: (parts.enter_column_parallel(inputs[0], 1), *inputs[1:]))
+def _divide_heads(attention: AttentionProjections, sharding: SequenceSharding) -> None:
+    attention.register_forward_pre_hook(lambda _, inputs: (sharding.enter_column_parallel(inputs[0], 1), *inputs[1:]))
     groups = attention.k_proj.out_features // attention.head_dim
-    shared = KeyValueHeadSharding(attention.heads, groups, attention.head_dim, parts)
-    replace_forward(attention.q_proj, _QueryProjection(attention.q_proj, parts))
+    shared = KeyValueHeadSharding(attention.heads, groups, attention.head_dim, sharding)
+    replace_forward(attention.q_proj, _QueryProjection(attention.q_proj, sharding))
     for linear in (attention.k_proj, attention.v_proj):
-        replace_forward(linear, _KeyValueProjection(linear, parts, shared))
-    if attention.norms == "full":
-        queries = KeyValueHeadSharding(attention.heads, attention.heads, attention.head_dim, parts)
-        replace_forward(attention.q_norm, _NormOverRanks(attention.q_norm, parts, queries))
-        replace_forward(attention.k_norm, _NormOverRanks(attention.k_norm, parts, shared))
+        replace_forward(linear, _KeyValueProjection(linear, sharding, shared))
+    if attention.norms == "full":  # norms of single heads need no communication
+        queries = KeyValueHeadSharding(attention.heads, attention.heads, attention.head_dim, sharding)
+        replace_forward(attention.q_norm, _NormOverRanks(attention.q_norm, sharding, queries))
+        replace_forward(attention.k_norm, _NormOverRanks(attention.k_norm, sharding, shared))
 
 
-def _divide_latent_attention(attention: MultiHeadLatentAttention, parts: SequenceSharding) -> None:
+def _divide_latent_attention(attention: MultiHeadLatentAttention, sharding: SequenceSharding) -> None:
     queries: nn.Linear = attention.q_b_proj if attention.has_query_latent else attention.q_proj
-    queries.register_forward_pre_hook(lambda _, inputs: parts.enter_column_parallel(inputs[0], 1))
-    replace_forward(queries, _QueryProjection(queries, parts))
-    attention.kv_a_proj.register_forward_hook(lambda _, inputs, latent_BLC: parts.gather_positions(latent_BLC))
-    replace_forward(attention.kv_b_proj, _LatentKeyValueProjection(attention.kv_b_proj, parts))
+    queries.register_forward_pre_hook(lambda _, inputs: sharding.enter_column_parallel(inputs[0], 1))
+    replace_forward(queries, _QueryProjection(queries, sharding))
+    attention.kv_a_proj.register_forward_hook(lambda _, inputs, latent_BLC: sharding.gather_positions(latent_BLC))
+    replace_forward(attention.kv_b_proj, _LatentKeyValueProjection(attention.kv_b_proj, sharding))
 
 
 @dataclass(frozen=True)
 class KeyValueHeadSharding:
-    """Which key-value heads serve the query heads of this rank, where `groups` of them serve `heads`."""
+    """The key-value heads that serve this rank's query heads, where `groups` of them serve `heads`."""
 
     heads: int
     groups: int
     head_dim: int
-    parts: SequenceSharding
+    sharding: SequenceSharding
 
     def get_local_slice(self) -> slice:
-        """Those that this rank attends with; one may serve several ranks."""
-        queries = self.parts.get_head_slice(self.heads)
+        """Return the key-value heads that this rank attends with; one may serve several ranks."""
+        queries = self.sharding.get_head_slice(self.heads)
         return slice(queries.start * self.groups // self.heads, -(-queries.stop * self.groups // self.heads))
 
     def get_channel_slice(self) -> slice:
-        """Their channels among those of all."""
+        """Return the channels of these heads among those of all heads."""
         own = self.get_local_slice()
         return slice(own.start * self.head_dim, own.stop * self.head_dim)
 
     def select_tensor_rank_rows(self, rows: Tensor) -> Tensor:
-        """The part of a weight or bias that this tensor rank uses: all it has, or one head of a whole one."""
-        ranks, rank = self.parts.tensor.size, self.parts.tensor.rank
+        """Return the rows of a weight or bias that this tensor rank uses: its shard, or one head of an unsplit one."""
+        ranks, rank = self.sharding.tensor.size, self.sharding.tensor.rank
         if self.groups % ranks == 0:
             return rows
         return rows.narrow(0, rank * self.groups // ranks * self.head_dim, self.head_dim)
 
     def repeat_heads(self, x_BTW: Tensor) -> Tensor:
-        """Heads as often as there are context ranks to take one each, where there are fewer of them."""
-        heads, ranks = x_BTW.shape[2] // self.head_dim, self.parts.context.size
-        if heads % ranks == 0 or not self.parts.is_sharded:
+        """Repeat heads so that every context rank gets one, where there are fewer heads than ranks."""
+        heads, ranks = x_BTW.shape[2] // self.head_dim, self.sharding.context.size
+        if heads % ranks == 0 or not self.sharding.is_sharded:
             return x_BTW
         x_BTGK: Tensor = x_BTW.unflatten(2, (heads, -1))
         return x_BTGK.repeat_interleave(ranks // heads, dim=2).flatten(2)
 
 
 class _QueryProjection(ColumnParallelLinear):
-    """The map of the queries."""
+    """Query projection, followed by the exchange of positions for heads."""
 
-    def __init__(self, linear: nn.Linear, parts: SequenceSharding) -> None:
+    def __init__(self, linear: nn.Linear, sharding: SequenceSharding) -> None:
         super().__init__(linear)
-        self.parts = parts
+        self.sharding = sharding
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.parts.all_to_all_heads(super().__call__(x))
+        return self.sharding.all_to_all_heads(super().__call__(x))
 
 
 class _KeyValueProjection(ColumnParallelLinear):
-    """The map of keys or values."""
+    """Key or value projection, followed by the exchange of positions for heads."""
 
-    def __init__(self, linear: nn.Linear, parts: SequenceSharding, shared: KeyValueHeadSharding) -> None:
+    def __init__(self, linear: nn.Linear, sharding: SequenceSharding, shared: KeyValueHeadSharding) -> None:
         super().__init__(linear)
-        self.parts, self.shared = parts, shared
+        self.sharding, self.shared = sharding, shared
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.shared.select_tensor_rank_rows(get_local_tensor(self.linear.weight)), self.linear.bias
         y_BTW = F.linear(
             x, weight, None if bias is None else self.shared.select_tensor_rank_rows(get_local_tensor(bias))
         )
-        return self.parts.all_to_all_heads(self.shared.repeat_heads(y_BTW))
+        return self.sharding.all_to_all_heads(self.shared.repeat_heads(y_BTW))
 
 
 class _LatentKeyValueProjection(ColumnParallelLinear):
-    """The map from latents of all positions to keys and values of the heads that this rank attends with."""
+    """Projection of the latents of all positions to the keys and values of this rank's heads."""
 
-    def __init__(self, linear: nn.Linear, parts: SequenceSharding) -> None:
+    def __init__(self, linear: nn.Linear, sharding: SequenceSharding) -> None:
         super().__init__(linear)
-        self.parts = parts
+        self.sharding = sharding
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, context = get_local_tensor(self.linear.weight), self.parts.context
-        own: Tensor = weight.chunk(context.size)[context.rank] if self.parts.is_sharded else weight
+        weight, context = get_local_tensor(self.linear.weight), self.sharding.context
+        own: Tensor = weight.chunk(context.size)[context.rank] if self.sharding.is_sharded else weight
         return F.linear(x, own)
 
 
 class _OutputProjection(RowParallelLinear):
-    """The map of the output."""
+    """Output projection, after the exchange of heads for positions."""
 
-    def __init__(self, linear: nn.Linear, parts: SequenceSharding) -> None:
-        super().__init__(linear, parts, 1)
+    def __init__(self, linear: nn.Linear, sharding: SequenceSharding) -> None:
+        super().__init__(linear, sharding, 1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return super().__call__(self.parts.all_to_all_positions(x))
+        return super().__call__(self.sharding.all_to_all_positions(x))
 
 
 class _NormOverRanks:
     """A norm over all heads at once, of which this rank has some: its means are sums over ranks."""
 
-    def __init__(self, norm: nn.Module, parts: SequenceSharding, heads: KeyValueHeadSharding) -> None:
-        self.norm, self.parts, self.heads = norm, parts, heads
+    def __init__(self, norm: nn.Module, sharding: SequenceSharding, heads: KeyValueHeadSharding) -> None:
+        self.norm, self.sharding, self.heads = norm, sharding, heads
         self.eps: float = norm.eps  # type: ignore[assignment]
 
     def __call__(self, x_BTW: Tensor) -> Tensor:
@@ -161,7 +161,10 @@ class _NormOverRanks:
         return (x if bias is None else x + bias[own].float()).to(x_BTW.dtype)
 
     def _compute_mean(self, x_BTW: Tensor) -> Tensor:
-        """Over the channels of all ranks; where ranks share a head, it is counted by each, and so is the number."""
-        group, total = self.parts.heads_group, x_BTW.sum(-1, keepdim=True)
+        """Return the mean over the channels of all ranks.
+
+        A head that several ranks share counts once per rank, in the sum and in the number of channels.
+        """
+        group, total = self.sharding.heads_group, x_BTW.sum(-1, keepdim=True)
         ranks = 1 if group is None else group.size()
         return (total if group is None else all_reduce(total, group)) / (ranks * x_BTW.shape[-1])

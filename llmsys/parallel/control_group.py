@@ -1,8 +1,8 @@
-"""Ranks that meet on the side: small objects told and gathered over a gloo group of its own.
+"""A separate gloo group for control messages, so that background saves do not interleave with training collectives.
 
-Training owns the default group. What works beside it, such as a save in the background, must not mix its messages with
-those of a step, so it has its own group, which one thread at a time may use. A failure on one rank becomes the same
-exception on every rank, so that all take the same way on.
+Invariants:
+- One thread at a time uses the group; construction and every method are collective.
+- An exception on one rank is raised on every rank.
 """
 
 import traceback
@@ -18,13 +18,20 @@ Value = TypeVar("Value")
 
 
 class ControlGroup:
-    """All ranks, in a group of their own. Making it is collective, and so is every method."""
+    """All ranks, in their own gloo group."""
 
     def __init__(self) -> None:
         self.group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
     def run_on_all_ranks(self, work: Callable[[], Value]) -> list[Value]:
-        """What `work` gives on every rank, by rank. If it fails somewhere, all ranks raise what the first one met."""
+        """Run `work` on every rank and gather the results. Collective.
+
+        Returns:
+            One result per rank, ordered by rank.
+
+        Raises:
+            The exception of the lowest failing rank, on all ranks.
+        """
         result, failure = _catch_failure(work)
         results: list[Any] = [(result, failure)]
         if get_world_size() > 1:
@@ -36,11 +43,18 @@ class ControlGroup:
         return [result for result, _ in results]
 
     def run_on_first_rank(self, work: Callable[[], Value]) -> Value:
-        """What `work` gives on rank 0, the only one to do it. If it fails there, all ranks raise what it met."""
-        told: list[Any] = [_catch_failure(work) if get_rank() == 0 else None]
+        """Run `work` on rank 0 and broadcast the result. Collective.
+
+        Returns:
+            The result of rank 0, on all ranks.
+
+        Raises:
+            The exception of rank 0, on all ranks.
+        """
+        message: list[Any] = [_catch_failure(work) if get_rank() == 0 else None]
         if get_world_size() > 1:
-            dist.broadcast_object_list(told, src=0, group=self.group)
-        result, failure = told[0]
+            dist.broadcast_object_list(message, src=0, group=self.group)
+        result, failure = message[0]
         if failure is not None:
             raise failure
         value: Value = result
@@ -52,5 +66,5 @@ def _catch_failure(work: Callable[[], Value]) -> tuple[Value | None, Exception |
         return work(), None
     except (LlmsysError, OSError) as error:
         return None, error
-    except Exception:  # a bug: its traceback must survive the way to the others, which exceptions do not
+    except Exception:  # a bug: pickling an exception loses its traceback, so send it as text
         return None, RuntimeError(f"rank {get_rank()}:\n{traceback.format_exc()}")

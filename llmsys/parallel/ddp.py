@@ -1,13 +1,13 @@
-"""DistributedDataParallel as one way to train on many ranks: every rank keeps everything, gradients are summed.
+"""DistributedDataParallel: every rank holds all parameters, and gradients are summed.
 
-Masters and gradients are fp32; a forward sees each parameter in the compute dtype (see cast.py). Ranks meet in the last
-backward of a step only: before it, gradients of earlier micro-batches add up in fp32 where they are.
+Masters and gradients are float32; a forward reads each parameter in the compute dtype (mixed_precision.py). Ranks
+communicate in the last backward of a step only; before it, gradients of micro-batches accumulate locally in float32.
 """
 
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,13 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from llmsys.config.head import (
+    ClassificationHeadConfig,
+    FeaturesHeadConfig,
+    LmHeadConfig,
+    MlmHeadConfig,
+    PermutationHeadConfig,
+)
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fsdp import Initial
@@ -24,7 +31,7 @@ from llmsys.parallel.sequence_sharding import SequenceSharding
 
 
 class DdpModel:
-    """DDP. `model` comes from the meta device and gets its starting values, the same on all ranks, from `initial`."""
+    """DDP around a model from the meta device, with initial values from `initial`, equal on all ranks."""
 
     def __init__(
         self,
@@ -37,36 +44,47 @@ class DdpModel:
     ) -> None:
         materialize_parameters(model, device, initial)
         cast_parameters(model, compute_dtype)
-        self.parts = SequenceSharding(model, meshes)
+        self.sharding = SequenceSharding(model, meshes)
         ignored = list_unused_parameters(model)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+        # Initial values are equal on all ranks already, and expert counters differ between ranks on purpose.
         self._ddp = DistributedDataParallel(model, forward_sync_buffers=False, init_sync=False)
         self._ddp.register_comm_hook(None, _all_reduce_bucket)
         self.forward: Callable[..., Tensor] = self._ddp
 
     def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """See DataParallel."""
+        """Implement `DataParallelModel.enter_micro_batch`."""
         return contextlib.nullcontext() if last else self._ddp.no_sync()
 
     def finish_gradients(self) -> None:
-        """See DataParallel: the last backward has summed them."""
+        """Do nothing: the last backward has summed the gradients."""
 
     def reshard_parameters(self) -> None:
-        """See DataParallel: masters are always in their place."""
+        """Do nothing: parameters are not sharded."""
 
 
 def list_unused_parameters(model: Transformer) -> list[str]:
-    """Parameters that no loss looks at: BERT's pooler and its second task, where masks alone are learnt.
+    """List the parameters without a gradient: BERT's pooler and next-sentence head, where only masks are trained.
 
-    DDP would wait for their gradients for ever.
+    DDP would wait for their gradients forever.
+
+    Args:
+        model: The model before DDP.
+
+    Returns:
+        Parameter names.
     """
-    if model.config.head.kind != "mlm":
-        return []
-    return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
+    match model.config.head:
+        case MlmHeadConfig():
+            return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
+        case LmHeadConfig() | ClassificationHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():
+            return []
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _all_reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    """The sum over ranks, where DDP would take the mean: the loss is divided by the targets of all ranks already."""
+    """Sum a bucket over ranks. DDP would average; the loss is already divided by the targets of all ranks."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     summed: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])

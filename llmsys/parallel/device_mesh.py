@@ -1,8 +1,9 @@
-"""The meshes over the same ranks: one for dense parameters, one for experts, and the axes inside a copy.
+"""One root device mesh with named axes, and the sub-meshes that parallelism is applied over.
 
-Rank = ((replica · shard + place) · context + part) · tensor + column: the ranks that exchange most are neighbours.
-Matrices of a block see (replicate, shard · context[, tensor]), what stands outside of blocks (replicate, whole), and
-experts (replicate, expert_shard, expert); whole and expert_shard · expert are all ranks of one copy.
+Invariants:
+- Rank = ((replicate · S + shard) · C + context) · T + tensor, for axes of S, C and T ranks: the ranks that exchange
+  most are neighbours.
+- Every mesh is a slice or a flattened axis of the root, so FSDP2 can combine it with a tensor or expert axis.
 """
 
 from dataclasses import dataclass
@@ -15,73 +16,86 @@ from llmsys.config.parallel_layout import ParallelLayout
 
 @dataclass(frozen=True)
 class DeviceMeshes:
-    """`dense` shards ordinary parameters, `expert_shard` shards each expert, `expert` splits experts between ranks.
+    """Sub-meshes of one root. An axis of one rank is None.
 
-    `whole` shards over all ranks of a copy; it is `dense` where no axis splits matrices. `expert_shard` is None where
-    experts are sharded as everything else is, `expert` where they are not dealt. `tensor` splits matrices (a submesh of
-    the same root as `dense`), `context` splits sequences, `parts` are the ranks that hold parts of the same sequences
-    (context × tensor, in the order of the parts); None where there is one rank.
+    Attributes:
+        layout: The resolved layout.
+        world: All ranks, one axis.
+        dense: Shards the matrices of blocks: ([replicate,] shard · context).
+        replica: Shards parameters outside of blocks: ([replicate,] shard · context · tensor). `dense` without tensor
+            parallel.
+        expert_fsdp: Shards each expert: ([replicate,] ranks of a replica / expert). None where experts are sharded as
+            dense parameters are.
+        expert: Assigns experts to ranks.
+        context: Splits sequences.
+        tensor: Splits matrices.
+        sequence: The ranks that hold shards of the same sequences: context · tensor, in the order of the shards.
     """
 
     layout: ParallelLayout
     world: DeviceMesh
     dense: DeviceMesh
-    whole: DeviceMesh
-    expert_shard: DeviceMesh | None
+    replica: DeviceMesh
+    expert_fsdp: DeviceMesh | None
     expert: DeviceMesh | None
     context: DeviceMesh | None
     tensor: DeviceMesh | None
-    parts: DeviceMesh | None
+    sequence: DeviceMesh | None
 
 
 def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceMeshes:
-    """Meshes for a layout that `fit` has resolved: its world_size is the number of ranks."""
-    world = init_device_mesh(device.type, (layout.world_size,), mesh_dim_names=("world",))
-    dense, tensor = _build_dense_and_tensor_meshes(layout, device)
-    whole = dense if tensor is None else _build_whole_mesh(layout, device)
-    expert_shard, expert = _build_expert_meshes(layout, device)
-    context = _build_context_mesh(layout, device)
-    parts = context if tensor is None else tensor if context is None else _build_parts_mesh(layout, device)
-    return DeviceMeshes(layout, world, dense, whole, expert_shard, expert, context, tensor, parts)
+    """Build the root mesh of a run and take every axis from it by name. Collective.
 
+    Args:
+        layout: A layout that `ParallelLayout.resolve` returned: its world_size is the number of ranks.
+        device: Its type chooses the backend of the process groups.
 
-def _build_dense_and_tensor_meshes(
-    layout: ParallelLayout, device: torch.device
-) -> tuple[DeviceMesh, DeviceMesh | None]:
-    """(mesh of whole matrices, tensor axis). One copy has no replicate axis; one tensor rank has no tensor axis."""
-    shape = {"replicate": layout.replicate, "shard": layout.shard * layout.context}
-    if layout.tensor > 1:
-        shape["tensor"] = layout.tensor
-    root = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    dense = root["shard"] if layout.replicate == 1 else root["replicate", "shard"]
-    return dense, root["tensor"] if layout.tensor > 1 else None
-
-
-def _build_whole_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
-    shape = (layout.replicate, layout.ranks_per_replica)
-    root = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "whole"))
-    return root["whole"] if layout.replicate == 1 else root
-
-
-def _build_parts_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
-    shape = (layout.data_parallel_size, layout.sequence_parallel_size)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "parts"))["parts"]
-
-
-def _build_expert_meshes(layout: ParallelLayout, device: torch.device) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-    if layout.expert == 1 and layout.tensor == 1:
-        return None, None
-    sparse = init_device_mesh(
-        device.type,
-        (layout.replicate, layout.ranks_per_replica // layout.expert, layout.expert),
-        mesh_dim_names=("replicate", "expert_shard", "expert"),
+    Returns:
+        The sub-meshes.
+    """
+    root = _build_root_mesh(layout, device)
+    fsdp = _flatten_axes(root, ("shard", "context"), "fsdp")
+    replica = fsdp if layout.tensor == 1 else _flatten_axes(root, ("shard", "context", "tensor"), "replica")
+    expert_fsdp, expert = None if layout.tensor == 1 else replica, None
+    if layout.expert > 1:
+        # Another view of a replica's ranks, not axes of the root: no grid has both axes where expert cuts across the
+        # others (tensor=3, expert=2).
+        sizes = layout.ranks_per_replica // layout.expert, layout.expert
+        sparse = replica._unflatten(0, sizes, ("expert_fsdp", "expert"))
+        expert_fsdp, expert = sparse["expert_fsdp"], sparse["expert"]
+    return DeviceMeshes(
+        layout,
+        world=root._flatten("world"),
+        dense=_add_replicate_axis(root, fsdp),
+        replica=_add_replicate_axis(root, replica),
+        expert_fsdp=None if expert_fsdp is None else _add_replicate_axis(root, expert_fsdp),
+        expert=expert,
+        context=root["context"] if layout.context > 1 else None,
+        tensor=root["tensor"] if layout.tensor > 1 else None,
+        sequence=_flatten_axes(root, ("context", "tensor"), "sequence") if layout.sequence_parallel_size > 1 else None,
     )
-    expert_shard = sparse["expert_shard"] if layout.replicate == 1 else sparse["replicate", "expert_shard"]
-    return expert_shard, sparse["expert"] if layout.expert > 1 else None
 
 
-def _build_context_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh | None:
-    if layout.context == 1:
-        return None
-    shape = (layout.data_parallel_size, layout.context, layout.tensor)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "context", "tensor"))["context"]
+def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
+    sizes = {
+        "replicate": layout.replicate,
+        "shard": layout.shard,
+        "context": layout.context,
+        "tensor": layout.tensor,
+    }
+    # An axis of n ranks costs world_size / n process groups, each of them created collectively: none for n = 1.
+    axes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def _flatten_axes(root: DeviceMesh, names: tuple[str, ...], flat_name: str) -> DeviceMesh:
+    axes = tuple(name for name in names if name in (root.mesh_dim_names or ()))
+    return root[axes[0]] if len(axes) == 1 else root[axes]._flatten(flat_name)
+
+
+def _add_replicate_axis(root: DeviceMesh, shards: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of hybrid sharding, (replicate, shards); `shards` where there is one replica."""
+    if "replicate" not in (root.mesh_dim_names or ()):
+        return shards
+    # root["replicate", "fsdp"] is deprecated: torch slices by the names of a mesh's own axes, not of flattened ones.
+    return DeviceMesh._concatenate([root["replicate"], shards])

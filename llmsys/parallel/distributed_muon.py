@@ -1,8 +1,7 @@
-"""Functions of whole matrices over matrices that are split between ranks.
+"""Functions of full matrices over matrices that are sharded by rows.
 
-Reads local parts (DTensors), gives the same parts of the results. Rows split over R ranks are dealt: each matrix
-travels to one rank, is worked on there and travels back, so no matrix is worked on twice and every rank receives about
-as much as it holds. Two all-to-alls for a whole model, however many matrices it has.
+Reads and writes local shards (DTensors). Each matrix is sent to one rank, processed there and sent back, so that no
+work is repeated and every rank receives about as much as it holds: two all-to-alls for a whole model.
 """
 
 from collections import defaultdict
@@ -22,37 +21,44 @@ Function = Callable[[Tensor], Tensor]
 
 
 def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tensor]:
-    """`function` of each whole matrix; gives parts laid out as those that came. Collective.
+    """Apply `function` to each full matrix. Collective.
 
-    Stacks split along their first dim hold whole matrices and need nobody. Matrices split along two axes (tensor
-    parallel and FSDP) are gathered on every rank, which repeats the work there.
+    Stacks sharded along their first dim hold full matrices and need no communication. Matrices sharded over two axes
+    (tensor parallel and FSDP) are gathered on every rank, which repeats the work there.
+
+    Args:
+        parts: Shards of matrices: DTensors, or plain full matrices.
+        function: Maps a full matrix, or a stack of them, to one of the same shape.
+
+    Returns:
+        The results, sharded as the inputs.
     """
     results: list[Tensor | None] = [None] * len(parts)
-    dealt: dict[tuple[DeviceMesh, int], list[int]] = defaultdict(list)
-    for place, part in enumerate(parts):
+    by_axis: dict[tuple[DeviceMesh, int], list[int]] = defaultdict(list)
+    for index, part in enumerate(parts):
         axis = _find_row_axis(part)
         if not isinstance(part, DTensor) or (axis is None and _has_full_matrices(part)):
-            results[place] = _apply_locally(part, function)
+            results[index] = _apply_locally(part, function)
         elif axis is not None:
-            dealt[part.device_mesh, axis].append(place)
+            by_axis[part.device_mesh, axis].append(index)
         else:
-            results[place] = _to_dtensor_like(get_local_slice(function(part.full_tensor()), part), part)
-    for (mesh, axis), places in dealt.items():
-        members = [parts[place] for place in places]
-        made = _apply_on_owners(members, function, mesh.get_group(axis))  # type: ignore[arg-type]
-        for place, local, part in zip(places, made, members, strict=True):
-            results[place] = _to_dtensor_like(local, part)
+            results[index] = _to_dtensor_like(get_local_slice(function(part.full_tensor()), part), part)
+    for (mesh, axis), indices in by_axis.items():
+        members = [parts[index] for index in indices]
+        locals_ = _apply_on_owners(members, function, mesh.get_group(axis))  # type: ignore[arg-type]
+        for index, local, part in zip(indices, locals_, members, strict=True):
+            results[index] = _to_dtensor_like(local, part)
     return [result for result in results if result is not None]
 
 
 def _has_full_matrices(part: Tensor) -> bool:
-    """Whether the local part consists of whole matrices: nothing is split, or only the stack is."""
+    """Return whether the local shard consists of full matrices: nothing is sharded, or only the stack is."""
     assert isinstance(part, DTensor)
     return all(p.is_replicate() or (part.ndim > 2 and p.is_shard(0)) for p in part.placements)
 
 
 def _find_row_axis(part: Tensor) -> int | None:
-    """The mesh axis over which the rows of a matrix are split, if that is the only split."""
+    """Return the mesh axis that shards the rows of a matrix, if nothing else is sharded."""
     if not isinstance(part, DTensor) or part.ndim != 2:
         return None
     split = [axis for axis, placement in enumerate(part.placements) if not placement.is_replicate()]
@@ -62,8 +68,7 @@ def _find_row_axis(part: Tensor) -> int | None:
 
 def _apply_locally(part: Tensor, function: Function) -> Tensor:
     local = part.to_local() if isinstance(part, DTensor) else part
-    made = function(local) if local.numel() else local
-    return _to_dtensor_like(made, part)
+    return _to_dtensor_like(function(local) if local.numel() else local, part)
 
 
 def _to_dtensor_like(local: Tensor, part: Tensor) -> Tensor:
@@ -75,28 +80,29 @@ def _to_dtensor_like(local: Tensor, part: Tensor) -> Tensor:
 
 
 def _apply_on_owners(parts: Sequence[DTensor], function: Function, group: dist.ProcessGroup) -> list[Tensor]:
-    """Each matrix goes to its owner and comes back; the local parts of the results, in the order of `parts`."""
+    """Send each matrix to its owner and back; return the local shards of the results, in the order of `parts`."""
     ranks, own = dist.get_world_size(group), dist.get_rank(group)
     owners = assign_matrices([part.shape for part in parts], ranks)
-    mine = [place for place, owner in enumerate(owners) if owner == own]
-    order = sorted(range(len(parts)), key=lambda place: (owners[place], place))
+    mine = [index for index, owner in enumerate(owners) if owner == own]
+    order = sorted(range(len(parts)), key=lambda index: (owners[index], index))
     locals_ = [part.to_local() for part in parts]
-    send = [sum(locals_[place].numel() for place in order if owners[place] == r) for r in range(ranks)]
-    rows_of = [[_count_rows(parts[place].shape[0], ranks, r) for place in mine] for r in range(ranks)]
-    widths = [parts[place].shape[1] for place in mine]
-    receive = [sum(m * n for m, n in zip(rows, widths, strict=True)) for rows in rows_of]
-    leaving = torch.cat([locals_[place].reshape(-1) for place in order])
-    arrived = leaving.new_empty(sum(receive))
-    dist.all_to_all_single(arrived, leaving, receive, send, group=group)
-    pieces_RK = [_split_block(block, rows, widths) for block, rows in zip(arrived.split(receive), rows_of, strict=True)]
-    made = [function(torch.cat([pieces[k] for pieces in pieces_RK])) for k in range(len(mine))]
-    cut_RK = zip(*(whole.split([rows[k] for rows in rows_of]) for k, whole in enumerate(made)), strict=True)
+    send = [sum(locals_[index].numel() for index in order if owners[index] == r) for r in range(ranks)]
+    rows_by_rank = [[_count_rows(parts[index].shape[0], ranks, r) for index in mine] for r in range(ranks)]
+    widths = [parts[index].shape[1] for index in mine]
+    receive = [sum(m * n for m, n in zip(rows, widths, strict=True)) for rows in rows_by_rank]
+    sent = torch.cat([locals_[index].reshape(-1) for index in order])
+    received = sent.new_empty(sum(receive))
+    dist.all_to_all_single(received, sent, receive, send, group=group)
+    blocks = zip(received.split(receive), rows_by_rank, strict=True)
+    pieces_RK = [_split_block(block, rows, widths) for block, rows in blocks]
+    full = [function(torch.cat([pieces[k] for pieces in pieces_RK])) for k in range(len(mine))]
+    cut_RK = zip(*(matrix.split([rows[k] for rows in rows_by_rank]) for k, matrix in enumerate(full)), strict=True)
     back = [piece.reshape(-1) for pieces in cut_RK for piece in pieces]
-    returned = torch.empty_like(leaving)
-    dist.all_to_all_single(returned, torch.cat(back) if back else arrived, send, receive, group=group)
-    results = returned.split([locals_[place].numel() for place in order])
-    by_place = {place: result.view_as(locals_[place]) for place, result in zip(order, results, strict=True)}
-    return [by_place[place] for place in range(len(parts))]
+    returned = torch.empty_like(sent)
+    dist.all_to_all_single(returned, torch.cat(back) if back else received, send, receive, group=group)
+    results = returned.split([locals_[index].numel() for index in order])
+    by_index = {index: result.view_as(locals_[index]) for index, result in zip(order, results, strict=True)}
+    return [by_index[index] for index in range(len(parts))]
 
 
 def _split_block(block: Tensor, rows: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
@@ -105,17 +111,18 @@ def _split_block(block: Tensor, rows: Sequence[int], widths: Sequence[int]) -> l
 
 
 def _count_rows(total: int, ranks: int, rank: int) -> int:
-    """Rows of a rank under Shard(0): equal parts rounded up, the last ones shorter or empty."""
+    """Count the rows of a rank under Shard(0): equal shards rounded up, the last ones shorter or empty."""
     per_rank = -(-total // ranks)
     return max(0, min(total, (rank + 1) * per_rank) - rank * per_rank)
 
 
 def assign_matrices(shapes: Sequence[torch.Size], ranks: int) -> list[int]:
-    """The owner of each matrix: the largest first, each to the rank with the least work; the same on every rank."""
+    """Assign each matrix to a rank: the largest first, each to the rank with the least work; the same on every rank."""
     work = [0] * ranks
     owners = [0] * len(shapes)
+    # FLOPs of a Newton-Schulz step, up to a factor.
     cost = [min(shape) ** 2 * max(shape) for shape in shapes]
-    for place in sorted(range(len(shapes)), key=lambda place: (-cost[place], place)):
+    for index in sorted(range(len(shapes)), key=lambda index: (-cost[index], index)):
         owner = min(range(ranks), key=lambda r: (work[r], r))
-        owners[place], work[owner] = owner, work[owner] + cost[place]
+        owners[index], work[owner] = owner, work[owner] + cost[index]
     return owners

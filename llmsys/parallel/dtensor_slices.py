@@ -1,4 +1,4 @@
-"""Whole tensors and this rank's slice of them."""
+"""Conversion between full tensors and this rank's shards."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 def get_local_slice(whole: Tensor, like: Tensor) -> Tensor:
-    """The part of `whole` that this rank holds if it is laid out as `like`."""
+    """Return the shard of `whole` that this rank holds under the placements of `like`."""
     if not isinstance(like, DTensor):
         return whole
     shape, offset = compute_local_shape_and_global_offset(whole.shape, like.device_mesh, like.placements)
@@ -20,15 +20,30 @@ def get_local_slice(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors of the same mesh together, in the order given: what torch's operations on lists of DTensors ask for."""
-    alike: dict[DeviceMesh | None, list[Tensor]] = {}
+    """Group tensors by device mesh: torch's operations on lists of DTensors take one mesh.
+
+    Args:
+        tensors: DTensors and plain tensors.
+
+    Returns:
+        Lists of tensors with the same mesh, in the order given.
+    """
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
-        alike.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
-    return list(alike.values())
+        by_mesh.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(by_mesh.values())
 
 
 def to_dtensor_shard(whole: Tensor, mesh: DeviceMesh) -> DTensor:
-    """`whole`, which every rank of the one-axis `mesh` has, as a DTensor split along its first dim."""
+    """Return a full tensor as a DTensor sharded along its first dim.
+
+    Args:
+        whole: The full tensor, equal on every rank.
+        mesh: A mesh of one axis.
+
+    Returns:
+        A DTensor with a copy of this rank's rows.
+    """
     rows = len(whole)
     per_rank = -(-rows // mesh.size())
     start = min(rows, mesh.get_local_rank() * per_rank)

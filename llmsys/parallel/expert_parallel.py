@@ -1,8 +1,11 @@
-"""Experts on several ranks: tokens travel to the rank that holds their expert, and back.
+"""Expert parallel token dispatch: tokens are sent to the rank that holds their expert, and back.
 
-The same contract as the model's local dispatcher, so the model does not know the difference. Two all-to-alls each way
-of a layer: one of counts (small), one of rows with uneven splits. Order is fixed by stable sorts, hence the same bits
-every time; what the router dropped does not travel.
+The same contract as the model's local dispatcher. Each direction has two all-to-alls: one of counts (small), one of
+rows with uneven splits.
+
+Invariants:
+- Stable sorts fix the order, so results are deterministic to the bit.
+- Dropped assignments are not sent.
 """
 
 import torch
@@ -16,10 +19,10 @@ from llmsys.model.token_dispatcher import combine_expert_outputs, dispatch_to_ex
 
 
 class AllToAllTokenDispatcher:
-    """Sends each of N tokens, K times, to the ranks of `group` that hold its experts.
+    """Dispatcher that sends each of N tokens, K times, to the ranks of `group` that hold its experts.
 
-    Rank r of the group holds experts r·L to (r+1)·L - 1. Legend: N tokens of this rank, K experts per token, D width,
-    R ranks, L experts of a rank, M rows received.
+    Rank r of the group holds experts r·L to (r+1)·L - 1. Legend: N tokens of this rank, K experts per token, D width, R
+    ranks, L experts of a rank, M rows received.
     """
 
     def __init__(self, group: dist.ProcessGroup, num_experts: int) -> None:
@@ -30,7 +33,7 @@ class AllToAllTokenDispatcher:
     def __call__(
         self, x_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, experts: GroupedExperts, *, partial: bool = False
     ) -> Tensor:
-        """The weighted sum of each token's experts, N rows of width D."""
+        """Return the weighted sum of each token's experts, (N, D). Collective."""
         counts_E = count_tokens(experts_NK, self.num_experts, partial=partial)
         if partial:
             return dispatch_to_experts(
@@ -45,24 +48,25 @@ class AllToAllTokenDispatcher:
         return combine_expert_outputs(returned_MD, weights_NK, order_M, slot_NK)
 
     def _dispatch_to_ranks(self, leaving_MD: Tensor, counts_E: Tensor, experts: GroupedExperts) -> Tensor:
-        """Rows sorted by expert go to the ranks of their experts; the answers come back in the same order."""
+        """Send rows sorted by expert to the ranks of their experts; return the outputs in the same order."""
         sent_RL = counts_E.long().view(self.ranks, -1)
         received_RL = torch.empty_like(sent_RL)
         dist.all_to_all_single(received_RL, sent_RL, group=self.group)
+        # The host waits for the counts here: uneven splits are Python lists.
         send, receive = sent_RL.sum(1).tolist(), received_RL.sum(1).tolist()
         arrived_MD = all_to_all_single_autograd(leaving_MD, receive, send, self.group)
-        answers_MD = self._compute_expert_outputs(arrived_MD, received_RL, experts)
-        return all_to_all_single_autograd(answers_MD, send, receive, self.group)
+        outputs_MD = self._compute_expert_outputs(arrived_MD, received_RL, experts)
+        return all_to_all_single_autograd(outputs_MD, send, receive, self.group)
 
     def _compute_expert_outputs(self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts) -> Tensor:
-        """What this rank's experts make of the rows that arrived, in the order in which they did."""
+        """Return the outputs of this rank's experts for the received rows, in the order of arrival."""
         regroup, ungroup = _compute_expert_permutation(received_RL)
-        answers_MD: Tensor = experts(arrived_MD[regroup], received_RL.sum(0))[ungroup]
-        return answers_MD
+        outputs_MD: Tensor = experts(arrived_MD[regroup], received_RL.sum(0))[ungroup]
+        return outputs_MD
 
 
 def _compute_expert_permutation(received_RL: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows arrive grouped by source rank, then expert; experts want them grouped by expert. There and back."""
+    """Return the permutation from (source rank, expert) order to expert order, and its inverse."""
     ranks, local_experts = received_RL.shape
     expert_of_group = torch.arange(local_experts, device=received_RL.device).repeat(ranks)
     expert_of_row = torch.repeat_interleave(expert_of_group, received_RL.flatten())

@@ -1,7 +1,7 @@
-"""fp8 products through torchao, applied from outside before anything else: linear maps of blocks become its own.
+"""fp8 matmuls through torchao, applied before anything else: linear layers of blocks become torchao's.
 
-Their masters, names and shapes stay; inputs, weights and gradients are rounded to 8 bits just before each product, with
-a scale for each row (Micikevicius 2022, arXiv:2209.05433, has the formats). Everything between products stays in bf16.
+Masters, names and shapes do not change. Inputs, weights and gradients are rounded to 8 bits just before each matmul,
+with a scale per row (Micikevicius 2022, arXiv:2209.05433, has the formats). Everything between matmuls stays bfloat16.
 """
 
 import importlib.util
@@ -15,24 +15,31 @@ from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 
 MULTIPLE = 16
-"""What both widths of a product must be multiples of: the kernels read 16 bytes at a time."""
+"""Both widths of a matmul must be multiples of it: the kernels read 16 bytes at a time."""
 
-LEAST_CAPABILITY = (8, 9)
-"""CUDA compute capability of the first GPUs that multiply fp8."""
+MIN_CAPABILITY = (8, 9)
+"""CUDA compute capability of the first GPUs that multiply fp8 (Ada)."""
 
 
 def require_fp8(device: torch.device) -> None:
-    """LaunchError where this machine cannot multiply fp8."""
-    why = _find_missing_requirement(device)
-    if why is not None:
-        raise LaunchError(f"train.matmul_dtype=fp8: {why}, or set train.matmul_dtype=compute.")
+    """Check that this machine can multiply fp8.
+
+    Args:
+        device: The device of the run.
+
+    Raises:
+        LaunchError: The device, its compute capability or the installation does not allow it.
+    """
+    missing = _find_missing_requirement(device)
+    if missing is not None:
+        raise LaunchError(f"train.matmul_dtype=fp8: {missing}, or set train.matmul_dtype=compute.")
 
 
 def _find_missing_requirement(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"this run computes on {device.type}, which has no fp8 products. Use a GPU of the Ada or Hopper kind"
     capability = torch.cuda.get_device_capability(device)
-    if capability < LEAST_CAPABILITY:
+    if capability < MIN_CAPABILITY:
         name, have = torch.cuda.get_device_name(device), ".".join(map(str, capability))
         return f"{name} has compute capability {have}, and fp8 products need 8.9. Use a GPU of the Ada or Hopper kind"
     if importlib.util.find_spec("torchao") is None:
@@ -41,14 +48,14 @@ def _find_missing_requirement(device: torch.device) -> str | None:
 
 
 def list_fp8_layers(model: Transformer) -> list[str]:
-    """Names of the linear maps that multiply in fp8: those of blocks whose two widths are multiples of 16.
+    """List the linear layers that multiply in fp8: those of blocks whose two widths are multiples of 16.
 
-    Not the router, whose choice hangs on small differences, nor embeddings and head, where rounding costs most, nor
-    routed experts, whose grouped products torchao offers as a prototype only.
+    Left out: the router, whose choice depends on small differences; embeddings and head, where rounding costs most; and
+    routed experts, whose grouped matmuls torchao offers as a prototype only.
     """
     return [
-        f"{place}.{name}"
-        for place, block in model.named_modules()
+        f"{prefix}.{name}"
+        for prefix, block in model.named_modules()
         if isinstance(block, TransformerBlock)
         for name, module in block.named_modules()
         if isinstance(module, nn.Linear) and not (module.in_features % MULTIPLE or module.out_features % MULTIPLE)
@@ -56,7 +63,12 @@ def list_fp8_layers(model: Transformer) -> list[str]:
 
 
 def convert_to_fp8(model: Transformer, *, emulate: bool = False) -> None:
-    """Make those layers torchao's. With `emulate` they round as fp8 and multiply in bf16, on any device."""
+    """Replace the layers of `list_fp8_layers` by torchao's, in place.
+
+    Args:
+        model: The model on the meta device.
+        emulate: Round as fp8 but multiply in bfloat16, on any device.
+    """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     chosen = set(list_fp8_layers(model))

@@ -1,7 +1,4 @@
-"""FSDP2 as one way to train on many ranks: parameters, gradients and moments in shards, experts and axes with it.
-
-What all ways have in common is `DataParallelModel`; the other one is `DdpModel` in copies.py.
-"""
+"""FSDP2 data parallelism, and the protocol that it shares with DDP (ddp.py)."""
 
 import contextlib
 from collections.abc import Callable
@@ -32,30 +29,30 @@ Initial = Callable[[str, torch.Size], Tensor]
 
 
 class DataParallelModel(Protocol):
-    """How the ranks of a run hold one model, and when their gradients meet."""
+    """A model over the ranks of a run, and the synchronization of its gradients."""
 
-    parts: SequenceSharding
+    sharding: SequenceSharding
 
     @property
     def forward(self) -> Callable[..., Tensor]:
-        """The model, to be called."""
+        """The callable that runs the model."""
         ...
 
     def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of a micro-batch; gradients need to be whole after the `last` one only."""
+        """Return the context of forward and backward of a micro-batch; gradients are complete after the `last` one."""
         ...
 
     def finish_gradients(self) -> None:
-        """After the last micro-batch: now the gradients are those of the step. Collective."""
+        """Complete the gradients of the step, after the last micro-batch. Collective."""
         ...
 
     def reshard_parameters(self) -> None:
-        """Before masters are read: after a forward without backward weights may still be whole."""
+        """Reshard parameters before masters are read: after a forward without backward they may still be gathered."""
         ...
 
 
 class FsdpModel:
-    """FSDP2. `model` comes from the meta device and gets its starting values from `initial`."""
+    """FSDP2 around a model from the meta device, with initial values from `initial`."""
 
     def __init__(
         self,
@@ -70,7 +67,7 @@ class FsdpModel:
     ) -> None:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
-        self.parts = apply_tensor_context_parallel(model, meshes)
+        self.sharding = apply_tensor_context_parallel(model, meshes)
         self._partial = PartialGradientReducer(model, meshes.tensor)
         apply_fsdp(model, meshes, compute_dtype, offload)
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -80,10 +77,11 @@ class FsdpModel:
         materialize_parameters(model, device, initial, on_host=offload == "state")
 
     def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """See DataParallel. All in fp32: sums over shards after every backward, between replicas once per step.
+        """Return the context of a micro-batch. All sums are in float32.
 
-        Whole gradients add up where they are instead, four bytes for each parameter of this rank's experts and of all
-        else, and are summed over ranks once per step.
+        Sharded gradients are reduced over shards after every backward, and between replicas once per step. Whole
+        gradients accumulate unsharded, four bytes per parameter of this rank's experts and of all else, and are reduced
+        once per step.
         """
         for unit in self._units:
             if self._whole:
@@ -93,20 +91,20 @@ class FsdpModel:
         return contextlib.nullcontext()
 
     def finish_gradients(self) -> None:
-        """See DataParallel."""
+        """Sum the gradients of unsharded parameters over the tensor axis. Collective."""
         self._partial.all_reduce()
 
     def reshard_parameters(self) -> None:
-        """See DataParallel."""
+        """Reshard every FSDP unit."""
         for unit in self._units:
             unit.reshard()
 
 
 def configure_prefetch(model: Transformer) -> None:
-    """Gather the weights of the next block while this one computes, those of its experts too; backward likewise.
+    """Prefetch the weights of the next block, its experts included, in forward and backward.
 
-    FSDP's own prefetch rests on the host running ahead of the device, and a layer that exchanges tokens makes the host
-    wait for their numbers.
+    FSDP's own prefetch relies on the host running ahead of the device; an all-to-all of tokens makes the host wait for
+    their counts.
     """
     for block, following in pairwise(map(_list_fsdp_units, list_blocks_in_order(model))):
         block[0].set_modules_to_forward_prefetch(following)
@@ -114,7 +112,7 @@ def configure_prefetch(model: Transformer) -> None:
 
 
 def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
-    """As a forward pass runs them: encoder, decoder, prediction modules."""
+    """List the blocks in the order of a forward pass: encoder, decoder, prediction modules."""
     stacks: list[LayerStack] = [model] if model.encoder is None else [model.encoder, model]
     predicted = [
         block for module in model.prediction for block in module.modules() if isinstance(block, TransformerBlock)
@@ -123,5 +121,5 @@ def list_blocks_in_order(model: Transformer) -> list[TransformerBlock]:
 
 
 def _list_fsdp_units(block: TransformerBlock) -> list[FSDPModule]:
-    """What FSDP gathers for a block: first the block, then its experts where they are a unit of their own."""
+    """List the FSDP units of a block: the block, then its experts where they are a unit of their own."""
     return [module for module in block.modules() if isinstance(module, FSDPModule)]

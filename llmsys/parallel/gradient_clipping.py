@@ -1,7 +1,7 @@
-"""The gradient norm over every parameter, whatever mesh it lives on, and clipping by it.
+"""The gradient norm over parameters of any mesh, and clipping by it. torch's own clip takes one mesh only.
 
-torch's own clip refuses tensors of different meshes. A number's square is counted once: the ranks that hold the same
-shard, which other axes copy, count a share of it each.
+Invariants:
+- Each element's square is counted once: ranks that hold the same shard count a fraction of it each.
 """
 
 import math
@@ -16,28 +16,42 @@ from llmsys.parallel.process_group import all_reduce_sum, get_world_size
 
 
 def list_local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """This rank's part of each gradient that exists."""
+    """List this rank's shard of each gradient that exists.
+
+    Args:
+        parameters: DTensors and plain tensors.
+
+    Returns:
+        Local tensors that share storage with the gradients.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return [grad.to_local() if isinstance(grad, DTensor) else grad for grad in gradients]
 
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float, scale: float = 1.0) -> Tensor:
-    """Divide all gradients by `scale`, and make their joint norm at most `max_norm` (0: no limit).
+    """Divide all gradients by `scale`, and clip their global norm to `max_norm`, in place. Collective.
 
-    Gives the norm in between, which is not finite where a gradient is not.
+    Args:
+        parameters: DTensors and plain tensors, on any meshes; those without a gradient are skipped.
+        max_norm: The largest global norm; 0 does not clip.
+        scale: The loss scale.
+
+    Returns:
+        The norm after division and before clipping, a scalar tensor; not finite where a gradient is not.
     """
-    alike: dict[int, list[Tensor]] = defaultdict(list)
+    by_holders: dict[int, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
-            alike[_count_holders(parameter.grad)] += [
+            by_holders[_count_holders(parameter.grad)] += [
                 grad for grad in list_local_gradients([parameter]) if grad.numel()
             ]
-    squares = [_sum_squares(gradients) / holders for holders, gradients in alike.items() if gradients]
+    squares = [_sum_squares(gradients) / holders for holders, gradients in by_holders.items() if gradients]
     norm = all_reduce_sum(torch.stack(squares).sum()).sqrt() / scale
     if max_norm > 0 or scale != 1:
+        # 1e-6 as in torch.nn.utils.clip_grad_norm_.
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm > 0 else torch.ones_like(norm)
-        torch._foreach_mul_([grad for gradients in alike.values() for grad in gradients], factor / scale)
+        torch._foreach_mul_([grad for gradients in by_holders.values() for grad in gradients], factor / scale)
     return norm
 
 
@@ -46,9 +60,9 @@ def _sum_squares(gradients: list[Tensor]) -> Tensor:
 
 
 def _count_holders(grad: Tensor) -> int:
-    """How many ranks hold the same part of a gradient: those beside its mesh, and those it is replicated to."""
+    """Count the ranks that hold the same shard of a gradient: by replication, or outside of its mesh."""
     if not isinstance(grad, DTensor):
         return get_world_size()
     mesh = grad.device_mesh
-    kept = (mesh.size(dim) for dim, placement in enumerate(grad.placements) if not placement.is_replicate())
-    return get_world_size() // math.prod(kept)
+    shards = (mesh.size(dim) for dim, placement in enumerate(grad.placements) if not placement.is_replicate())
+    return get_world_size() // math.prod(shards)

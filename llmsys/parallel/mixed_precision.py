@@ -1,7 +1,6 @@
-"""fp32 parameters that a forward pass sees in another type: masters and gradients stay float32 in the module itself.
+"""float32 parameters that a forward pass reads in another dtype, for engines that keep every parameter unsharded.
 
-For engines that keep every parameter whole and know nothing of masters. The cast is part of what autograd records, so
-gradients arrive in float32 at the parameters, where any library may sum them; recomputation repeats it.
+The cast is part of the autograd graph, so gradients arrive in float32 at the parameters; recomputation repeats it.
 """
 
 from functools import cache
@@ -12,9 +11,13 @@ from torch import Tensor, nn
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """From now on reading a parameter as an attribute of its module gives it in `dtype`.
+    """Make reads of a parameter as an attribute of its module return it in `dtype`.
 
-    `named_parameters` still gives the float32 ones under the same names: those are what an optimizer takes.
+    `named_parameters` still yields the float32 parameters under the same names, for the optimizer.
+
+    Args:
+        model: Changed in place.
+        dtype: The compute dtype; float32 changes nothing.
     """
     if dtype == torch.float32:
         return
@@ -27,7 +30,7 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 @cache
 def _build_casting_class(kind: Any, names: tuple[str, ...], dtype: torch.dtype) -> Any:
-    """A class that differs from `kind` in what these attributes give."""
+    """Return a subclass of `kind` with a casting property for each name."""
     return type(kind.__name__, (kind,), {name: _build_cast_property(name, dtype) for name in names})
 
 

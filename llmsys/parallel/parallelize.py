@@ -1,7 +1,7 @@
-"""What is applied to a model from outside, in one order: compile, experts, axes, shards of experts, blocks, root.
+"""Parallelism applied to a model from outside, in a fixed order: compile, experts, tensor and context axes, FSDP2.
 
-Takes a model built on the meta device and leaves it sharded and still without storage; `materialize_parameters` gives
-it its starting values, each rank only its own slices.
+Takes a model on the meta device and leaves it sharded without storage; `materialize_parameters` then gives each rank
+its own shards of the initial values.
 """
 
 from collections.abc import Callable
@@ -25,54 +25,59 @@ from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
 
 
 def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
-    """Put the forward of every block through torch.compile, one block at a time so that equal blocks share the work.
+    """Compile the forward of every block with torch.compile, one block at a time so that equal blocks share the work.
 
-    The forward alone, and before anything else: hooks of FSDP and DeepSpeed then stay outside and run as they are.
+    Only the forward is compiled, before anything else is applied: hooks of FSDP and DeepSpeed stay outside.
+
+    Args:
+        model: Changed in place.
+        backend: A backend of torch.compile.
     """
     for block in _list_blocks(model):
         block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
 def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
-    """Give each rank of the expert axis its experts, and each MoE layer the all-to-all that reaches the others."""
+    """Give each rank of the expert axis its experts, and each MoE layer an all-to-all dispatcher."""
     if meshes.expert is None:
         return
     for layer in model.list_moe_layers():
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
             local = parameter.data.chunk(meshes.expert.size(), dim=0)[meshes.expert.get_local_rank()]
+            # A DTensor, so that checkpoints see one parameter of all experts.
             shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
             layer.experts.register_parameter(name, nn.Parameter(shared))
         layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
 
 
 def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:
-    """Split matrices over the tensor axis, and sequences over tensor and context; nothing where those have one rank."""
-    parts = SequenceSharding(model, meshes)
+    """Shard matrices over the tensor axis, and sequences over tensor and context; axes of one rank change nothing."""
+    sharding = SequenceSharding(model, meshes)
     if meshes.tensor is not None:
         split_matrices(model, meshes.tensor)
-        divide_feed_forwards(model, parts)
-    if meshes.parts is not None:
-        divide_positions(model, parts)
-        divide_attention(model, parts)
-    return parts
+        divide_feed_forwards(model, sharding)
+    if meshes.sequence is not None:
+        divide_positions(model, sharding)
+        divide_attention(model, sharding)
+    return sharding
 
 
 def apply_fsdp(
     model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype, offload: Literal["none", "state"] = "none"
 ) -> None:
-    """FSDP2 over the model: fp32 masters in shards, `compute_dtype` in the forward, gradients summed in fp32.
+    """Apply FSDP2: float32 masters in shards, forward in `compute_dtype`, gradients summed in float32.
 
-    With `offload` of the state shards live in host memory, and weights cross over as they are gathered; where the host
-    computes nothing moves.
+    With `offload` of the state, shards are in host memory and are copied to the device as they are gathered.
     """
-    pinned = torch.cuda.is_available()
+    pinned = torch.cuda.is_available()  # on the CPU offload moves nothing
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _list_blocks(model)] + [
-        (model, meshes.whole)
+        (model, meshes.replica)
     ]
-    if meshes.expert_shard is not None:
-        units = [(layer.experts, meshes.expert_shard) for layer in model.list_moe_layers()] + units
+    if meshes.expert_fsdp is not None:
+        # Inner modules first: FSDP2 leaves the parameters of inner units out of outer ones.
+        units = [(layer.experts, meshes.expert_fsdp) for layer in model.list_moe_layers()] + units
     for module, mesh in units:
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage)
         configure_gradient_reduction(module, mesh)
@@ -89,9 +94,13 @@ def materialize_parameters(
     *,
     on_host: bool = False,
 ) -> None:
-    """Storage on `device` and the starting value of every parameter; a rank keeps only its slice of each.
+    """Allocate storage and set the initial value of every parameter; a rank keeps only its shard of each.
 
-    `on_host`: parameters are in host memory, and only buffers on `device`.
+    Args:
+        model: A model on the meta device; changed in place.
+        device: Where parameters and buffers are allocated.
+        initial: Returns the full initial value of a parameter by name and shape.
+        on_host: Allocate parameters in host memory, and only buffers on `device`.
     """
     model.to_empty(device=torch.device("cpu") if on_host else device)
     for module in model.modules():

@@ -1,7 +1,9 @@
-"""Joining and leaving the process group, and the few reductions that everything else is made of.
+"""The process group of a run, and small collectives over it.
 
-Reads RANK, WORLD_SIZE and the rendezvous variables that every launcher sets; without them the process is a world of
-one. Promises that after `join` every collective ends within the stated time or raises.
+Reads RANK, WORLD_SIZE and the rendezvous variables that launchers set; without them the process is a world of one.
+
+Invariants:
+- Every collective ends within the timeout or raises.
 """
 
 import datetime
@@ -20,11 +22,15 @@ from llmsys.parallel.rendezvous import bind_rendezvous
 Value = TypeVar("Value")
 
 TIMEOUT_SECONDS = 300
-"""How long a rank waits for its peers in one collective before it gives up."""
+"""Longest wait of a rank for its peers in one collective."""
 
 
 def get_local_device() -> torch.device:
-    """The accelerator with this process's local rank, or the CPU where there is none."""
+    """Return the device of this process.
+
+    Returns:
+        The accelerator with this process's local rank; the CPU where there is none.
+    """
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
@@ -32,10 +38,21 @@ def get_local_device() -> torch.device:
 
 @contextmanager
 def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]:
-    """Join the group that the launcher made, or a group of one when there was no launcher; leave it at the end."""
+    """Join the launcher's process group, or a group of one without a launcher, and leave it at the end. Collective.
+
+    Args:
+        timeout_seconds: Longest wait for peers in one collective.
+
+    Yields:
+        Nothing; the group exists inside the context.
+
+    Raises:
+        LaunchError: RANK is set without the other variables.
+    """
     device = get_local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # gloo too on GPUs: objects and control messages are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ:
@@ -60,31 +77,61 @@ def _check_launcher_variables() -> None:
 
 
 def get_rank() -> int:
-    """This process's number, 0 when there is one process only."""
+    """Return the rank of this process.
+
+    Returns:
+        The rank; 0 without a process group.
+    """
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def get_world_size() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together.
+
+    Returns:
+        The world size; 1 without a process group.
+    """
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum of `tensor` over all ranks, in place, and returned."""
+    """Sum a tensor over all ranks, in place. Collective.
+
+    Args:
+        tensor: Same shape and dtype on every rank.
+
+    Returns:
+        `tensor` itself.
+    """
     if get_world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def all_reduce_max(tensor: Tensor) -> Tensor:
-    """The largest of each number over all ranks, in place, and returned."""
+    """Take the element-wise maximum of a tensor over all ranks, in place. Collective.
+
+    Args:
+        tensor: Same shape and dtype on every rank.
+
+    Returns:
+        `tensor` itself.
+    """
     if get_world_size() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 
 def all_gather_tensor(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """`tensor` of every rank of a group (None: of all), stacked in the order of the ranks."""
+    """Gather a tensor of every rank. Collective.
+
+    Args:
+        tensor: Same shape and dtype on every rank.
+        group: The ranks that take part; None: all.
+
+    Returns:
+        The tensors stacked along a new first dim, in the order of the group's ranks.
+    """
     ranks = get_world_size() if group is None else group.size()
     gathered = tensor.new_empty(ranks, tensor.numel())
     if ranks == 1:
@@ -95,9 +142,17 @@ def all_gather_tensor(tensor: Tensor, group: dist.ProcessGroup | None = None) ->
 
 
 def run_on_rank_zero(action: Callable[[], str]) -> str:
-    """What `action` returns on rank 0, on every rank. If it fails there, rank 0 raises and the others leave quietly.
+    """Run `action` on rank 0 and broadcast the result. Collective.
 
-    One failure then reads as one message, not as one message and a row of lost connections.
+    Args:
+        action: Returns a text, for instance a summary to print.
+
+    Returns:
+        The result, on every rank.
+
+    Raises:
+        LlmsysError: On rank 0, the error of `action`.
+        SystemExit: On the other ranks, so that one failure reads as one message and not as a list of lost connections.
     """
     if get_world_size() == 1:
         return action()
@@ -117,7 +172,14 @@ def run_on_rank_zero(action: Callable[[], str]) -> str:
 
 
 def all_gather_object(value: Value) -> list[Value]:
-    """What every rank brings, by rank; small things that pickle. Collective."""
+    """Gather a small picklable object of every rank. Collective.
+
+    Args:
+        value: This rank's object.
+
+    Returns:
+        One object per rank, ordered by rank.
+    """
     values = [value] * get_world_size()
     if get_world_size() > 1:
         dist.all_gather_object(values, value)
@@ -125,6 +187,6 @@ def all_gather_object(value: Value) -> list[Value]:
 
 
 def barrier() -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank has arrived. Collective."""
     if get_world_size() > 1:
         dist.barrier()

@@ -1,11 +1,10 @@
-"""Where ranks meet: torch's TCP store, listening on the address of the run and on no other.
+"""The rendezvous: torch's TCP store, bound to the address of the run and to no other.
 
-Reads the host that every rank is told to meet at; gives torch's rendezvous a store that is bound to that address. Left
-alone, torch listens on every interface, and unpickles what arrives.
+torch itself listens on every interface, and unpickles what arrives.
 
 Invariants:
 - A store that this host opens for `127.0.0.1` cannot be reached from another host.
-- Where no own address can be told from the host's name, torch's way stays, and a warning says so.
+- Where the host's name gives no address of its own, torch's behaviour is kept and a warning is logged.
 """
 
 import importlib
@@ -30,7 +29,11 @@ AGENT_MODULES = (f"{_ELASTIC}.c10d_rendezvous_backend", f"{_ELASTIC}.static_tcp_
 
 
 def bind_rendezvous(*, agents: bool = False) -> None:
-    """Have the stores that torch opens in this process listen as `open_store` does; with `agents`, torchrun's too."""
+    """Make the stores that torch opens in this process use `open_store`.
+
+    Args:
+        agents: Whether to patch torchrun's agents too.
+    """
     for name in (RANK_MODULE, *(AGENT_MODULES if agents else ())):
         vars(importlib.import_module(name))["TCPStore"] = open_store
 
@@ -43,12 +46,13 @@ def open_store(
     timeout: timedelta = timedelta(seconds=300),
     **options: Any,
 ) -> dist.TCPStore:
-    """Return torch's TCP store, with the arguments of its constructor; the one that listens is bound to an address.
+    """Return torch's TCP store, with the arguments of its constructor; the listening one is bound to one address.
 
-    Raises torch's DistNetworkError where the port is taken, as torch itself does.
+    Raises:
+        DistNetworkError: The port is taken, as torch itself raises.
     """
-    where = choose_listen_address(host_name) if is_master else None
-    if where is None:
+    address = choose_listen_address(host_name) if is_master else None
+    if address is None:
         if is_master:
             log.warning(
                 "%s is no address of this host's network interfaces, so that ranks meet on all of them. Name the first "
@@ -56,31 +60,31 @@ def open_store(
                 host_name,
             )
         return dist.TCPStore(host_name, port, world_size, is_master, timeout, **options)
-    listening = socket.socket(socket.AF_INET6 if ":" in where else socket.AF_INET)
+    listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((where, port))
+        listening.bind((address, port))
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise dist.DistNetworkError(f"{where}:{port} cannot be listened on: {error.strerror}") from error
-    number = listening.getsockname()[1]
-    return dist.TCPStore(where, number, world_size, is_master, timeout, master_listen_fd=listening.detach(), **options)
+        raise dist.DistNetworkError(f"{address}:{port} cannot be listened on: {error.strerror}") from error
+    port, fd = listening.getsockname()[1], listening.detach()
+    return dist.TCPStore(address, port, world_size, is_master, timeout, master_listen_fd=fd, **options)
 
 
 def choose_listen_address(host: str) -> str | None:
-    """Return the address of this host that `host` means to the others; None where it cannot be told.
+    """Return the address of this host that other hosts reach as `host`; None where it cannot be determined.
 
-    A name that means loopback here (Debian's 127.0.1.1) may mean another address elsewhere; it is taken only where
-    all ranks are on this host.
+    A name that resolves to loopback here (Debian's 127.0.1.1) may resolve to another address elsewhere; it is taken
+    only where all ranks are on this host.
     """
     try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
         return None
-    outward = [address for address in found if not _is_loopback(address)]
-    if not outward and found and (host == "localhost" or host in found or _are_all_ranks_here()):
-        return found[0]
+    outward = [address for address in addresses if not _is_loopback(address)]
+    if not outward and addresses and (host == "localhost" or host in addresses or _has_all_ranks_here()):
+        return addresses[0]
     return next((address for address in outward if _is_own(address)), None)
 
 
@@ -88,7 +92,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _are_all_ranks_here() -> bool:
+def _has_all_ranks_here() -> bool:
     ranks = os.environ.get("WORLD_SIZE")
     return ranks is not None and ranks == os.environ.get("LOCAL_WORLD_SIZE")
 

@@ -1,20 +1,24 @@
 """Tensor parallel with sequence parallel: the matrices of a block split over ranks, positions split between them.
 
-Megatron's split (Shoeybi 2019, arXiv:1909.08053, 3) with the residual stream divided by positions (Korthikanti 2022,
-arXiv:2205.05198, 4.2.2): an all-gather before the maps split by columns, a reduce-scatter behind those split by rows.
+Megatron's split (Shoeybi 2019, arXiv:1909.08053, 3) with a residual stream sharded by positions (Korthikanti 2022,
+arXiv:2205.05198, 4.2.2): an all-gather before column-parallel layers, a reduce-scatter after row-parallel ones.
 
-What is split over the tensor axis, inside blocks and prediction modules' blocks:
-* by outputs (dim 0): q_proj, k_proj, v_proj with their biases, of latent attention q_b_proj (or q_proj) and kv_b_proj;
-  gate_proj and up_proj with their biases, of dense layers and shared experts. k_proj and v_proj stay whole where there
-  are fewer key-value heads than tensor ranks: each rank then uses the rows of one head.
-* by inputs (dim 1): o_proj and down_proj.
-Whole on each tensor rank, sharded over shard · context only: norms, router, shared gate, biases of o_proj and
-down_proj, sinks, and latent attention's maps into the latents. A rank's gradient of these comes from its positions or
-heads alone, so they are summed over the axis, once per step. Routed experts are never split, but dealt and sharded over
-all ranks of a copy. What stands outside of blocks (embeddings, head, final norm, learned positions, prediction modules)
-is sharded over all ranks of a copy too, and gathered when it is used: the loss at the head then is that of this rank's
-positions, without another collective. A head split by vocabulary would save memory for the gathered weight (V · D
-numbers, and as many of its gradient, in the compute dtype), for three more exchanges per block of logits.
+Split over the tensor axis, in all blocks:
+
+- By outputs (dim 0): q_proj, k_proj, v_proj with their biases; of latent attention q_b_proj (or q_proj) and kv_b_proj;
+  gate_proj and up_proj with their biases, of dense layers and shared experts. k_proj and v_proj are not split where
+  there are fewer key-value heads than tensor ranks: each rank then uses the rows of one head.
+- By inputs (dim 1): o_proj and down_proj.
+
+Not split, sharded over shard · context only: norms, router, shared gate, biases of o_proj and down_proj, sinks, and
+latent attention's projections into the latents. A rank's gradient of these comes from its positions or heads alone, so
+they are summed over the axis, once per step.
+
+Routed experts are never split, but assigned to and sharded over all ranks of a replica. Parameters outside of blocks
+(embeddings, head, final norm, learned positions, prediction modules) are sharded over all ranks of a replica and
+gathered when used, so the loss at the head is that of this rank's positions without another collective. A head split by
+vocabulary would save the gathered weight (V · D elements, and as many of its gradient, in the compute dtype), for three
+more collectives per block of logits.
 """
 
 from collections.abc import Iterator
@@ -38,7 +42,7 @@ BY_OUTPUTS, BY_INPUTS = 0, 1
 
 
 def split_matrices(model: Transformer, mesh: DeviceMesh) -> None:
-    """Leave each rank of the tensor axis its part of every matrix that is split. The model is on the meta device."""
+    """Leave each rank of the tensor axis its shard of every split matrix. The model is on the meta device."""
     for linear, dim in _iter_split_projections(model, mesh.size()):
         _split_parameter(linear, "weight", dim, mesh)
         if linear.bias is not None and dim == BY_OUTPUTS:
@@ -56,7 +60,7 @@ def _iter_split_projections(model: Transformer, ranks: int) -> Iterator[tuple[nn
 
 
 def list_head_projections(attention: nn.Module, ranks: int) -> list[nn.Linear]:
-    """The maps of an attention whose outputs are heads and are dealt to `ranks` ranks."""
+    """List the projections of an attention whose outputs are heads that are assigned to `ranks` ranks."""
     names = ["q_proj", "k_proj", "v_proj"]
     if isinstance(attention, MultiHeadLatentAttention):
         names = ["q_b_proj" if attention.has_query_latent else "q_proj", "kv_b_proj"]
@@ -66,54 +70,54 @@ def list_head_projections(attention: nn.Module, ranks: int) -> list[nn.Linear]:
 
 
 def _list_inner_projections(feed_forward: FeedForward) -> list[nn.Linear]:
-    maps = [feed_forward.up_proj]
-    return [feed_forward.gate_proj, *maps] if hasattr(feed_forward, "gate_proj") else maps
+    projections = [feed_forward.up_proj]
+    return [feed_forward.gate_proj, *projections] if hasattr(feed_forward, "gate_proj") else projections
 
 
 def _split_parameter(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -> None:
-    part = module.get_parameter(name).data.chunk(mesh.size(), dim=dim)[mesh.get_local_rank()]
-    spread = DTensor.from_local(part.contiguous(), mesh, [Shard(dim)], run_check=False)
-    module.register_parameter(name, nn.Parameter(spread))
+    local = module.get_parameter(name).data.chunk(mesh.size(), dim=dim)[mesh.get_local_rank()]
+    sharded = DTensor.from_local(local.contiguous(), mesh, [Shard(dim)], run_check=False)
+    module.register_parameter(name, nn.Parameter(sharded))
 
 
-def divide_feed_forwards(model: Transformer, parts: SequenceSharding) -> None:
-    """Every feed-forward: positions in, channels inside, positions out. Which positions stand where does not matter."""
+def divide_feed_forwards(model: Transformer, sharding: SequenceSharding) -> None:
+    """Shard every feed-forward: positions at its input and output, in any order, and channels inside."""
     for module in model.modules():
         if isinstance(module, FeedForward):
-            module.register_forward_pre_hook(lambda _, inputs: parts.enter_column_parallel(inputs[0], 0))
+            module.register_forward_pre_hook(lambda _, inputs: sharding.enter_column_parallel(inputs[0], 0))
             for linear in _list_inner_projections(module):
                 replace_forward(linear, ColumnParallelLinear(linear))
-            replace_forward(module.down_proj, RowParallelLinear(module.down_proj, parts, 0))
+            replace_forward(module.down_proj, RowParallelLinear(module.down_proj, sharding, 0))
 
 
 class ColumnParallelLinear:
-    """The forward of a map of which this rank has some outputs."""
+    """The forward of a linear layer of which this rank has some outputs."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        """These outputs."""
+        """Return this rank's outputs."""
         bias = self.linear.bias
         return F.linear(x, get_local_tensor(self.linear.weight), None if bias is None else get_local_tensor(bias))
 
 
 class RowParallelLinear:
-    """The forward of a map of which this rank has some inputs: a sum over ranks, and the bias once."""
+    """The forward of a linear layer of which this rank has some inputs: a sum over ranks, with the bias added once."""
 
-    def __init__(self, linear: nn.Linear, parts: SequenceSharding, dim: int) -> None:
-        self.linear, self.parts, self.dim = linear, parts, dim
+    def __init__(self, linear: nn.Linear, sharding: SequenceSharding, dim: int) -> None:
+        self.linear, self.sharding, self.dim = linear, sharding, dim
 
     def __call__(self, x: Tensor) -> Tensor:
-        """All outputs, of this rank's positions where they are divided."""
-        y = self.parts.exit_row_parallel(F.linear(x, get_local_tensor(self.linear.weight)), self.dim)
+        """Return all outputs, of this rank's positions where they are sharded."""
+        y = self.sharding.exit_row_parallel(F.linear(x, get_local_tensor(self.linear.weight)), self.dim)
         return y if self.linear.bias is None else y + self.linear.bias
 
 
 class PartialGradientReducer:
-    """Sums over the tensor axis the gradients of what is whole on each of its ranks. Made before anything is sharded.
+    """Sum over the tensor axis of the gradients of unsplit parameters. Built before FSDP is applied.
 
-    Not those outside of blocks and not those of experts: their shards span the axis, and FSDP adds them up.
+    Without parameters outside of blocks and without experts: their shards span the axis, and FSDP sums them.
     """
 
     def __init__(self, model: Transformer, mesh: DeviceMesh | None) -> None:
@@ -128,12 +132,13 @@ class PartialGradientReducer:
 
     @torch.no_grad()
     def all_reduce(self) -> None:
-        """One all-reduce of all of them. Collective, after the last backward of a step."""
+        """Sum the gradients in one all-reduce, after the last backward of a step. Collective."""
         if self._group is None:
             return
         named = dict(self._model.named_parameters())
-        found = [named[name].grad for name in self.names]
-        gradients = [get_local_tensor(grad) for grad in found if grad is not None]
+        optional = [named[name].grad for name in self.names]
+        gradients = [get_local_tensor(grad) for grad in optional if grad is not None]
+        # One message: these are many small vectors, each of which would pay the latency of a collective.
         flat = torch.cat([grad.flatten() for grad in gradients])
         dist.all_reduce(flat, group=self._group)
         pieces = flat.split([grad.numel() for grad in gradients])

@@ -14,7 +14,7 @@ from llmsys.data.batch import IGNORED, PADDING, Batch
 from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.activation_checkpoint import Recompute, apply_activation_checkpoint
+from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.dtensor_slices import get_local_slice
 from llmsys.train.expert_load import update_expert_balance
@@ -99,7 +99,7 @@ def reported(model: Transformer) -> dict[str, Tensor]:
     return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()} if report else {}
 
 
-def engine_with(name: str, layout: ParallelLayout, recompute: Recompute = "none") -> Engine:
+def engine_with(name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none") -> Engine:
     """The torch engine with the weights of `model_named`."""
     from llmsys.engine.torch_engine import TorchEngine
 
@@ -134,7 +134,9 @@ def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
         local.copy_(get_local_slice(value, held))
 
 
-def divided_gradients(rank: int, name: str, layout: ParallelLayout, recompute: Recompute = "none") -> dict[str, Tensor]:
+def divided_gradients(
+    rank: int, name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none"
+) -> dict[str, Tensor]:
     """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
     engine = engine_with(name, layout, recompute)
     fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)

@@ -2,7 +2,7 @@
 
     python -m tests.helpers.stage_digest
 
-accepts the present source: it writes tests/data_pipeline/stage_digests.json.
+accepts the present source: it writes tests/data_pipeline/pipelines/stage_digests.json.
 
 A name that the sources of a stage bind themselves (a function, class, parameter, variable or field) counts by the order
 in which it first occurs, so that renaming it changes nothing and exchanging two of them does. Other names, such as
@@ -19,7 +19,7 @@ from pathlib import Path
 from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, PAIR_STAGES, StageCode
 
 ROOT = Path(__file__).resolve().parents[2]
-ACCEPTED = ROOT / "tests" / "data_pipeline" / "stage_digests.json"
+ACCEPTED = ROOT / "tests" / "data_pipeline" / "pipelines" / "stage_digests.json"
 STAGES: dict[str, StageCode] = DOCUMENT_STAGES | {f"pairs/{name}": code for name, code in PAIR_STAGES.items()}
 
 

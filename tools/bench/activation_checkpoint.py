@@ -22,12 +22,12 @@ from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Engine
 from llmsys.estimate.run_estimate import estimate_run
-from llmsys.parallel.activation_checkpoint import Recompute
+from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.process_group import init_process_group
 from llmsys.train.build_engine import build_engine
 
-POLICIES: tuple[Recompute, ...] = get_args(Recompute)
+POLICIES: tuple[ActivationCheckpointMode, ...] = get_args(ActivationCheckpointMode)
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> RunConfig:
+def build_policy_config(arguments: argparse.Namespace, policy: ActivationCheckpointMode) -> RunConfig:
     """Return the demo's config with this model, batch and policy, on one process."""
     train = (f"train.activation_checkpoint={policy}", f"train.precision={arguments.precision}")
     demo = load_run_config("train/demo", ["layout.expert=1", "launch.processes=1", *train])
@@ -65,7 +65,9 @@ def build_policy_config(arguments: argparse.Namespace, policy: Recompute) -> Run
     )
 
 
-def measure_policies(configs: dict[Recompute, RunConfig], steps: int) -> tuple[dict[str, Any], dict[Recompute, float]]:
+def measure_policies(
+    configs: dict[ActivationCheckpointMode, RunConfig], steps: int
+) -> tuple[dict[str, Any], dict[ActivationCheckpointMode, float]]:
     """Return one row per policy, and the last losses. Steps alternate between policies; the first of each is not
     timed.
     """
@@ -74,8 +76,8 @@ def measure_policies(configs: dict[Recompute, RunConfig], steps: int) -> tuple[d
         policy: build_engine(config, build_device_meshes(config.resolve_layout(1), device), device)
         for policy, config in configs.items()
     }
-    seconds: dict[Recompute, list[float]] = {policy: [] for policy in configs}
-    losses: dict[Recompute, float] = {}
+    seconds: dict[ActivationCheckpointMode, list[float]] = {policy: [] for policy in configs}
+    losses: dict[ActivationCheckpointMode, float] = {}
     for step in range(steps + 1):
         for policy, engine in engines.items():
             taken, losses[policy] = measure_step(engine, step, configs[policy])

@@ -89,9 +89,9 @@ class PublishedTable(BaseModel):
 
     def apply_rules(self, row: Row) -> "PublishedTable":
         """Return the table with the fields that its rules set for a row."""
-        return self.model_copy(
-            update={key: v for rule in self.rules if rule.is_match(row) for key, v in rule.set.items()}
-        )
+        changes = {key: value for rule in self.rules if rule.is_match(row) for key, value in rule.set.items()}
+        # Validated, because model_copy accepts names that are no fields.
+        return PublishedTable.model_validate(self.model_dump() | changes)
 
     def build_software(self) -> SoftwareProfile:
         """Return the software with the changes of this row."""

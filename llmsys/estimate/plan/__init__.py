@@ -1,1 +1,1 @@
-"""Which layout a run should use on a cluster: every legal one, pruned by memory and ranked by time."""
+"""Search for the layout of a run on a cluster: all legal ones, pruned by memory, ranked by time."""

@@ -40,7 +40,7 @@ OFFLOADED: tuple[EngineConfig, ...] = (
 
 @dataclass(frozen=True)
 class LayoutCandidate:
-    """What a plan may choose. Axes as in Layout; `micro_sequences` are windows in one forward pass of one rank."""
+    """Choice of a plan. Axes as in Layout; `micro_sequences` are windows in one forward pass of one rank."""
 
     engine: EngineConfig
     replicate: int
@@ -82,13 +82,13 @@ class EstimatedCandidate:
 
 @dataclass(frozen=True)
 class PlanTarget:
-    """Where a run is to happen."""
+    """Device profile and cluster of a run."""
 
     cluster: ClusterCosts
     device: DeviceProfile
 
     def explain_rejection(self, one: EstimatedCandidate) -> str | None:
-        """Why a choice does not fit, in memory of the device or of its machine; None where it fits."""
+        """Return the reason why a candidate does not fit; None where it fits."""
         return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
 
     def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
@@ -102,7 +102,7 @@ class PlanTarget:
 
 
 class IllegalLayoutError(Exception):
-    """Why a choice is refused, in the words of the config."""
+    """A candidate breaks a rule of the config; the message is the config's."""
 
 
 def format_engine_name(engine: EngineConfig) -> str:

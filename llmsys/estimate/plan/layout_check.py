@@ -1,4 +1,4 @@
-"""Whether a layout that somebody names is legal, and what is wrong with it: ours, or a published one with a pipeline.
+"""Check a named layout: ours, or a published one with a pipeline.
 
 Published layouts are written as tp=8,cp=16,pp=16,dp=8 (tensor, context, pipeline, data; ep for experts). Our trainer
 has no pipeline: its stages are checked and priced, and cannot be launched.
@@ -67,7 +67,17 @@ class NamedLayout:
 
 
 def parse_layout(text: str) -> NamedLayout:
-    """`tp=8,pp=16,dp=64` and the like. Raises ConfigError for a name or a number that means nothing here."""
+    """Parse a layout such as `tp=8,pp=16,dp=64`.
+
+    Args:
+        text: axis=size pairs, separated by commas.
+
+    Returns:
+        The named sizes.
+
+    Raises:
+        ConfigError: an unknown axis, a repeated one, or a size below 1.
+    """
     axes: dict[str, int] = {}
     for word in re.split(r"\s*[,×*]\s*|\s+x\s+|\s+", text.strip()):
         name, _, size = word.partition("=")
@@ -89,7 +99,17 @@ def parse_layout(text: str) -> NamedLayout:
 def find_layout_violations(
     config: RunConfig, named: NamedLayout, devices: int | None, *, with_batch: bool
 ) -> Iterator[str]:
-    """Everything wrong with a layout on so many devices (None: as many as it multiplies to)."""
+    """Yield every violation of a layout on a number of devices.
+
+    Args:
+        config: resolved config of a run.
+        named: layout that `parse_layout` returned.
+        devices: devices in use; None: the product of the axes.
+        with_batch: check that the batch divides over the layout.
+
+    Yields:
+        One sentence per violation.
+    """
     if devices is not None and named.num_devices != devices:
         yield _format_device_mismatch(named, devices)
     yield from _find_pipeline_violations(config.model, named)
@@ -133,7 +153,15 @@ def _find_pipeline_violations(model: ModelConfig, named: NamedLayout) -> Iterato
 
 
 def iter_remarks(config: RunConfig, named: NamedLayout) -> Iterator[str]:
-    """What is legal and worth knowing."""
+    """Yield remarks on a legal layout.
+
+    Args:
+        config: resolved config of a run.
+        named: layout that `parse_layout` returned.
+
+    Yields:
+        One sentence per remark.
+    """
     if named.pipeline > 1:
         yield f"pipeline={named.pipeline} is priced here; llmsys train has no pipeline and cannot launch it"
         if config.model.num_hidden_layers % named.pipeline:
@@ -146,10 +174,18 @@ PIPELINED = MemoryProfile(
 
 
 def estimate_layout_fit(config: RunConfig, named: NamedLayout, cluster: ClusterCosts) -> dict[str, Any]:
-    """Keys: fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes.
+    """Estimate memory and step time of a layout.
 
-    A pipeline is that of another trainer: state split as ZeRO-1 splits it, since every stage runs many times in a step,
-    and fused kernels.
+    A pipeline is estimated as another trainer's: state sharded as in ZeRO-1,
+    since every stage runs many times in a step, and fused kernels.
+
+    Args:
+        config: resolved config of a run.
+        named: layout that `parse_layout` returned.
+        cluster: devices and their profile.
+
+    Returns:
+        Keys: fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes.
     """
     device = load_device_profile(cluster.device)
     config = resolve_for_profile(config, device)

@@ -49,15 +49,23 @@ class LayoutPlan:
 
 
 def list_engines(config: RunConfig, offered: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
-    """What is searched: engines of the kind that the config names, all of them where it names none."""
+    """Return the engines to search: those of the kind that the config names, all where it names none."""
     named = "engine" in config.model_fields_set
     return tuple(one for one in offered if not named or one.kind == config.engine.kind)
 
 
 def search_layouts(config: RunConfig, place: PlanTarget) -> LayoutPlan:
-    """Search all layouts of `config.model` and its batch at a place; offload is tried where nothing fits without.
+    """Search all layouts of `config.model` and its batch; offload is tried where nothing fits without.
 
-    Raises LayoutError when nothing fits at all, with the bytes that are too many and what would do.
+    Args:
+        config: resolved config of a run.
+        place: device profile and cluster.
+
+    Returns:
+        The layouts that fit, fastest first, with the Pareto set and the rejected neighbors of the best.
+
+    Raises:
+        LayoutError: nothing fits, with the missing bytes and a number of devices that suffices.
     """
     config = resolve_for_profile(config, place.device)
     engines = list_engines(config, ENGINES)

@@ -11,18 +11,27 @@ GIB = 2**30
 
 
 def plan_to_dict(found: LayoutPlan, device: DeviceProfile, count: int) -> dict[str, Any]:
-    """Keys: device, considered, fitting, best (a list), pareto, rejected."""
+    """Convert a plan to plain values.
+
+    Args:
+        found: plan that `search_layouts` returned.
+        device: profile that it was made for.
+        count: number of layouts in `best`.
+
+    Returns:
+        Keys: device, considered, fitting, best (a list), pareto, rejected.
+    """
     return {
         "device": device.name,
         "considered": found.considered,
         "fitting": len(found.ranked),
-        "best": [candidate_to_dict(one) for one in found.ranked[:count]],
-        "pareto": [candidate_to_dict(one) for one in found.pareto],
+        "best": [convert_candidate_to_dict(one) for one in found.ranked[:count]],
+        "pareto": [convert_candidate_to_dict(one) for one in found.pareto],
         "rejected": [{"change": one.change, "reason": one.reason} for one in found.rejected],
     }
 
 
-def candidate_to_dict(one: EstimatedCandidate) -> dict[str, Any]:
+def convert_candidate_to_dict(one: EstimatedCandidate) -> dict[str, Any]:
     """One choice with its price."""
     return {
         "choice": one.choice.format_layout(),
@@ -40,7 +49,14 @@ def candidate_to_dict(one: EstimatedCandidate) -> dict[str, Any]:
 
 
 def format_plan(data: dict[str, Any]) -> str:
-    """Tables of the best, of the Pareto set, and of what binds the neighbours."""
+    """Format a plan as tables: the best, the Pareto set, and the reasons against the neighbors.
+
+    Args:
+        data: values that `plan_to_dict` returned.
+
+    Returns:
+        Lines of text.
+    """
     return "\n".join(_iter_plan_lines(data))
 
 

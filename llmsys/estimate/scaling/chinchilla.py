@@ -95,7 +95,7 @@ class DataConstrainedLaw:
 
 
 def compute_effective_amount(amount: float, unique: float, decay: float) -> float:
-    """What `amount` is worth when only `unique` of it differs (Muennighoff 2023, equations 5 and 6)."""
+    """Return the worth of `amount` when only `unique` of it differs (Muennighoff 2023, equations 5 and 6)."""
     repetitions = amount / unique - 1
     return unique * (1 + decay * -math.expm1(-repetitions / decay))
 

@@ -1,4 +1,4 @@
-"""What a budget buys: operations, from hours, money or energy, with every assumption written down."""
+"""Convert a budget in hours, money or energy to FLOPs, with every assumption."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from llmsys.config.scaling import ScalingLawConfig
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What the conversion needs to know of a device: peak of useful FLOP/s in bf16, and watts under load."""
+    """A device for the conversion: peak of useful FLOP/s in bf16, and watts under load."""
 
     name: str
     flops_per_second: float
@@ -23,7 +23,15 @@ class ComputeBudget:
 
 
 def convert_budget_to_flops(config: ScalingLawConfig, device: Accelerator | None) -> ComputeBudget:
-    """FLOPs of the budget. `device` may be None for a budget in FLOPs."""
+    """Convert a budget to FLOPs.
+
+    Args:
+        config: `scale:` section with the budget in FLOPs, hours, money or energy.
+        device: accelerator with prices; None is enough for a budget in FLOPs.
+
+    Returns:
+        The FLOPs, with every assumption.
+    """
     amount, unit = config.parsed_budget
     if unit == "FLOPs":
         return ComputeBudget(amount, ())

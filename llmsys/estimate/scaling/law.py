@@ -21,7 +21,7 @@ class FittedRange:
     high: float
 
     def compute_extrapolation(self, value: float) -> float:
-        """How many times beyond the nearer end a value lies; 1 inside."""
+        """Return how many times beyond the nearer end a value lies; 1 inside."""
         if value > self.high:
             return value / self.high
         return self.low / value if value < self.low else 1.0
@@ -29,7 +29,7 @@ class FittedRange:
 
 @dataclass(frozen=True)
 class LawSource:
-    """Where a law comes from: its paper, what it calls parameters, its spans, and how sure its constants are."""
+    """Source of a law: its paper, its definition of parameters, its spans, and how sure its constants are."""
 
     source: str
     counts: str
@@ -39,7 +39,7 @@ class LawSource:
 
 @dataclass(frozen=True)
 class BudgetRequest:
-    """What there is to spend: operations, unique tokens to train on, tokens to be served later out of the same budget.
+    """A budget: operations, unique tokens to train on, tokens to be served later out of the same budget.
 
     `experts` and `granularity` (d_ff over the width of one expert) describe a mixture of experts, for its laws.
     """
@@ -85,7 +85,7 @@ class ScalingLaw(Protocol):
 
 
 def find_extrapolation(law: ScalingLaw, flops: float, best: Optimum) -> tuple[float, Axis] | None:
-    """How far, and on which axis, a recommendation lies outside the runs behind the law; None inside."""
+    """Return how far, and on which axis, a recommendation lies outside the runs behind the law; None inside."""
     values: dict[Axis, float] = {"FLOPs": flops, "parameters": best.parameters, "tokens": best.tokens}
     worst = max(
         ((span.compute_extrapolation(values[span.axis]), span.axis) for span in law.origin.spans),

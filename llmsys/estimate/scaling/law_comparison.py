@@ -1,4 +1,4 @@
-"""What laws say about batch size and learning rate, given compute, size and tokens.
+"""Compare scaling laws: size, tokens, batch size and learning rate for a budget.
 
 All laws at once: what each makes of a budget, how far apart they are, and what they say of batch and rate.
 
@@ -64,7 +64,18 @@ FAMILIAR_EPOCHS = 4
 
 
 def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, Any]:
-    """Plain values: budget, laws (a row each), spread, rates, experts. ConfigError for an unknown `highlight`."""
+    """Compare the recommendations of all scaling laws for a budget.
+
+    Args:
+        config: `scale:` section.
+        bought: budget in FLOPs.
+
+    Returns:
+        Plain values: budget, laws (a row each), spread, rates, experts.
+
+    Raises:
+        ConfigError: `highlight` names no law.
+    """
     request = BudgetRequest(
         bought.flops, config.unique_tokens, config.inference_tokens, config.num_experts, config.granularity
     )
@@ -72,7 +83,7 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
     if config.highlight is not None and config.highlight not in (names := [law.name for law in laws]):
         raise ConfigError(f"highlight={config.highlight} is not a law in this table. Use one of {', '.join(names)}.")
     found = [(law, law.find_optimum(request)) for law in laws]
-    rows = [_law_to_dict(law, best, request, marked=law.name == config.highlight) for law, best in found]
+    rows = [_convert_law_to_dict(law, best, request, marked=law.name == config.highlight) for law, best in found]
     return {
         "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
         "unique_tokens": config.unique_tokens,
@@ -84,7 +95,7 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
     }
 
 
-def _law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest, *, marked: bool) -> dict[str, Any]:
+def _convert_law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest, *, marked: bool) -> dict[str, Any]:
     outside = find_extrapolation(law, request.flops, best)
     epochs = None if request.unique_tokens is None else max(1.0, best.tokens / request.unique_tokens)
     return {
@@ -144,7 +155,7 @@ def _list_rates(flops: float, optima: list[Optimum]) -> list[dict[str, Any]]:
 
 
 def _list_dense_equivalents(config: ScalingLawConfig, optima: list[Optimum]) -> list[dict[str, Any]]:
-    """What experts add to the median model, for each kind of routing that Clark measured."""
+    """Return the gain of experts over the median model, for each kind of routing that Clark measured."""
     if config.num_experts == 1:
         return []
     size = median(best.parameters for best in optima)

@@ -59,7 +59,19 @@ class LawFit:
 
 
 def fit_law(points: Sequence[TrainingRun], resamples: int = RESAMPLES, seed: int = 0) -> LawFit:
-    """The law through the points. Raises DataError when they cannot tell its five constants apart."""
+    """Fit a parametric law to training runs.
+
+    Args:
+        points: runs with parameters, tokens and loss.
+        resamples: bootstrap samples for the intervals.
+        seed: seed of the bootstrap.
+
+    Returns:
+        The law with its intervals.
+
+    Raises:
+        DataError: the points cannot tell its five constants apart.
+    """
     _require_enough_runs(points)
     sizes, tokens, losses = (np.array([getattr(p, key) for p in points]) for key in ("parameters", "tokens", "loss"))
     best = _fit_constants(sizes, tokens, losses, STARTS)

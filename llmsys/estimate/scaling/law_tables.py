@@ -11,7 +11,14 @@ from llmsys.estimate.summary_table import format_count
 
 
 def format_law_comparison(result: dict[str, Any]) -> str:
-    """A table of laws, their spread, and what they say of batch and rate."""
+    """Format laws, their spread, and their batch sizes and learning rates as a table.
+
+    Args:
+        result: values that `compare_laws` returned.
+
+    Returns:
+        Lines of text.
+    """
     return "\n".join(_iter_comparison_lines(result))
 
 
@@ -90,7 +97,15 @@ TIMES_AHEAD = 10.0
 
 
 def fit_to_dict(fit: LawFit, budgets: Sequence[float]) -> dict[str, Any]:
-    """Keys: law (constants), intervals, runs, largest_flops, optima (one per budget)."""
+    """Convert a fit to plain values.
+
+    Args:
+        fit: fit that `fit_law` returned.
+        budgets: FLOPs to give an optimum for.
+
+    Returns:
+        Keys: law (constants), intervals, runs, largest_flops, optima (one per budget).
+    """
     law = fit.law
     values = (law.irreducible, law.parameter_factor, law.token_factor, law.alpha, law.beta)
     largest = law.origin.spans[2].high
@@ -108,7 +123,14 @@ def fit_to_dict(fit: LawFit, budgets: Sequence[float]) -> dict[str, Any]:
 
 
 def format_fit(result: dict[str, Any]) -> str:
-    """The law, its intervals, and what it recommends."""
+    """Format a fitted law, its intervals and its recommendations.
+
+    Args:
+        result: values that `fit_to_dict` returned.
+
+    Returns:
+        Lines of text.
+    """
     return "\n".join(_iter_fit_lines(result))
 
 

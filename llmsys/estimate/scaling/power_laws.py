@@ -53,6 +53,6 @@ class ComputeLaw:
 
 
 def list_ignored_inputs(request: BudgetRequest) -> tuple[str, ...]:
-    """What a law of compute alone has no term for."""
+    """Return the inputs that a law of compute alone has no term for."""
     asked = {"repetition": request.unique_tokens is not None, "serving": request.served_tokens > 0}
     return tuple(name for name, given in asked.items() if given)

@@ -30,9 +30,16 @@ class TrainingRun:
 
 
 def load_training_runs(sources: Iterable[Path]) -> list[TrainingRun]:
-    """Points from run folders and from CSV files with the columns parameters, tokens and loss.
+    """Load points for a fit from run folders and CSV files.
 
-    Raises DataError that names the source and what it lacks.
+    Args:
+        sources: run folders, or CSV files with the columns parameters, tokens and loss.
+
+    Returns:
+        One point per run.
+
+    Raises:
+        DataError: a source lacks something, with its name.
     """
     points: list[TrainingRun] = []
     for source in sources:

@@ -242,7 +242,7 @@ def test_stages_find_what_was_made_ahead_and_the_next_run_finds_everything(tmp_p
     assert [[r.result for r in records] for records in stages] == [[r.result for r in records] for records in expected]
     assert [[r.digests for r in records] for records in stages] == [[r.digests for r in stage] for stage in expected]
     _, again = chain.run()
-    assert (again.made, again.found) == (0, 12)
+    assert (again.num_run, again.num_reused) == (0, 12)
 
 
 def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) -> None:

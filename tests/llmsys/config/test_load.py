@@ -55,7 +55,7 @@ def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write
         "3 problems in run.yaml:",
         "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Positions of one window, in tokens.",
         "  run.yaml:4: optimizer.learning_rat: unknown key. Did you mean learning_rate?",
-        "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or original. "
+        "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or noam. "
         "Did you mean cosine?",
     ]
 

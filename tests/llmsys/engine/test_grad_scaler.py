@@ -35,10 +35,10 @@ def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(monkeypatch
 def test_what_no_scale_can_mend_is_left_to_others() -> None:
     scale = GradScaler()
     assert scale.update_scale(math.nan, math.nan)
-    assert scale.scale == grad_scaler.START
-    scale.tensor[0] = grad_scaler.LEAST
+    assert scale.scale == grad_scaler.INITIAL_SCALE
+    scale.tensor[0] = grad_scaler.MIN_SCALE
     assert scale.update_scale(2.0, math.inf)
-    assert scale.scale == grad_scaler.LEAST
+    assert scale.scale == grad_scaler.MIN_SCALE
 
 
 def train(engine: Engine, rank: int, steps: range) -> list[Any]:

@@ -17,8 +17,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.linear_cross_entropy import build_training_loss
+from tests.helpers.objective_batches import SHAPE, build_batch
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_objectives import SHAPE, batch_of
 from tests.llmsys.engine.test_parity import whole_state
 
 RATE, DECAY, STEPS = 1e-2, 0.5, 4
@@ -84,7 +84,7 @@ def engine_run(rank: int, kinds: tuple[str, ...], optimizer: OptimizerConfig) ->
         engine = build(kind, loss, optimizer)
         for step in range(STEPS):
             loss.step = step
-            engine.train_step([batch_of("masked", step, 0, list(range(6))[rank::size])], RATE)
+            engine.train_step([build_batch("masked", step, 0, list(range(6))[rank::size])], RATE)
         found.append((whole_state(engine), engine.get_state().steps))
     return found if rank == 0 else []
 
@@ -98,7 +98,7 @@ def plain_run(skips: bool) -> dict[str, Tensor]:
               for group in build_parameter_groups(named.items(), optimizer_of())]  # fmt: skip
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     for step in range(STEPS):
-        loss.step, batch = step, batch_of("masked", step, 0, list(range(6)))
+        loss.step, batch = step, build_batch("masked", step, 0, list(range(6)))
         total = model(**batch.to_model_inputs(), finish=lambda head, x, _, b=batch: loss(head, x, b.targets_BT))
         (total / batch.num_valid_targets).backward()
         for parameter in named.values():

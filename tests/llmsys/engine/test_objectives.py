@@ -3,7 +3,6 @@
 Batches are what the steps of real pairs give: uneven, padded, and on the second rank sometimes empty.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,54 +13,18 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.data.batch import IGNORED, PADDING, Batch
-from llmsys.data.sequence_pairs import pad_sequences
+from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.linear_cross_entropy import build_training_loss
+from tests.helpers.objective_batches import MODELS, SHAPE, build_batch
 from tests.helpers.ranks import run_ranks
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "max_position_embeddings": 32, "norm": {"kind": "layernorm"}, "feed_forward": {"kind": "relu", "bias": True},
-}  # fmt: skip
-MODELS = {
-    "translation": SHAPE | {
-        "family": "encoder_decoder", "tie_word_embeddings": True, "position": {"kind": "sinusoidal"},
-        "encoder": {"num_hidden_layers": 2},
-    },
-    "masked": SHAPE | {"family": "encoder", "head": {"kind": "mlm"}, "position": {"kind": "learned"}},
-    "classification": SHAPE | {
-        "family": "encoder", "head": {"kind": "classification", "num_labels": 3}, "position": {"kind": "learned"},
-    },
-}  # fmt: skip
 SMOOTHING, RATE, STEPS = 0.1, 1e-2, 2
 OPTIMIZER = AdamWConfig(learning_rate=RATE, betas=(0.9, 0.98), eps=1e-9, max_grad_norm=0.5)
-
-
-def sentences(count: int, seed: int) -> list[Any]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
-    return [torch.randint(4, 40, (length,), generator=generator).numpy() for length in lengths]
-
-
-def batch_of(objective: str, step: int, group: int, rows: Sequence[int]) -> Batch:
-    """Some rows of a group of sentences, the same whoever asks for them."""
-    left, right = sentences(7, 100 * step + group), sentences(7, 100 * step + group + 50)
-    source_BS, documents_BS = pad_sequences([left[row] for row in rows])
-    if objective == "translation":
-        targets_BT, _ = pad_sequences([right[row] for row in rows], IGNORED)
-        tokens_BT = targets_BT.roll(1, 1).clamp(min=0)
-        tokens_BT[:, 0] = 1
-        return Batch(tokens_BT, targets_BT, source_BS=source_BS, source_documents_BS=documents_BS)
-    if objective == "classification":
-        labels = [[int(left[row][0]) % 3] for row in rows] or [[IGNORED]]
-        return Batch(source_BS, torch.tensor(labels), documents_BS)
-    chosen = (source_BS % 3 == 0) & (documents_BS != PADDING) & bool(rows)
-    return Batch(source_BS.where(~chosen, 3), source_BS.where(chosen, IGNORED), documents_BS)
 
 
 def groups(step: int) -> list[list[int]]:
@@ -82,7 +45,7 @@ def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch
         total, count = torch.zeros(()), 0
         for group, rows in enumerate(groups(step)):
             for row in rows:
-                batch = batch_of(objective, step, group, [row])
+                batch = build_batch(objective, step, group, [row])
                 logits, targets = model(**batch.to_model_inputs()).flatten(0, -2), batch.targets_BT.flatten()
                 classes, valid = logits.shape[-1], targets != IGNORED
                 plain = cross_entropy(logits, targets, reduction="sum")
@@ -130,7 +93,7 @@ def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
         engine = build(kind, objective)
         done = []
         for step in range(STEPS):
-            batches = [batch_of(objective, step, group, rows[rank::size]) for group, rows in enumerate(groups(step))]
+            batches = [build_batch(objective, step, group, rows[rank::size]) for group, rows in enumerate(groups(step))]
             done.append(engine.train_step(batches, RATE))
         state = engine.get_state().tensors
         whole = {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.items()}

@@ -1,7 +1,6 @@
 """Operations equal those that PyTorch counts, and the conventions differ in attention alone."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,10 @@ from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
 from llmsys.estimate.parameter_count import count_parameters
-from llmsys.model import latent_attention, multi_head_attention
 from llmsys.model.experts import GroupedExperts
-from llmsys.model.scaled_dot_product import compute_eager_attention
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from tests.helpers.counted_flops import SEQUENCES, SOURCE, TARGET, count_forward_flops, use_eager_attention
 from tests.helpers.model_sections import DECODERS, ENCODERS, MIXTURES, MOE, PAIRS, SHAPE, VARIANTS
 from tests.helpers.paths import TEST_DATA
 from tests.reference import flops as reference
@@ -30,7 +28,6 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-SEQUENCES, SOURCE, TARGET = 2, 9, 7
 
 
 @pytest.mark.parametrize("row", COUNTED, ids=lambda row: row["case"])
@@ -41,45 +38,10 @@ def test_full_attention_equals_the_counter_to_the_last_operation(row: dict[str, 
     assert count_parameters(model).total == row["parameters"]
 
 
-def plain(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, *, scale: Any = None, softcap: Any = None, **rest: Any
-) -> torch.Tensor:
-    return compute_eager_attention(q, k, v, mask, scale, softcap, rest.get("sinks_H"))
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], int]:
-    """What PyTorch counts in a forward pass of our own module, with the plain paths of attention and experts."""
-    for module in (multi_head_attention, latent_attention):
-        monkeypatch.setattr(module, "compute_attention", plain)
-
-    def count(config: ModelConfig) -> int:
-        model = Transformer(config)
-        for layer in model.list_moe_layers():
-            layer.eval()  # what the trainer observes costs a product of its own
-        for module in model.modules():
-            if isinstance(module, GroupedExperts):
-                module.grouped = False
-        pairs = config.family == "encoder_decoder"
-        tokens_BT = torch.ones(SEQUENCES, TARGET if pairs else SOURCE, dtype=torch.long)
-        source_BS = torch.ones(SEQUENCES, SOURCE, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(tokens_BT, **({"source_BS": source_BS} if pairs else {}))
-            if config.head.kind == "features" and config.head.pooler:
-                model.pool_first_position(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
-            if config.head.kind == "mlm" and config.head.next_sentence:
-                model.compute_next_sentence_logits(torch.zeros(SEQUENCES, SOURCE, config.hidden_size))
-        return counter.get_total_flops()
-
-    return count
-
-
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_every_architecture_equals_the_counter_on_our_own_module(
-    changes: dict[str, Any], counted: Callable[[ModelConfig], int]
-) -> None:
+def test_every_architecture_equals_the_counter_on_our_own_module(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
-    assert count_flops(config, SOURCE, SEQUENCES, "full", target_length=TARGET).forward == counted(config)
+    assert count_flops(config, SOURCE, SEQUENCES, "full", target_length=TARGET).forward == count_forward_flops(config)
 
 
 RECOMPUTED = ["dense", "sinks", "sandwich, capped, windows", "multi-query, parallel", "parallel with two norms", "post",
@@ -114,10 +76,10 @@ def repeated(config: ModelConfig, recompute: Any) -> int:
 
 @pytest.mark.parametrize("dropout", [{}, {"dropout": {"residual": 0.1}}], ids=["", "dropout"])
 @pytest.mark.parametrize("name", RECOMPUTED)
-@pytest.mark.usefixtures("counted")
 def test_the_counter_sees_what_blocks_recompute(name: str, dropout: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | VARIANTS[name] | dropout)
-    assert trained(config, "full") - trained(config, "none") == repeated(config, "full") > 0
+    with use_eager_attention():
+        assert trained(config, "full") - trained(config, "none") == repeated(config, "full") > 0
 
 
 @pytest.mark.parametrize("name", ["dense", "sinks", "sandwich, capped, windows", "experts without a gate", "original"])
@@ -133,10 +95,10 @@ def test_distances_are_repeated_where_no_kernel_knows_them() -> None:
     assert repeated(config, "selective") == 3 * SEQUENCES * 2 * heads * SOURCE * distances
 
 
-def test_experts_that_choose_are_counted_by_their_room(counted: Callable[[ModelConfig], int]) -> None:
+def test_experts_that_choose_are_counted_by_their_room() -> None:
     routing = {"kind": "expert_choice", "factor": 1.5}
     config = ModelConfig.model_validate(SHAPE | {"moe": MOE | {"routing": routing, "balance": {"kind": "none"}}})
-    assert count_flops(config, SOURCE, SEQUENCES, "full").forward == counted(config)
+    assert count_flops(config, SOURCE, SEQUENCES, "full").forward == count_forward_flops(config)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both sides"])

@@ -121,9 +121,9 @@ def calls(config: ModelConfig, what: What, operations: set[Any]) -> tuple[int, i
 @pytest.mark.parametrize("changes", [{}, {"moe": MOE | {"num_shared_experts": 1}}], ids=["dense", "moe"])
 def test_selective_repeats_neither_products_nor_attention(changes: dict[str, Any]) -> None:
     config = ModelConfig.model_validate(SHAPE | changes)
-    forward, backward = calls(config, "none", activation_checkpoint.KEPT)
-    assert calls(config, "selective", activation_checkpoint.KEPT) == (forward, backward)
-    assert calls(config, "full", activation_checkpoint.KEPT)[1] > backward
+    forward, backward = calls(config, "none", activation_checkpoint.SAVED_OPERATIONS)
+    assert calls(config, "selective", activation_checkpoint.SAVED_OPERATIONS) == (forward, backward)
+    assert calls(config, "full", activation_checkpoint.SAVED_OPERATIONS)[1] > backward
 
 
 def test_nothing_is_wrapped_around_a_forward_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

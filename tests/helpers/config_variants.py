@@ -1,0 +1,222 @@
+"""Every variant of every tagged union in RunConfig, and the smallest settings that choose it.
+
+`tests/test_every_variant.py` walks them. A new variant needs one line in EXAMPLES.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from llmsys.config.run import RunConfig
+from llmsys.config.section import fill_default_kinds, get_kind, list_section_types
+
+Settings = dict[str, Any]
+
+# T positions of a window and of a source; two steps of two windows fill the budget several times over.
+LENGTH = 16
+MODEL: Settings = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,  # wide enough that activations and routers leave their linear range
+}
+MOE: Settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+RUN: Settings = {
+    "model": MODEL,
+    "tokenizer": {"vocab_size": 300},
+    "batch": {"sequence_length": LENGTH, "sequences": 2},
+    "train": {"tokens": 16 * 2 * LENGTH, "precision": "fp32"},
+}
+
+
+@dataclass(frozen=True)
+class ConfigVariant:
+    """One member of a tagged union, at one place of the config."""
+
+    path: str  # keys joined by dots; [] is an entry of a list
+    kind: str
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the training of a model depends on it; else the preparation of data does."""
+        return self.path.split(".")[0] in ("model", "objective", "optimizer", "schedule", "engine")
+
+    def __str__(self) -> str:
+        return f"{self.path}.kind={self.kind}"
+
+
+def iter_variants(annotation: object = RunConfig, path: str = "") -> Iterator[ConfigVariant]:
+    """Yield the members of every union below an annotation that are told apart by `kind`; a path may come twice."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (tuple, list, dict):
+        for argument in get_args(annotation):
+            yield from iter_variants(argument, f"{path}[]")
+        return
+    sections = list_section_types(annotation)
+    for section in sections:
+        if len(sections) > 1 and (kind := get_kind(section)):
+            yield ConfigVariant(path, kind)
+        yield from _iter_field_variants(section, path)
+
+
+def _iter_field_variants(section: type[BaseModel], path: str) -> Iterator[ConfigVariant]:
+    for name, field in section.model_fields.items():
+        if get_origin(field.annotation) is not Literal:
+            yield from iter_variants(field.annotation, f"{path}.{name}".lstrip("."))
+
+
+def list_variants() -> list[ConfigVariant]:
+    """Return the variants of RunConfig, each once."""
+    return list(dict.fromkeys(iter_variants()))
+
+
+def build_settings(variant: ConfigVariant) -> Settings:
+    """Return the smallest settings of a run that has the variant."""
+    base = RUN if variant.is_trained else {"tokenizer": RUN["tokenizer"]}
+    if variant.path.startswith("model.moe."):
+        base = RUN | {"model": MODEL | {"moe": MOE}}
+    changes = {variant.path: {"kind": variant.kind}} | EXAMPLES[str(variant)]
+    settings = base
+    for path, value in changes.items():
+        settings = _set_value(settings, path.replace("[]", ".[]").split("."), value)
+    filled: Settings = fill_default_kinds(settings, [RunConfig])
+    return filled
+
+
+def build_config(variant: ConfigVariant) -> RunConfig:
+    """Return the smallest run that has the variant. KeyError for a variant without an example."""
+    return RunConfig.model_validate(build_settings(variant))
+
+
+def _set_value(settings: Settings, keys: list[str], value: Any) -> Settings:
+    first, *rest = keys
+    if rest == ["[]"]:
+        return settings | {first: [value]}
+    if rest:
+        return settings | {first: _set_value(settings.get(first) or {}, rest, value)}
+    return settings | {first: value}
+
+
+def _choose(path: str, kind: str, section: Settings | None = None, **more: Any) -> tuple[str, Settings]:
+    """Return an entry of EXAMPLES: `section` are further fields of the variant, `more` settings elsewhere."""
+    settings = {key.replace("__", "."): value for key, value in more.items()}
+    return f"{path}.kind={kind}", settings | ({path: {"kind": kind} | section} if section else {})
+
+
+def _choose_each(path: str, *kinds: str, **more: Any) -> Iterator[tuple[str, Settings]]:
+    return (_choose(path, kind, **more) for kind in kinds)
+
+
+PAIRS: Settings = {
+    "kind": "pairs",
+    "source": ["text.en"],
+    "target": ["text.de"],
+    "heldout_source": ["text.en"],
+    "heldout_target": ["text.de"],
+}
+LABELLED: Settings = {"kind": "labelled", "inputs": ["labels.tsv"], "heldout_inputs": ["labels.tsv"]}
+LABELS: Settings = {"kind": "classification", "num_labels": 3}
+PAIR_BATCH: Settings = {"sequence_length": LENGTH, "tokens": 4 * LENGTH}
+# An encoder that Hugging Face has a model type for.
+BERT: Settings = {
+    "model__family": "encoder",
+    "model__residual": {"kind": "post"},
+    "model__norm": {"kind": "layernorm", "eps": 1e-12},
+    "model__position": {"kind": "learned"},
+    "model__attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True},
+    "model__feed_forward": {"kind": "gelu", "bias": True},
+    "model__embedding": {"norm": True, "token_types": 2},
+}
+ROPE_SCALING = {"factor": 2.0, "original_max_position_embeddings": 8}
+FEED_FORWARDS = ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu")
+
+MODEL_EXAMPLES: dict[str, Settings] = dict([
+    *_choose_each("model.norm", "rmsnorm", "layernorm"),
+    *_choose_each("model.residual", "pre", "post", "deepnorm", "sandwich", "output", "parallel"),
+    *_choose_each("model.position", "rope", "learned", "sinusoidal", "alibi", "relative_bias", "none"),
+    *_choose_each("model.position", "transformer_xl"),
+    *_choose_each("model.position.scaling", "none"),
+    _choose("model.position.scaling", "linear", {"factor": 2.0}),
+    _choose("model.position.scaling", "ntk", ROPE_SCALING),
+    _choose("model.position.scaling", "yarn", ROPE_SCALING),
+    _choose("model.position.scaling", "llama3", ROPE_SCALING),
+    _choose("model.position.scaling", "longrope", {
+        "original_max_position_embeddings": 8, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    }),
+    *_choose_each("model.attention", "multi_head"),
+    _choose("model.attention", "latent", {
+        "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
+    }),
+    *_choose_each("model.feed_forward", *FEED_FORWARDS),
+    *_choose_each("model.moe.expert", *FEED_FORWARDS),
+    *_choose_each("model.moe.routing", "token_choice"),
+    _choose("model.moe.routing", "capacity", {"factor": 1.0}),
+    _choose("model.moe.routing", "expert_choice", {"factor": 1.0}, model__moe__balance={"kind": "none"}),
+    *_choose_each("model.moe.balance", "bias", "auxiliary_loss", "none"),
+    *_choose_each("model.head", "lm"),
+    *_choose_each("model.head", "mlm", **BERT, model__tie_word_embeddings=True),
+    _choose("model.head", "features", {"pooler": True}, **BERT),
+    *_choose_each("model.head", "permutation", model__family="encoder", model__tie_word_embeddings=True),
+    _choose("model.head", "classification", {"num_labels": 3}, **BERT, data=LABELLED, batch=PAIR_BATCH),
+])  # fmt: skip
+
+TRAINING_EXAMPLES: dict[str, Settings] = dict([
+    *_choose_each("objective", "next_token"),
+    _choose("objective", "translation", model__family="encoder_decoder", data=PAIRS, batch=PAIR_BATCH),
+    _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),
+    _choose(
+        "objective", "classification", model__family="encoder", model__head=LABELS, data=LABELLED, batch=PAIR_BATCH
+    ),
+    *_choose_each("optimizer", "adamw", "muon"),
+    *_choose_each("schedule", "cosine", "linear", "constant"),
+    _choose("schedule", "wsd", {"decay_tokens": 8 * LENGTH}),
+    _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),
+    _choose("schedule", "original", {"warmup_steps": 4}),
+    *_choose_each("engine", "torch", "deepspeed", "accelerate"),
+])  # fmt: skip
+
+# Relative paths start in the folder that the walk makes.
+DATA_EXAMPLES: dict[str, Settings] = dict([
+    *_choose_each("data", "crawl"),
+    ("data.kind=pairs", {"data": PAIRS, "model": MODEL | {"family": "encoder_decoder"}, "batch": PAIR_BATCH}),
+    ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder", "head": LABELS},
+                            "batch": PAIR_BATCH}),
+    _choose("data", "mixture", {"sources": [{"folder": "prepared"}]}),
+    *_choose_each("data.url", "none"),
+    _choose("data.url", "lists", {"hosts": {"entries": ["blocked.example"]}}),
+    *_choose_each("data.extract", "article", "resiliparse", "trafilatura"),
+    *_choose_each("data.unicode", "none", "ftfy", "nfc"),
+    *_choose_each("data.rules[]", "gopher_repetition", "gopher_quality", "c4", "c4_datatrove", "c4_dolma",
+                  "line_corrections", "fineweb_quality", "native_text"),
+    _choose("data.rules[]", "bad_words", {"words": [{"entries": ["quarry"]}]}),
+    _choose("data.rules[]", "fasttext_classifier", {"model": "model.bin", "label": "good", "min_score": 0.5}),
+    _choose("data.rules[]", "linear_classifier", {"model": "model.npz", "label": "good", "min_score": 0.5}),
+    _choose("data.rules[]", "perplexity", {"model": "model.arpa", "reader": "arpa"}),
+    *_choose_each("data.deduplicate.url", "url", "none"),
+    *_choose_each("data.deduplicate.exact", "text", "none"),
+    _choose("data.deduplicate.spans", "paragraphs"),
+    _choose("data.deduplicate.spans", "lines"),
+    _choose("data.deduplicate.spans", "sentences", {"sentences": 2}),
+    _choose("data.deduplicate.spans", "none"),
+    *_choose_each("data.deduplicate.minhash", "minhash", "none"),
+    _choose("data.deduplicate.substring", "substring", {"min_characters": 60, "min_words": 20}),
+    _choose("data.deduplicate.substring", "none"),
+    *_choose_each("data.deduplicate.index", "kept", "none"),
+    *_choose_each("data.deduplicate.keys", "sorted", "bloom", data__deduplicate__exact={"kind": "text"}),
+    *_choose_each("data.decontaminate", "none"),
+    _choose("data.decontaminate", "ngram", {"sets": [{"name": "s", "files": ["items.jsonl"], "query": ["q"]}]}),
+    *_choose_each("data.pii", "none", "replace"),
+    *_choose_each("data.executor", "local", "inline", "ray", "slurm"),
+    *_choose_each("tokenizer", "sentencepiece"),
+    _choose("tokenizer", "file", {"path": "prepared/tokenizer/tokenizer.model"}),
+    _choose("evaluation.sets[]", "choices", {"path": "choices.jsonl"}),
+    _choose("evaluation.sets[]", "pairs", {"path": "pairs.jsonl"}),
+])  # fmt: skip
+
+EXAMPLES = MODEL_EXAMPLES | TRAINING_EXAMPLES | DATA_EXAMPLES

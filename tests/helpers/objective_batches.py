@@ -1,0 +1,46 @@
+"""Tiny models for each objective, and uneven padded batches as the steps of real pairs give them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.sequence_pairs import pad_sequences
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 32, "norm": {"kind": "layernorm"}, "feed_forward": {"kind": "relu", "bias": True},
+}  # fmt: skip
+MODELS = {
+    "translation": SHAPE | {
+        "family": "encoder_decoder", "tie_word_embeddings": True, "position": {"kind": "sinusoidal"},
+        "encoder": {"num_hidden_layers": 2},
+    },
+    "masked": SHAPE | {"family": "encoder", "head": {"kind": "mlm"}, "position": {"kind": "learned"}},
+    "classification": SHAPE | {
+        "family": "encoder", "head": {"kind": "classification", "num_labels": 3}, "position": {"kind": "learned"},
+    },
+}  # fmt: skip
+
+
+def generate_sentences(count: int, seed: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
+    return [torch.randint(4, 40, (length,), generator=generator).numpy() for length in lengths]
+
+
+def build_batch(objective: str, step: int, group: int, rows: Sequence[int]) -> Batch:
+    """Some rows of a group of sentences, the same whoever asks for them."""
+    left, right = generate_sentences(7, 100 * step + group), generate_sentences(7, 100 * step + group + 50)
+    source_BS, documents_BS = pad_sequences([left[row] for row in rows])
+    if objective == "translation":
+        targets_BT, _ = pad_sequences([right[row] for row in rows], IGNORED)
+        tokens_BT = targets_BT.roll(1, 1).clamp(min=0)
+        tokens_BT[:, 0] = 1
+        return Batch(tokens_BT, targets_BT, source_BS=source_BS, source_documents_BS=documents_BS)
+    if objective == "classification":
+        labels = [[int(left[row][0]) % 3] for row in rows] or [[IGNORED]]
+        return Batch(source_BS, torch.tensor(labels), documents_BS)
+    chosen = (source_BS % 3 == 0) & (documents_BS != PADDING) & bool(rows)
+    return Batch(source_BS.where(~chosen, 3), source_BS.where(chosen, IGNORED), documents_BS)

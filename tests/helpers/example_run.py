@@ -149,7 +149,7 @@ def example_manifest() -> Manifest:
     )  # fmt: skip
 
 
-STAGES = (
+STAGES: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("read", 9_412, 612_000_000, {"not_html": 542}),
     ("extract", 8_870, 590_000_000, {"no_text": 768}),
     ("language", 8_102, 38_000_000, {"not_wanted": 2_904, "unsure": 295}),

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ def die_in(folder: Path, step: int, phase: str) -> None:
         "record": (checkpoint_write, "write_record", False),
         "replaced": (Path, "rename", False),
         "renamed": (checkpoint_write, "sync_folder", True),
-        "removal": (checkpoint_write.shutil, "rmtree", True),
+        "removal": (shutil, "rmtree", True),
     }[phase]
     real = getattr(place, name)
     setattr(place, name, _dying(real, before, _when(phase)))

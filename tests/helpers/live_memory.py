@@ -18,7 +18,7 @@ class Followed(TorchDispatchMode):
     """
 
     def __init__(self, *apart: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._weak: dict[int, Any] = {}
         self._apart = {_local(one).untyped_storage()._cdata for one in apart}
         self.peak_bytes = 0

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from launch.launchers.launch_plan import build_launch_plan
 from launch.launchers.local import find_signal
 from launch.launchers.multi_host import combine_statuses
 from launch.launchers.torchrun import _report_first_failure
 from launch.main import main
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET, is_lost_peer
 from llmsys.errors import LostRankError
-from tests.launch.launchers.test_launch_plan import HOSTS, build_launch_plan, config_file, config_of
+from tests.launch.launchers.test_launch_plan import HOSTS, config_file, config_of
 
 KILL = "import os, time; os.kill(os.getpid(), {}); time.sleep(60)"
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -141,7 +142,7 @@ def test_an_error_of_the_system_that_nobody_can_mend_keeps_its_traceback(monkeyp
 
 def test_what_every_rank_has_met_is_said_by_rank_0_first(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(launch.train.time, "sleep", waited.append)
+    monkeypatch.setattr(time, "sleep", waited.append)
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         assert launch.train.main(["nowhere"]) == 2

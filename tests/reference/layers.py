@@ -49,5 +49,5 @@ def dense(config: ModelConfig, p: Parameters, name: str, x: Tensor) -> Tensor:
         limit, alpha = config.feed_forward.limit, config.feed_forward.alpha
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return linear(p, f"{name}.down_proj", (up + 1) * gate / (1 + (-alpha * gate).exp()))
-    kind = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}[kind]
-    return linear(p, f"{name}.down_proj", activation(kind, gate) * up)
+    plain = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}[kind]
+    return linear(p, f"{name}.down_proj", activation(plain, gate) * up)

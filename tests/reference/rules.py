@@ -45,6 +45,8 @@ def judge(text: str, rule: RuleConfig) -> Judgement:
             return c4(text, rule)
         case FinewebQualityConfig():
             return fineweb(text, rule), text
+        case _:
+            raise NotImplementedError(rule.kind)
 
 
 def repeats(parts: list[str]) -> tuple[int, int]:

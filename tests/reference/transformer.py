@@ -30,7 +30,8 @@ def output(
     for row, ids in enumerate(tokens):
         numbers = [0] * len(ids) if documents is None else documents[row].tolist()
         segments = [0] * len(ids) if types is None else types[row].tolist()
-        memory, sources = [], []
+        memory: Vectors = []
+        sources: list[int] = []
         if source is not None:
             sources = [0] * len(source[row]) if source_documents is None else source_documents[row].tolist()
             memory = encoded(config, p, source[row], sources)

@@ -162,7 +162,10 @@ def test_a_cut_takes_the_margin_and_short_pieces_and_keeps_the_rest() -> None:
 
 @pytest.mark.parametrize("name", ["set.jsonl", "set.jsonl.gz", "set.jsonl.zst"])
 def test_items_are_read_with_nested_fields_and_lists(tmp_path: Path, name: str) -> None:
-    rows = [{"id": "q7", "a": {"text": ["one", "two"]}, "question": "why"}, {"id": 8, "a": {"text": []}, "question": 5}]
+    rows: list[dict[str, Any]] = [
+        {"id": "q7", "a": {"text": ["one", "two"]}, "question": "why"},
+        {"id": 8, "a": {"text": []}, "question": 5},
+    ]
     one = EvaluationSetConfig(
         name="x",
         files=(write_set(tmp_path, rows, name),),

@@ -3,14 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_pipeline.executors.base import Event, Executor, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.executors.base import EagerTaskEvent, Event, Executor, Job, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import SlurmExecutorConfig
@@ -29,13 +29,19 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_crawl(tmp_path_factory.mktemp("crawl"), files=2, pages=10)
 
 
-def ended(events: list[Event]) -> dict[int, TaskDone | TaskFailed]:
+def ended(events: Sequence[Event | EagerTaskEvent]) -> dict[int, TaskDone | TaskFailed]:
     return {event.index: event for event in events if not isinstance(event, TaskProgress)}
 
 
 def require_the_laws_of_an_executor(executor: Executor, folder: Path) -> None:
     """Every job is done or failed once, with its own cause, and progress arrives."""
-    jobs = [partial(count, 3), partial(die_until, folder / "dying", 9), fail, partial(count, 4), partial(count, 5)]
+    jobs: list[Job] = [
+        partial(count, 3),
+        partial(die_until, folder / "dying", 9),
+        fail,
+        partial(count, 4),
+        partial(count, 5),
+    ]
     events = list(executor.run_jobs(jobs))
     ends = ended(events)
     assert {index: end.result["counted"] for index, end in ends.items() if isinstance(end, TaskDone)} == {

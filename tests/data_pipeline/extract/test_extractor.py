@@ -20,7 +20,7 @@ PAGE = (
 )
 
 
-CONFIGS = {
+CONFIGS: dict[str, ExtractConfig] = {
     "article": ArticleExtractorConfig(),
     "resiliparse": ResiliparseExtractorConfig(),
     "all": ResiliparseExtractorConfig(main_content=False),
@@ -33,7 +33,7 @@ def extract(html: str | bytes, config: ExtractConfig, charset: str = "utf-8") ->
     pages = pa.record_batch({"charset": [charset], "payload": pa.array([payload], pa.large_binary())})
     texts = extract_text(pages, config)
     assert texts.type == pa.large_string()
-    return texts[0].as_py()  # type: ignore[no-any-return]
+    return texts[0].as_py()
 
 
 @pytest.mark.parametrize(

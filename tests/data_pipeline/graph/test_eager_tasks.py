@@ -135,7 +135,12 @@ def touch(path: Path, report: Report) -> dict[str, Any]:
 
 
 def test_a_job_ahead_that_fails_dies_or_hangs_costs_itself_only(tmp_path: Path) -> None:
-    early = [fail, partial(die_until, tmp_path / "a", 9), partial(sleep_for_ever, tmp_path / "b"), partial(count, 3)]
+    early: list[Job] = [
+        fail,
+        partial(die_until, tmp_path / "a", 9),
+        partial(sleep_for_ever, tmp_path / "b"),
+        partial(count, 3),
+    ]
     with local_pool(2) as pool:
 
         def hear(event: Event) -> None:
@@ -247,7 +252,8 @@ def test_stages_find_what_was_made_ahead_and_the_next_run_finds_everything(tmp_p
 
 def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) -> None:
     def wrapped(name: str, job: Job) -> Job:
-        return {"two/1": partial(fail_first, tmp_path / "tries", job), "three/2": fail}.get(name, job)
+        replaced: dict[str, Job] = {"two/1": partial(fail_first, tmp_path / "tries", job), "three/2": fail}
+        return replaced.get(name, job)
 
     folder = tmp_path / "chain"
     folder.mkdir()

@@ -188,8 +188,8 @@ def test_the_reader_gives_no_changed_token_and_names_file_and_bytes(dataset: Pat
         except DataError as error:
             said.append(str(error))
     assert len(said) > 30
-    place = rf"{TRAIN}, (headers|record batch \d+: .* \(bytes [\d,]+ to [\d,]+\)): "
-    assert [message for message in said if not re.search(place, message)] == []
+    pattern = rf"{TRAIN}, (headers|record batch \d+: .* \(bytes [\d,]+ to [\d,]+\)): "
+    assert [message for message in said if not re.search(pattern, message)] == []
 
 
 def test_a_token_is_led_back_to_its_record(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Profiles: what is written stands above the profile, English keeps the published rules, each document its own."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -136,7 +137,7 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
     ],
 )
 def test_a_language_without_model_or_profile_is_refused(
-    keep: tuple[str, ...], language: dict[str, object], expected: str
+    keep: tuple[str, ...], language: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         serialize_rules_by_language(data(*keep, **language))

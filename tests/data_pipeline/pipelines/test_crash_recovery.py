@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from data_pipeline.core.task import Task
+from data_pipeline.core.task import Job, Task
 from data_pipeline.executors.base import Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import LocalExecutor
 from data_pipeline.graph.stage_runner import StageRunner
@@ -71,7 +71,12 @@ def test_a_busy_worker_dies_with_its_parent(tmp_path: Path) -> None:
 def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> None:
     """The limit counts from when a job is handed out, and a worker's start is in it: here both are up before, and the
     one that dies does so in the last job."""
-    jobs = [partial(sleep_for_ever, tmp_path / "b"), fail, partial(count, 3), partial(die_until, tmp_path / "a", 9)]
+    jobs: list[Job] = [
+        partial(sleep_for_ever, tmp_path / "b"),
+        fail,
+        partial(count, 3),
+        partial(die_until, tmp_path / "a", 9),
+    ]
     pool = LocalExecutor(workers=2)
     try:
         list(pool.run_jobs([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"]))

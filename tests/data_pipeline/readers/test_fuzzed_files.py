@@ -156,7 +156,7 @@ def test_members_inside_one_another_cost_a_counted_number_of_bytes_and_are_named
     monkeypatch.setattr(member_module, "_EXTRA_WASTE", 1 << 16)
     good = b"".join(packed(kind, [page(0), page(1)]))
     path = tmp_path / f"a.warc.{kind}"
-    path.write_bytes(good + make(150, 60) + good)  # type: ignore[operator]
+    path.write_bytes(good + make(150, 60) + good)
     found = Read(path, monkeypatch)
     assert found.contents[:2] == [PAGE % f"Page number {n}.".encode() for n in (0, 1)]
     assert found.skips[0].offset == len(good)

@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.helpers.warc_records import PAGE, members, page, record, response
 LIMIT = 100_000
 
 
-def read(path: Path, **options: int) -> tuple[list[str], list[SkippedRecord], list[PageBatch]]:
+def read(path: Path, **options: Any) -> tuple[list[str], list[SkippedRecord], list[PageBatch]]:
     batches = list(read_pages(str(path), **{"max_page_bytes": LIMIT, **options}))
     urls = [url for batch in batches for url in batch.pages["url"].to_pylist()]
     return urls, [skip for batch in batches for skip in batch.skipped], batches

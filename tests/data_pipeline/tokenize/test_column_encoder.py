@@ -61,7 +61,7 @@ MODELS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 def train(**options: Any) -> SentencePieceTokenizer:
     model = io.BytesIO()
-    settings = {
+    settings: dict[str, Any] = {
         "model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "normalization_rule_name": "identity",
         "remove_extra_whitespaces": False, "add_dummy_prefix": False, "allow_whitespace_only_pieces": True,
         "hard_vocab_limit": False, "minloglevel": 2, "num_threads": 1,

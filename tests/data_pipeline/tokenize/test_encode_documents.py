@@ -80,7 +80,7 @@ def make_tokens(folder: Path, parts: list[Rows], tokenizer: Tokenizer, model: Pa
         encoded.append(folder / f"encoded-{number}.arrow")
         fingerprint = tokenizer.fingerprint
         pieces = folder / f"pieces-{number}.arrow"
-        common = {"model": model, "fingerprint": fingerprint, "config": DATA}
+        common: dict[str, Any] = {"model": model, "fingerprint": fingerprint, "config": DATA}
         encode_file(silent, source=source, output=encoded[-1], pieces=pieces, **common)
     files = []
     for split in SPLITS:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -16,7 +17,7 @@ pytest.importorskip("transformers")
 @pytest.fixture
 def trained_tokenizer(tmp_path: Path) -> Path:
     lines = (f"the lazy {i} dogs of the {i % 7} quick foxes" for i in range(200))
-    options = {"vocab_size": 330, "hard_vocab_limit": False, "byte_fallback": True, "minloglevel": 2}
+    options: dict[str, Any] = {"vocab_size": 330, "hard_vocab_limit": False, "byte_fallback": True, "minloglevel": 2}
     prefix = str(tmp_path / "pieces")
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=prefix, model_type="bpe", **options)
     return tmp_path / "pieces.model"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,14 @@ LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-u', *sys.a
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> subprocess.Popen[bytes]:
+def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has started one rank, which has said so in `heard`."""
     (tmp_path / "train.py").write_text(RANK)
     words = [str(tmp_path / "train.py"), str(tmp_path / "heard")]
     process = subprocess.Popen([sys.executable, "-c", LAUNCHER, *words])
     heard = tmp_path / "heard"  # a signal between its creation and its content would be overwritten by "ready"
     wait_until(lambda: heard.exists() and heard.read_text() == "ready", "the rank did not start")
-    yield process  # type: ignore[misc]
+    yield process
     for rank in list_descendant_ranks(process.pid):
         rank.kill()
     process.kill()

@@ -72,7 +72,7 @@ def test_every_shipped_config_survives_both_ways() -> None:
 
 def test_rules_in_task_keys_keep_their_bytes() -> None:
     config = RunConfig.model_validate(to_current_names(RECORDED["crawl"]["given"]))
-    rules = config.data.rules  # type: ignore[union-attr]
+    rules = config.data.rules
     text = serialize_language_rules({"en": LanguageProfile(name="English")}, rules)
     assert text == RECORDED["crawl"]["rules"]
     assert parse_language_rules(text)["en"].rules == rules

@@ -14,8 +14,10 @@ from llmsys.doctor.parity_matrix import ParityCase
 from llmsys.doctor.parity_models import DENSE, EXPERTS
 from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
 from llmsys.engine import deepspeed_engine, torch_engine
+from llmsys.engine.engine import reduce_token_counts
 from llmsys.optim import build_optimizer
 from llmsys.parallel import gradient_clipping, parallelize, tensor_parallel
+from llmsys.parallel.dtensor_slices import get_local_slice
 from tests.helpers.ranks import run_ranks
 
 SHARDED = ParityCase(2, "fsdp", (), "fp32", "none", DENSE, 2)
@@ -60,7 +62,7 @@ def swap_shards() -> Any:
         found = local_slice(whole, like)
         return found.flip(0) if found.ndim > 1 else found
 
-    local_slice = parallelize.get_local_slice
+    local_slice = get_local_slice
     return patch.object(parallelize, "get_local_slice", get_other_slice)
 
 
@@ -89,7 +91,7 @@ def count_own_targets() -> Any:
     def reduce_own_counts(batches: Any, device: torch.device) -> Tensor:
         return counts_of(batches, device) / 2
 
-    counts_of = torch_engine.reduce_token_counts
+    counts_of = reduce_token_counts
     return patch.object(torch_engine, "reduce_token_counts", reduce_own_counts)
 
 

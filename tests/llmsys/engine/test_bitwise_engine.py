@@ -24,6 +24,7 @@ from llmsys.optim.bitwise_adamw import BitwiseAdamW
 from llmsys.parallel import reproducible_sharding
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size, init_process_group
+from llmsys.parallel.reproducible_sum import StreamingTreeSum
 from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from tests.helpers.bitwise_runs import CASES, build, take_steps
@@ -37,7 +38,7 @@ SAVED, KILLED = 1, 2
 pytestmark = pytest.mark.distributed
 
 
-class OneAfterAnother(bitwise_engine.StreamingTreeSum):
+class OneAfterAnother(StreamingTreeSum):
     """A rank's micro-batches first, as accumulation does it."""
 
     def add_leaf(self, leaf: list[torch.Tensor]) -> None:

@@ -49,7 +49,7 @@ def test_time_and_plan_resolve_for_their_device() -> None:
         device = load_device_profile(profile)
         assert estimate_step_time(config, layout, device) == estimate_step_time(
             config.with_precision(precision), layout, device
-        )  # type: ignore[arg-type]
+        )
 
 
 def test_memory_of_an_unresolved_type_is_refused() -> None:

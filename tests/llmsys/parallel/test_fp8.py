@@ -1,5 +1,6 @@
 """fp8 products: which layers they are for, and who is told that there are none. (No GPU is needed to know.)"""
 
+import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.errors import LaunchError
 from llmsys.model.transformer import Transformer
-from llmsys.parallel import fp8
 from llmsys.parallel.fp8 import convert_to_fp8, list_fp8_layers, require_fp8
 
 MODEL: dict[str, Any] = {
@@ -43,7 +43,7 @@ def test_an_older_gpu_is_named_with_its_capability(monkeypatch: pytest.MonkeyPat
 
 def test_a_machine_without_torchao_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(get_device_capability=lambda device: (9, 0)))
-    monkeypatch.setattr(fp8.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         LaunchError, match=r"torchao is not installed\. Install llmsys\[fp8\], or set train\.matmul_dtype="
     ):

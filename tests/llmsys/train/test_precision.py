@@ -1,6 +1,8 @@
 """train.precision=auto: which number type a device takes, and that a run keeps the one it began with."""
 
 import logging
+import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,8 @@ NATIVE, SLOW = NativeSupport(True, "it has units"), NativeSupport(False, "it has
 @pytest.fixture
 def bf16_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """An x86 processor with avx512_bf16, and nothing in the environment that lowers it."""
-    monkeypatch.setattr(precision.sys, "platform", "linux")
-    monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     for variable in precision.ISA_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
@@ -63,7 +65,7 @@ def test_a_processor_without_the_instructions_is_not_native(monkeypatch: pytest.
 def test_an_arm_processor_is_read_from_its_features(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, native: bool
 ) -> None:
-    monkeypatch.setattr(precision.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nFeatures\t: {flags}\n")
     assert find_bf16_support(CPU).is_native == native
@@ -71,8 +73,8 @@ def test_an_arm_processor_is_read_from_its_features(
 
 @pytest.mark.parametrize("machine", ["arm64", "x86_64"])
 def test_macos_and_other_devices_take_fp32(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
-    monkeypatch.setattr(precision.sys, "platform", "darwin")
-    monkeypatch.setattr(precision.platform, "machine", lambda: machine)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     assert not find_bf16_support(CPU).is_native
     assert not find_bf16_support(torch.device("mps")).is_native
 

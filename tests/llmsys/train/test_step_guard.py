@@ -193,7 +193,7 @@ def test_the_trajectory_is_the_one_without_the_bad_steps(tmp_path: Path, policy:
 
 
 def test_a_rewind_heals_weights_that_were_damaged_in_memory(tmp_path: Path) -> None:
-    damaged = []
+    damaged: list[Any] = []
 
     def is_bad(step: int) -> bool:
         total: torch.Tensor = one.engine.weights["parameter/sum"]  # type: ignore[attr-defined]

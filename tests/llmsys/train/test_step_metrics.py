@@ -97,7 +97,7 @@ def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPat
 def on_rank(rank: int) -> dict[str, Any]:
     calls: list[Any] = []
     plain = dist.all_reduce
-    dist.all_reduce = lambda *words, **more: (calls.append(words), plain(*words, **more))[1]  # type: ignore[assignment]
+    dist.all_reduce = lambda *words, **more: (calls.append(words), plain(*words, **more))[1]
     one = build_step_meter(load_config(), CPU, abacus())
     for number, seconds in enumerate((9.0, 1.0 + rank, 2.0 - rank, 1.5 + rank), start=1):
         one.record_step(number, seconds)

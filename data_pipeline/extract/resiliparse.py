@@ -5,11 +5,11 @@ content, which takes time quadratic in the depth.
 """
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 from resiliparse.extract.html2text import extract_plain_text
 
-from data_pipeline.extract.extractor import Extractor
 from llmsys.config.extraction import ResiliparseExtractorConfig
 
 _STEPS = 20_000_000  # tags times depth, above which the search for the main content takes many seconds
@@ -21,7 +21,7 @@ _FLAT = frozenset(
 )
 
 
-def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Extractor:
+def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Callable[[bytes], str]:
     """Build the extractor with these settings."""
 
     def extract_text(html: bytes) -> str:

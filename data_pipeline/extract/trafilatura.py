@@ -4,14 +4,14 @@ Readers' comments are left out, as in FineWeb. Its cache of repeated texts, whic
 is off.
 """
 
+from collections.abc import Callable
 from importlib import metadata
 
-from data_pipeline.extract.extractor import Extractor
 from llmsys.config.extraction import TrafilaturaExtractorConfig
 from llmsys.errors import ConfigError
 
 
-def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Extractor:
+def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Callable[[bytes], str]:
     """Build the extractor with these settings.
 
     Raises:

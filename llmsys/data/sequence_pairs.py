@@ -62,12 +62,16 @@ class SequencePairs:
 
     def require_lengths(self, source: int, target: int) -> None:
         """Raise ConfigError if a sequence is longer than the config allows, in tokens."""
-        for name, shards, limit in (("sequence", self.sources, source), ("target", self.targets, target)):
+        sides = (
+            ("sequence_length", "source", self.sources, source),
+            ("target_sequence_length", "target", self.targets, target),
+        )
+        for key, side, shards, limit in sides:
             row = int(shards.lengths.argmax())
             if (length := int(shards.lengths[row])) > limit:
                 raise ConfigError(
-                    f"batch.{name}_length={limit} is less than the {length} tokens of the longest "
-                    f"{'source' if name == 'sequence' else 'target'} of split '{self.targets.split}' (line "
+                    f"batch.{key}={limit} is less than the {length} tokens of the longest {side} of split "
+                    f"'{self.targets.split}' (line "
                     f"{shards.get_lineage(row)['offset']} of {shards.get_lineage(row)['file']}). "
                     f"Use {length}, or prepare with a smaller data.max_tokens."
                 )

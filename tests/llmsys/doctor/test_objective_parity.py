@@ -82,17 +82,15 @@ def test_rows_are_dealt_once_and_some_rank_has_none(ranks: int) -> None:
     for subject in (TRANSLATION, LABELS):
         alone = list_rows(subject, 1)
         for is_bitwise in (False, True):
-            shard_arguments = [
+            assigned = [
                 batch
                 for rank in range(ranks)
                 for batch in build_micro_batches(subject, 1, rank=rank, ranks=ranks, micro=2, is_bitwise=is_bitwise)
             ]
-            for count in ("valid_targets", "num_tokens", "num_source_tokens"):
-                assert sum(getattr(one, count) for one in shard_arguments) == sum(
-                    getattr(one, count) for one in alone
-                ), count
-            assert any(not batch.num_tokens for batch in shard_arguments) != is_bitwise
-            assert any(batch.tokens_BT.numel() > batch.num_tokens > 0 for batch in shard_arguments)
+            for count in ("num_valid_targets", "num_tokens", "num_source_tokens"):
+                assert sum(getattr(one, count) for one in assigned) == sum(getattr(one, count) for one in alone), count
+            assert any(not batch.num_tokens for batch in assigned) != is_bitwise
+            assert any(batch.tokens_BT.numel() > batch.num_tokens > 0 for batch in assigned)
 
 
 def ignore_padding_of_targets() -> Any:

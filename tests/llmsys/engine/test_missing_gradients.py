@@ -73,8 +73,9 @@ def build(kind: str, loss: Loss, optimizer: OptimizerConfig) -> Engine:
         return AccelerateEngine(model, **common)
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
+    stage: Any = int(kind[4])
     offload: Any = "optimizer" if "offload" in kind else "none"
-    return DeepSpeedEngine(model, **common | {"zero_stage": int(kind[4]), "offload": offload})
+    return DeepSpeedEngine(model, zero_stage=stage, offload=offload, **common)
 
 
 def engine_run(rank: int, kinds: tuple[str, ...], optimizer: OptimizerConfig) -> list[Any]:

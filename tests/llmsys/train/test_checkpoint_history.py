@@ -123,17 +123,17 @@ def test_other_names_are_no_checkpoints_and_steps_are_numbers(tmp_path: Path) ->
 
 
 class EngineOfOneWeight:
-    """What `resume` needs of an engine."""
+    """An engine with the methods that resuming calls."""
 
     module = torch.nn.Module()
 
     def __init__(self) -> None:
         self.tensors = state_of(0).tensors
 
-    def state(self) -> Any:
+    def get_state(self) -> Any:
         return state_of(0).__class__(dict(self.tensors), 0)
 
-    def load(self, state: Any) -> None:
+    def load_state(self, state: Any) -> None:
         self.tensors = state.tensors
 
 

@@ -202,7 +202,7 @@ def test_a_trusted_old_checkpoint_is_rewritten_in_place(
     assert json.loads(capsys.readouterr().out) == {"source": source, "rewritten": []}
 
 
-@pytest.mark.parametrize("step", ["publish_bytes", "write_record"])
+@pytest.mark.parametrize("step", ["write_bytes_atomically", "write_record"])
 def test_a_rewrite_that_was_interrupted_is_done_again(old: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = getattr(pickled_metadata, step)
 

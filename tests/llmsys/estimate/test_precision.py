@@ -19,7 +19,7 @@ from tests.helpers.device_profile import abacus
 @pytest.mark.parametrize(
     ("profile", "number"), [("h100-sxm", "bf16"), ("v100", "fp32"), ("p100", "fp32"), ("tpu-v4", "bf16")]
 )
-def test_a_profile_decides(profile: str, number: str) -> None:
+def test_a_profile_decides(profile: str, number: Precision) -> None:
     config = RunConfig()
     assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
     found = estimate_run(config, device=load_device_profile(profile))

@@ -15,7 +15,7 @@ from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.engine_constraints import find_deepspeed_violations, find_torch_violations, resolve_layout
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
-from llmsys.config.generation_constraints import generation_problems
+from llmsys.config.generation_constraints import find_generation_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
@@ -101,7 +101,7 @@ class RunConfig(Section):
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
         yield from find_task_violations(self.evaluation, self.objective.kind)
         yield from self._precision_problems()
-        yield from generation_problems(self.generation, self.model)
+        yield from find_generation_violations(self.generation, self.model)
         yield from find_torch_violations(self.engine, self.layout, self.train, self.model)
         for problem in find_expert_violations(self.layout.expert, self.model):
             yield Violation("layout.expert", problem)
@@ -190,7 +190,7 @@ class RunConfig(Section):
 
     def _find_budget_violations(self) -> Iterator[Violation]:
         budget, schedule = self.train.tokens, self.schedule
-        first = self.batch.get_tokens_at(0)
+        first = self.batch.get_step_tokens(0)
         if "train" in self.model_fields_set and budget < first:
             yield Violation(
                 "train.tokens",

@@ -88,7 +88,7 @@ class Slurm:
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def job(self, number: int, field: str) -> str:
+    def job(self, number: int | str, field: str) -> str:
         """A field of `scontrol show job`, such as JobState."""
         found = re.search(rf"\b{field}=(\S*)", self.said("scontrol", "--oneliner", "show", "job", str(number)))
         assert found is not None, field

@@ -42,7 +42,7 @@ def tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
             elif "router" in name:
                 parameter *= 3
         if hasattr(model.head, "fixed_bias_V"):
-            model.head.fixed_bias_V += 0.2 * torch.randn(model.head.fixed_bias_V.shape, generator=generator)
+            model.head.fixed_bias_V += 0.2 * torch.randn(model.head.fixed_bias_V.shape, generator=generator)  # type: ignore[arg-type]
         for layer in model.list_moe_layers():
             if layer.config.balance.kind == "bias":
                 layer.balance_bias_E += 0.2 * torch.randn(layer.balance_bias_E.shape, generator=generator)
@@ -53,6 +53,8 @@ def tiny_tokens(rows: int = 2, length: int = 7, vocab_size: int = 37, seed: int 
     return torch.randint(0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def relative_error(value: Tensor, reference: Tensor) -> float:
+def relative_error(value: Tensor | None, reference: Tensor | None) -> float:
+    assert value is not None
+    assert reference is not None
     value, reference = value.detach().double(), reference.detach().double()
     return float((value - reference).norm() / reference.norm().clamp_min(1e-30))

@@ -182,7 +182,7 @@ def test_prepare_says_what_it_could_not_read_and_where() -> None:
         SkippedInput(file="b.warc.gz", offset=0, reason="empty file", count=1),
         SkippedInput(file="c.warc.gz", offset=7, reason="truncated", count=2),
     )
-    manifest = Manifest.model_construct(read=ReadSummary(files=3, records=10, html_bytes=5, skipped=skips))
+    manifest = Manifest.model_construct(read=ReadSummary(files=3, records=10, html_bytes=5, skipped=skips))  # type: ignore[call-arg]
     assert format_skipped(manifest) == [
         "skipped 1: empty file (first: b.warc.gz at byte 0)",
         "skipped 3: truncated (first: a.warc.gz at byte 6,030)",

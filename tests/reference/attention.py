@@ -123,7 +123,7 @@ def mean_of(values: Vectors, scores: list[Tensor], sink: Tensor | None) -> Tenso
     everything = scores if sink is None else [*scores, sink]
     top = max(score.detach() for score in everything)
     total = sum((score - top).exp() for score in everything)
-    return sum((score - top).exp() / total * value for score, value in zip(scores, values, strict=True))
+    return sum((score - top).exp() / total * value for score, value in zip(scores, values, strict=True))  # type: ignore[return-value]
 
 
 def scale(config: ModelConfig) -> float:

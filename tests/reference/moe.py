@@ -82,7 +82,8 @@ def route(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], *, tr
     if config.routing.kind == "token_choice" or not training:
         return wanted
     room = math.ceil(Fraction(str(config.routing.factor)) * tokens * config.num_experts_per_tok / size)
-    taken, kept = [0] * size, []
+    taken = [0] * size
+    kept: list[dict[int, Tensor]] = []
     for visits, here in zip(wanted, real, strict=True):
         kept.append({})
         for e, weight in visits.items():

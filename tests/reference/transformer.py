@@ -115,7 +115,13 @@ def branches_of(
     }
     if memory:
         branches["cross_attention"] = lambda x: cross_attention(
-            config, p, f"{name}.cross_attention", x, documents, memory, sources
+            config,
+            p,
+            f"{name}.cross_attention",
+            x,
+            documents,
+            memory,
+            sources,  # type: ignore[arg-type]
         )
     if f"{name}.feed_forward.router.weight" in p:
         branches["feed_forward"] = lambda x: experts(config, p, f"{name}.feed_forward.", x)
@@ -127,7 +133,7 @@ def branches_of(
 def experts(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vectors:
     own = {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
     rows = torch.stack(x)[None]
-    return list(mixture(config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False)[0])
+    return list(mixture(config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False)[0])  # type: ignore[arg-type]
 
 
 def block(config: ModelConfig, p: Parameters, name: str, x: Vectors, branches: dict[str, Any], alpha: float) -> Vectors:

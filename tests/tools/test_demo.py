@@ -119,7 +119,7 @@ def test_killing_make_ends_the_demo_and_the_verb_it_runs(tmp_path: Path, reposit
     with subprocess.Popen(["sleep", "600"]) as make:
         environment = {**os.environ, VARIABLE: str(make.pid)}
         command = [sys.executable, repository / "tools" / "demo.py", *stage.arguments]
-        with subprocess.Popen(command, env=environment) as demo:
+        with subprocess.Popen(command, env=environment) as demo:  # type: ignore[arg-type]
             verb = wait_for_pid(tmp_path / "pid")
             make.kill()
             assert demo.wait(timeout=PATIENCE_SECONDS) == 1

@@ -13,7 +13,11 @@ from tests.helpers.deduplication import deduplicated, document
 from tests.reference import repeated_text as plain
 
 NOTHING: dict[str, Any] = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
-RANGES = [(1, {"kind": "sorted"}), (3, {"kind": "sorted", "keys_per_task": 400}), (2, {"kind": "bloom"})]
+RANGES: list[tuple[int, dict[str, Any]]] = [
+    (1, {"kind": "sorted"}),
+    (3, {"kind": "sorted", "keys_per_task": 400}),
+    (2, {"kind": "bloom"}),
+]
 WORDS = ["the", "River", "ran", "3,000", "stones", "don't", "(see", "it)", "café", "Über"]
 SENTENCES = [
     'Plain words. Then more.\nA new line! And why? (Because.) "Said." ... Five.',

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,7 @@ def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(tm
     assert (tmp_path / "slurm").stat().st_mode & 0o777 == 0o700  # the jobs are pickles
     arrays._submit_array(1, 0)
     pid = wait_for_pid(tmp_path / "pid")
+    assert isinstance(events, Generator)
     events.close()  # a driver that is killed says nothing to Slurm; the next one of the same folder cleans up
     SlurmExecutor(SLURM, tmp_path / "slurm")
     wait_until(lambda: has_ended(pid), "a task outlived its driver's successor")

@@ -77,7 +77,7 @@ def judged(texts: list[str]) -> list[str]:
     """Why each text is dropped, empty where it stays."""
     reasons, left = [""] * len(texts), list(range(len(texts)))
     codes = pa.array(["zh"] * len(texts))
-    for outcome in get_language_chains(serialize_rules_by_language(DATA)).apply(
+    for outcome in get_language_chains(serialize_rules_by_language(DATA)).apply(  # type: ignore[arg-type]
         pa.array(texts, pa.large_string()), codes
     ):
         kept = []

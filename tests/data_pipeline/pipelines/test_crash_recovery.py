@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from data_pipeline.core.task import Job, Task
-from data_pipeline.executors.base import Report, TaskDone, TaskFailed, TaskProgress
+from data_pipeline.core.task import Task
+from data_pipeline.executors.base import Job, Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import LocalExecutor
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from tests.helpers.compressed_records import packed, records
 from tests.helpers.warc_records import PAGE, members, page, record, response
 
 LIMIT = 100_000
-Found = tuple[list[tuple[int, str]], list[tuple[int, str]], int]
+Found = tuple[list[tuple[int, Any]], list[tuple[int, str]], int]
 
 
 def read(path: Path, config: ReadConfig | None = None) -> Found:

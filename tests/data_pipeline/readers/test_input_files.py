@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.registry import _registry
+from fsspec.registry import _registry  # type: ignore[import-untyped]
 
 from data_pipeline.core.journal import Journal
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset

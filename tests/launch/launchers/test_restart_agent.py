@@ -96,7 +96,7 @@ def test_an_agent_whose_meeting_place_is_out_of_reach_is_started_anew(
     """The first waits in a call without a time-out for a place that has gone; the second finds it."""
     monkeypatch.setattr("launch.launchers.restart_agent.SHUT_SECONDS", 0.0)
     monkeypatch.setattr("launch.launchers.restart_agent.LOOK_SECONDS", 0.2)
-    first, gone = tmp_path / "first", []
+    first, gone = tmp_path / "first", []  # type: ignore[var-annotated]
 
     def is_open(self: Rendezvous) -> bool:
         """But for one knock, once the first agent is stuck."""

@@ -61,9 +61,9 @@ def test_a_model_of_experts_alone_needs_no_dense_width() -> None:
 
 def test_sections_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        model().hidden_size = 128  # type: ignore[misc]
+        model().hidden_size = 128
     with pytest.raises(ValidationError):
-        RunConfig().train.tokens = 1  # type: ignore[misc]
+        RunConfig().train.tokens = 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -11,27 +12,28 @@ from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokeniz
 
 transformers = pytest.importorskip("transformers")
 
-AS_IT_IS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+AS_IT_IS: dict[str, Any] = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "12", "wizards", "box", "3.5")
 TEXTS = ["Hello  world", "  lead", "日本語 mix 123", "tab\tx", "new\nline\n\n  x ", "é ü 🙂", "the lazy 12 foxes"]
 
 
-def trained(folder: Path, **options: object) -> Path:
+def trained(folder: Path, **options: Any) -> Path:
     lines = (" ".join(WORDS[i % 13 :] + WORDS[: i % 11]) for i in range(300))
     model = io.BytesIO()
+    settings: dict[str, Any] = {"vocab_size": 360, "model_type": "bpe"} | options
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=lines,
         model_writer=model,
         byte_fallback=True,
         hard_vocab_limit=False,
         minloglevel=2,
-        **{"vocab_size": 360, "model_type": "bpe", **options},
+        **settings,
     )
     (folder / "any.model").write_bytes(model.getvalue())
     return folder / "any.model"
 
 
-def loaded(folder: Path) -> object:
+def loaded(folder: Path) -> Any:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return transformers.AutoTokenizer.from_pretrained(folder)
 

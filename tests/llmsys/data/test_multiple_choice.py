@@ -83,7 +83,7 @@ def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> N
 
 def test_the_targets_of_a_row_are_its_choice_and_nothing_else() -> None:
     asked = MultipleChoiceQuestion("here:1", "ab ", " ", ("c", "def"), 1)
-    rows = ChoiceRows([asked], Letters(), [0], longest=7)
+    rows = ChoiceRows([asked], Letters(), [0], longest=7)  # type: ignore[arg-type]
     batch = rows.get_batch(0, 3)
     assert batch.tokens_BT.shape == (3, 7)  # opening, context, two spaces and all but the last of "def"
     texts = ["".join(chr(t) for t in row.tolist() if t != IGNORED) for row in batch.targets_BT]
@@ -91,4 +91,4 @@ def test_the_targets_of_a_row_are_its_choice_and_nothing_else() -> None:
     assert (batch.documents_BT == PADDING).sum(1).tolist() == [2, 0, 0]
     assert batch.tokens_BT[0].tolist() == [0, *map(ord, "ab  "), 0, 0]
     with pytest.raises(DataError, match=r"here:1: choice 1 with its context takes 7 positions, and the model has 6"):
-        ChoiceRows([asked], Letters(), [0], longest=6)
+        ChoiceRows([asked], Letters(), [0], longest=6)  # type: ignore[arg-type]

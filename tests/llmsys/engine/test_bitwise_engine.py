@@ -63,11 +63,11 @@ def dropout_of_rank(engine: BitwiseEngine, micro_batch: int) -> None:
 def fused_step(optimizer: BitwiseAdamW, gradients: list[torch.Tensor], rate: float, scale: float) -> None:
     """torch's fused kernel, which takes what is left of a vector another way."""
     optimizer.steps += 1
-    locals_of = [[value.to_local() for value in values.values()] for values in (optimizer.first, optimizer.second)]
-    parameters = [parameter.to_local().detach() for parameter in optimizer.named.values()]
+    locals_of = [[value.to_local() for value in values.values()] for values in (optimizer.first, optimizer.second)]  # type: ignore[attr-defined]
+    parameters = [parameter.to_local().detach() for parameter in optimizer.named.values()]  # type: ignore[attr-defined]
     steps = [torch.tensor(float(optimizer.steps)) for _ in parameters]
     scaled = [gradient * scale for gradient in gradients]
-    torch._fused_adamw_(
+    torch._fused_adamw_(  # type: ignore[call-overload]
         parameters, scaled, *locals_of, [], steps, lr=rate, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
         amsgrad=False, maximize=False,
     )  # fmt: skip
@@ -114,8 +114,10 @@ RESUMED = {1: tuple(CASES), 2: (EXPERTS,), 4: (DENSE, EXPERTS), 8: (EXPERTS, ODD
 def planted(_: int) -> dict[str, str]:
     """The last hash with each bug."""
     found = {}
-    for bug, (name, *plant) in BUGS.items():
-        found[bug] = with_bug(*plant, lambda case=CASES[name]: take_steps(build(case), 1, STEPS)[-2]["state"])
+    for bug, (name, owner, attribute, replacement) in BUGS.items():
+        found[bug] = with_bug(
+            owner, attribute, replacement, lambda case=CASES[name]: take_steps(build(case), 1, STEPS)[-2]["state"]
+        )
     return found
 
 

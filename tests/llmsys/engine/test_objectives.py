@@ -82,7 +82,7 @@ def build(kind: str, objective: str) -> Engine:
         return AccelerateEngine(model, **common)
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(model, zero_stage=int(kind.removeprefix("zero")), **common)
+    return DeepSpeedEngine(model, **common | {"zero_stage": int(kind.removeprefix("zero"))})
 
 
 def engine_run(rank: int, cases: list[tuple[str, str]]) -> list[Any]:

@@ -106,6 +106,8 @@ def build(kind: str, layout: ParallelLayout, clip: float, micro_batches: int, **
         return AccelerateEngine(model, **common)
     from llmsys.engine.deepspeed_engine import DeepSpeedEngine
 
+    stage: Any
+    offload: Any
     stage, offload = int(kind.removeprefix("zero")[0]), "optimizer" if "offload" in kind else "none"
     return DeepSpeedEngine(model, zero_stage=stage, offload=offload, **common)
 

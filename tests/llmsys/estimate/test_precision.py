@@ -5,6 +5,7 @@ import pytest
 from launch.preflight.cluster_checks import resolve_for_hosts
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
+from llmsys.config.train import Precision
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.peak_memory import estimate_peak_memory
@@ -22,7 +23,7 @@ def test_a_profile_decides(profile: str, number: str) -> None:
     config = RunConfig()
     assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
     found = estimate_run(config, device=load_device_profile(profile))
-    named = estimate_run(config.with_precision(number))  # type: ignore[arg-type]
+    named = estimate_run(config.with_precision(number))
     assert found["precision"]["number"] == number
     assert found["memory"] == named["memory"]
     text = format_estimate(found)
@@ -45,7 +46,8 @@ def test_flops_device_decides_where_no_device_is_named_and_else_accelerators_are
 def test_time_and_plan_resolve_for_their_device() -> None:
     config = RunConfig()
     layout = config.resolve_layout(1)
-    for precision, profile in (("fp32", "v100"), ("bf16", "h100-sxm")):
+    cases: tuple[tuple[Precision, str], ...] = (("fp32", "v100"), ("bf16", "h100-sxm"))
+    for precision, profile in cases:
         device = load_device_profile(profile)
         assert estimate_step_time(config, layout, device) == estimate_step_time(
             config.with_precision(precision), layout, device

@@ -45,8 +45,8 @@ def model() -> Transformer:
 def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
     chosen = {key: settings.pop(key) for key in CHOICE & settings.keys()}
     how = SamplingParams(**{"temperature": 0.8, **chosen})
-    defaults = {"max_new_tokens": 12, "decoding": how, "stop_at_eos": False, "seed": 5}
-    return generate_texts(model, Letters(), prompts, **(defaults | settings))
+    defaults: dict[str, Any] = {"max_new_tokens": 12, "decoding": how, "stop_at_eos": False, "seed": 5}
+    return generate_texts(model, Letters(), prompts, **(defaults | settings))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
 )
 def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
     padded = tiny_model(tiny_moe_config(vocab_size=1000))
-    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False)
+    texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False)  # type: ignore[arg-type]
     assert all(set(text) <= set(ALPHABET) for text in texts)  # Letters knows 37 ids, and no text for any other
 
 
@@ -173,7 +173,7 @@ def test_a_stream_says_the_text_piece_by_piece_and_holds_back_half_characters() 
             return bytes(ids).decode(errors="replace")
 
     pieces: list[str] = []
-    stream = TextStreamer(Bytes(), ["a"], lambda _, piece: pieces.append(piece))
+    stream = TextStreamer(Bytes(), ["a"], lambda _, piece: pieces.append(piece))  # type: ignore[arg-type]
     for byte in "bäß".encode():
         stream(0, byte)
     stream.flush(["bäß"])

@@ -45,13 +45,13 @@ def make(shape: tuple[int, ...], documents: bool) -> tuple[list[torch.Tensor], t
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_chunks_are_as_close_to_exact_as_the_kernel(shape: tuple[int, ...], documents: bool) -> None:
     inputs, mask, out_gradient = make(shape, documents)
-    expected = exact(*inputs, mask)
+    expected = exact(*inputs, mask)  # type: ignore[arg-type, call-arg]
     truth = [expected, *torch.autograd.grad(expected, inputs, out_gradient.double())]
     q, k, v = (x.transpose(1, 2) for x in inputs)
     kernel = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     kernel = kernel.transpose(1, 2)
     usual = [kernel, *torch.autograd.grad(kernel, inputs, out_gradient)]
-    y = cpu_attention.compute_chunked_attention(*inputs, mask, causal=True)
+    y = cpu_attention.compute_chunked_attention(*inputs, mask, causal=True)  # type: ignore[arg-type]
     ours = [y, *torch.autograd.grad(y, inputs, out_gradient)]
     for value, other, true in zip(ours, usual, truth, strict=True):
         assert value.shape == true.shape

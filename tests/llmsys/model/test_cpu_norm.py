@@ -21,7 +21,10 @@ def test_pieces_are_as_close_to_exact_as_torch(
     x, out_gradient = (torch.randn(shape, generator=generator).bfloat16() for _ in range(2))
     leaves = [x.requires_grad_(), torch.randn(shape[-1], generator=generator).bfloat16().requires_grad_()]
     exact = F.rms_norm(leaves[0].double(), shape[-1:], leaves[1].double(), EPS)
-    usual, ours = F.rms_norm(leaves[0], shape[-1:], leaves[1], EPS), cpu_kernels.compute_rms_norm(*leaves, EPS)
+    usual, ours = (
+        F.rms_norm(leaves[0], shape[-1:], leaves[1], EPS),
+        cpu_kernels.compute_rms_norm(leaves[0], leaves[1], EPS),
+    )
     results = [[y, *torch.autograd.grad(y, leaves, out_gradient.to(y.dtype))] for y in (exact, usual, ours)]
     for true, other, value in zip(*results, strict=True):
         assert value.shape == true.shape

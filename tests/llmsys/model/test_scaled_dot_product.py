@@ -86,4 +86,4 @@ def test_yarn_sharpens_latent_scores_as_in_deepseek_v3() -> None:
             num_key_value_heads=4,
             position={"kind": "rope", "scaling": scaling | {"mscale": mscale, "mscale_all_dim": mscale}},
         )
-        assert math.isclose(compute_mla_scale(config, config.attention), expected, rel_tol=1e-9)
+        assert math.isclose(compute_mla_scale(config, config.attention), expected, rel_tol=1e-9)  # type: ignore[arg-type]

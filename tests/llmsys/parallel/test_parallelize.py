@@ -47,7 +47,7 @@ def sharded(rank: int, names: list[str]) -> dict[str, Any]:
         )
         loss, found = gradients(model)
         tied = model.head is not None and model.head.weight is model.embed.weight
-        results[name] = loss.numpy(), {key: value.full_tensor().numpy() for key, value in found.items()}, tied
+        results[name] = loss.numpy(), {key: value.full_tensor().numpy() for key, value in found.items()}, tied  # type: ignore[attr-defined]
     return results
 
 

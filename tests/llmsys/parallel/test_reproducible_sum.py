@@ -94,7 +94,8 @@ def test_an_expert_gives_the_same_bits_with_any_others_beside_it(seed: int) -> N
     choose, _ = random.Random(seed), torch.manual_seed(seed)
     dtype = choose.choice([torch.float32, torch.bfloat16])
     width, inside = choose.randint(1, 70), choose.randint(1, 70)
-    config = choose.choice([SwigluConfig(), GeluConfig(bias=True), ClampedSwigluConfig(bias=True)])
+    choices: list[FeedForwardConfig] = [SwigluConfig(), GeluConfig(bias=True), ClampedSwigluConfig(bias=True)]
+    config = choose.choice(choices)
     shapes: dict[str, Any] = {name: p.shape for name, p in GroupedExperts(4, width, inside, config).named_parameters()}
     weights = {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
     counts = torch.tensor([[choose.choice([0, 1, choose.randint(2, 40)]) for _ in range(4)] for _ in range(2)])

@@ -29,7 +29,7 @@ def test_the_report_lies_in_the_run_folder_else_in_the_dataset_folder(folders):
 
 
 def test_the_same_folders_give_the_same_bytes(folders, tmp_path):
-    first, second = write_report(*folders, tmp_path / "1.html"), write_report(*folders, tmp_path / "2.html")
+    first, second = write_report(*folders, tmp_path / "1.html"), write_report(*folders, tmp_path / "2.html")  # type: ignore[call-arg]
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -73,7 +73,7 @@ def test_costs_stand_beside_what_was_predicted(folders):
         {"event": "measured"},
         {"event": "evaluation", "step": 400, "sets": {"x": {}}},
     ]
-    write_run(folders[0], [*run_events(), *broken])
+    write_run(folders[0], [*run_events(), *broken])  # type: ignore[list-item]
     assert "2 events in" in _without_scripts(write_report(*folders))
 
 

@@ -50,7 +50,7 @@ def test_expert_loads_are_relative_to_even_and_bounded_with_first_and_last_kept(
 def test_events_with_broken_fields_are_counted_and_do_not_stop_the_rest(tmp_path):
     strange = [{"event": "experts", "step": 1, "load": 7}, {"event": "experts", "step": 2}, {"event": "unheard of"},
                {"event": "step", "step": "three"}]  # fmt: skip
-    record = read_run(write_run(tmp_path, [*_steps(1, 5, 1.0), *strange]))
+    record = read_run(write_run(tmp_path, [*_steps(1, 5, 1.0), *strange]))  # type: ignore[list-item]
     assert len(record.curves.step) == 5
     assert any(note.startswith("2 events in ") for note in record.notes)
 

@@ -98,10 +98,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
 
 def test_a_full_disk_is_said_with_what_is_safe() -> None:
     full = OSError(28, "No space left on device")
-    said = build_save_error(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))
+    said = build_save_error(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))  # type: ignore[dict-item]
     assert isinstance(said, CheckpointError)
     assert "x/step-00000100 could not be saved: No space left on device. The checkpoints before" in str(said)
-    bug = CheckpointException("write", {0: (ValueError("a bug"), [])})
+    bug = CheckpointException("write", {0: (ValueError("a bug"), [])})  # type: ignore[dict-item]
     assert build_save_error(Path("x"), bug) is bug
 
 

@@ -114,7 +114,7 @@ def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None
     checkpoint = tmp_path / "step-00000010"
     record = read_record(checkpoint)
     files = {name: hashlib.blake2b((checkpoint / name).read_bytes()).hexdigest() for name in record["files"]}
-    checkpoint_write.write_record(checkpoint, record | {"files": files})
+    checkpoint_write.write_record(checkpoint, record | {"files": files})  # type: ignore[attr-defined]
     assert find_checkpoint_error(checkpoint) is None
     DAMAGES["flipped"](checkpoint / "metadata.json")
     assert "metadata.json is damaged" in str(find_checkpoint_error(checkpoint))
@@ -178,7 +178,7 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
             saver.wait_for_save()
             if mode == "async":
                 MAY_WRITE.clear()
-            checkpoint_write._write_tensors = _write_late if mode == "async" else WRITE_TENSORS
+            checkpoint_write._write_tensors = _write_late if mode == "async" else WRITE_TENSORS  # type: ignore[assignment]
             saver.save_state(engine.get_state(), step + 1, {})
     alone = savers["async"]._thread is not None and savers["async"]._thread.is_alive()
     engine.train_step(share_of(2, rank, 2, 1), LEARNING_RATE)  # while the second is still being written
@@ -201,12 +201,12 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def _fail_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
-    real = checkpoint_write.compute_digests
+    real = checkpoint_write.compute_digests  # type: ignore[attr-defined]
     if rank == 1:
-        checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(OSError(5, "Input/output error", "disk"))
+        checkpoint_write.compute_digests = lambda files: (_ for _ in ()).throw(OSError(5, "Input/output error", "disk"))  # type: ignore[attr-defined]
     saver.save_state(engine.get_state(), 3, {})
     saver.wait_for_save()
-    checkpoint_write.compute_digests = real
+    checkpoint_write.compute_digests = real  # type: ignore[attr-defined]
     [save] = [one for one in saver.pop_finished_saves() if one.failure is not None]
     return str(save.failure)
 

@@ -30,7 +30,7 @@ def write_bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
 
 
 def build_evaluator(*questions: MultipleChoiceQuestion, together: int = 1) -> MultipleChoiceEvaluator:
-    return MultipleChoiceEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), together)
+    return MultipleChoiceEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), together)  # type: ignore[arg-type]
 
 
 def test_each_rule_finds_the_answer_that_it_should() -> None:

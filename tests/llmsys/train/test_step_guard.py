@@ -261,7 +261,7 @@ def test_an_overflow_behind_a_bad_step_is_still_an_overflow(tmp_path: Path) -> N
             return StepResult(2.0, math.inf, 1, False, (0.0,))  # as under fp16: nobody was asked
 
     one = build_trainer(load_config(tmp_path), lambda step: False)
-    one.engine = Overflowing(lambda step: step == 3)
+    one.engine = Overflowing(lambda step: step == 3)  # type: ignore[assignment]
     one.train()
     events = read_latest_events(tmp_path / "events.jsonl")
     found = [(event["event"], event["step"]) for event in events if event["event"] in ("bad_step", "overflow")]

@@ -270,7 +270,7 @@ def test_junk_is_refused_and_never_crashes(model_type: str) -> None:
     nested = {"rope_scaling", "rope_parameters", "attn_config", "ffn_config", "architectures", "layer_types"}
     inner = ("factor", "rope_type", "original_max_position_embeddings", "mscale_all_dim", "short_factor", "attn_pdrop")
     for junk in (None, "x", "", -1, 0, 1.5, float("inf"), [], [1, "x"], {}, {"x": 1}, True, [None]):
-        shapes = [{key: junk} for key in DEFAULTS[model_type].keys() | nested]
+        shapes: list[dict[str, Any]] = [{key: junk} for key in DEFAULTS[model_type].keys() | nested]
         shapes += [{"rope_scaling": {"type": kind, key: junk}} for kind in KINDS for key in inner]
         for changes in shapes:
             with contextlib.suppress(ConfigError):

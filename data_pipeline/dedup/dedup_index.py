@@ -104,7 +104,7 @@ def load_earlier_dataset(
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
             f"{folder} has no index that data.deduplicate.earlier_datasets could read (format {_FORMAT}). "
-            f"Prepare it with data.deduplicate.write_index.kind=kept, or take it out of the list."
+            f"Prepare it with data.deduplicate.index.kind=kept, or take it out of the list."
         ) from None
     _require_relations(folder, content, config)
     _require_same_words(folder, theirs, by_characters)

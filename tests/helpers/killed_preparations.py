@@ -27,7 +27,7 @@ from tests.helpers.process import has_ended, wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl
 
 OFF: dict[str, Any] = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
-SMALL_RANGES = {"key_filter": {"kind": "sorted", "keys_per_task": 700}, "write_index": {"kind": "kept"}}
+SMALL_RANGES = {"key_filter": {"kind": "sorted", "keys_per_task": 700}, "index": {"kind": "kept"}}
 MINHASH = {"minhash": {"kind": "minhash", "buckets": 20, "hashes_per_bucket": 4}}
 URL = {"url": {"kind": "url"}}
 SUBSTRING = {"substring": {"kind": "substring", "min_characters": 60, "min_words": 20}}

@@ -20,7 +20,7 @@ CHOOSE = random.Random(4)
 WORDS = ["".join(CHOOSE.choices("bdfgklmnrst", k=5)) for _ in range(400)]
 LONG, OTHER, THIRD = (" ".join(CHOOSE.choices(WORDS, k=120)) for _ in range(3))
 MINHASH = {"kind": "minhash", "buckets": 20, "hashes_per_bucket": 4}
-INDEXED: dict[str, Any] = {"url": {"kind": "url"}, "minhash": MINHASH, "write_index": {"kind": "kept"}}
+INDEXED: dict[str, Any] = {"url": {"kind": "url"}, "minhash": MINHASH, "index": {"kind": "kept"}}
 
 
 def named(number: int, text: str, url: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
         return str(error.value)
 
     assert "has no index" in refused(earlier_datasets=[tmp_path])
-    assert "data.deduplicate.write_index.kind=kept" in refused(earlier_datasets=[tmp_path])
+    assert "data.deduplicate.index.kind=kept" in refused(earlier_datasets=[tmp_path])
     assert "Use the same values in both" in refused(minhash={**MINHASH, "buckets": 19})
     content = json.loads((earlier / "index" / "index.json").read_text())
     (earlier / "index" / "index.json").write_text(json.dumps(content | {"format": 1}))
@@ -108,7 +108,7 @@ ALL_KINDS: dict[str, Any] = {
     "repeated_segments": {"kind": "sentences", "sentences": 2, "min_words": 20},
     "minhash": MINHASH,
     "substring": {"kind": "substring", "min_characters": 60, "min_words": 20},
-    "write_index": {"kind": "kept"},
+    "index": {"kind": "kept"},
     "key_filter": {"kind": "sorted", "keys_per_task": 1_500},
 }
 

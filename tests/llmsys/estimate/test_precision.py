@@ -22,7 +22,7 @@ def test_a_profile_decides(profile: str, number: str) -> None:
     config = RunConfig()
     assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
     found = estimate_run(config, device=load_device_profile(profile))
-    named = estimate_run(config.with_precision(number))  # type: ignore[arg-type]
+    named = estimate_run(config.resolve_precision(number))  # type: ignore[arg-type]
     assert found["precision"]["number"] == number
     assert found["memory"] == named["memory"]
     text = format_estimate(found)
@@ -48,7 +48,7 @@ def test_time_and_plan_resolve_for_their_device() -> None:
     for precision, profile in (("fp32", "v100"), ("bf16", "h100-sxm")):
         device = load_device_profile(profile)
         assert estimate_step_time(config, layout, device) == estimate_step_time(
-            config.with_precision(precision), layout, device
+            config.resolve_precision(precision), layout, device
         )  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ from llmsys.config.merge import ConfigLayer, merge_layers, read_layer, read_over
 from llmsys.config.model import ModelConfig
 from llmsys.config.paths import find_config, format_path
 from llmsys.config.run import RunConfig
-from llmsys.config.section import fill_default_kinds, get_default_kind_at
+from llmsys.config.section import fill_default_kinds, find_default_kind
 from llmsys.config.validation_errors import build_config_error
 from llmsys.config.yaml_parser import Keys
 from llmsys.errors import ConfigError
@@ -118,7 +118,7 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 def _get_default_kind(keys: Keys) -> str | None:
     in_model = bool(keys) and keys[0] in ModelConfig.model_fields
-    return get_default_kind_at(ModelConfig if in_model else RunConfig, keys)
+    return find_default_kind(ModelConfig if in_model else RunConfig, keys)
 
 
 def _is_bare_model(values: dict[str, Any]) -> bool:

@@ -73,9 +73,9 @@ def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
 
 def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
     ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
-    with_ramp = RunConfig.model_validate(ramp).with_precision("fp32")
+    with_ramp = RunConfig.model_validate(ramp).resolve_precision("fp32")
     assert with_ramp.trajectory_settings["batch"]["ramp"]["over_tokens"] == 10_000
-    without = RunConfig().with_precision("fp32")
+    without = RunConfig().resolve_precision("fp32")
     assert set(without.trajectory_settings["batch"]) == {
         "sequence_length",
         "length_groups",

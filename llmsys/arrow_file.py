@@ -1,12 +1,15 @@
-"""One Arrow file of a dataset: written aside and published by rename, mapped into memory, counted and hashed.
+"""Write and read one Arrow file of a dataset.
 
-Reads and writes the files in documents/, dropped/ and tokens/; gives `ArrowFileWriter`, `read_batches` and the
-functions that describe a file for the manifest. Promises: a file under its final name is whole, the same rows give the
-same bytes, and no error leaves out the name of the file.
+Reads/Writes: files in documents/, dropped/ and tokens/.
+
+Invariants:
+- A file under its final name is complete: it is written under a temporary name and renamed.
+- The same rows give the same bytes.
+- Every error names the file.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,14 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from llmsys.atomic_write import describe_write_error, sync_folder
 from llmsys.errors import DataError
-from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
-SIDE_COLUMNS = ("id", "file", "offset", "url_hash")
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Tokens = np.ndarray[Any, np.dtype[np.uint16 | np.uint32]]
 DAMAGED = "the file was damaged or changed after it was written."
@@ -49,9 +49,11 @@ def build_token_schema(dtype: Literal["uint16", "uint32"]) -> pa.Schema:
 
 
 class ArrowFileWriter:
-    """Writes record batches aside; leaving the `with` block well publishes the file, leaving it by an error does not.
+    """A context manager that writes record batches to a temporary file and publishes it by rename.
 
-    `compression` is None for files that training maps into memory, "zstd" for documents.
+    The file is published when the `with` block succeeds and removed when it raises. `compression` is None for files
+    that
+    training maps into memory, "zstd" for documents.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, compression: Literal["zstd"] | None = None) -> None:
@@ -105,17 +107,18 @@ class ArrowFileWriter:
         self.aside.unlink(missing_ok=True)
 
 
-def compute_file_digest(path: Path) -> str:
-    """Return the xxh3_128 (hex) of a file's bytes."""
-    state = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
+def map_file(path: Path) -> pa.Buffer:
+    """Map a file into memory.
 
+    Args:
+        path: The Arrow file.
 
-def memory_map_file(path: Path) -> pa.Buffer:
-    """Map a whole file into memory; DataError when it is missing."""
+    Returns:
+        The bytes of the file, not copied.
+
+    Raises:
+        DataError: The file is missing or cannot be read.
+    """
     try:
         return pa.memory_map(str(path)).read_buffer()
     except FileNotFoundError:
@@ -125,7 +128,18 @@ def memory_map_file(path: Path) -> pa.Buffer:
 
 
 def open_arrow(path: Path, data: pa.Buffer) -> pa.RecordBatchFileReader:
-    """Open mapped bytes as an Arrow file; DataError when they are not one."""
+    """Open mapped bytes as an Arrow file.
+
+    Args:
+        path: The Arrow file, for error messages.
+        data: The mapped bytes, from `map_file`.
+
+    Returns:
+        A reader of the record batches.
+
+    Raises:
+        DataError: The bytes are not a complete Arrow file.
+    """
     try:
         return pa.ipc.open_file(data)
     except ARROW_ERRORS as error:
@@ -133,7 +147,19 @@ def open_arrow(path: Path, data: pa.Buffer) -> pa.RecordBatchFileReader:
 
 
 def read_batch(path: Path, arrow: pa.RecordBatchFileReader, index: int) -> pa.RecordBatch:
-    """Return one record batch without copying it; DataError names the file and the batch."""
+    """Return one record batch without copying it.
+
+    Args:
+        path: The Arrow file, for error messages.
+        arrow: The reader, from `open_arrow`.
+        index: The number of the batch, from 0.
+
+    Returns:
+        The record batch, a view of the mapped bytes.
+
+    Raises:
+        DataError: The batch is damaged. The message names the file and the batch.
+    """
     try:
         return arrow.get_batch(index)
     except (*ARROW_ERRORS, MemoryError) as error:
@@ -141,8 +167,19 @@ def read_batch(path: Path, arrow: pa.RecordBatchFileReader, index: int) -> pa.Re
 
 
 def read_batches(path: Path, indices: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a file one by one, all or those asked for; DataError names the file and the batch."""
-    arrow = open_arrow(path, memory_map_file(path))
+    """Yield the record batches of a file one by one.
+
+    Args:
+        path: The Arrow file.
+        indices: The numbers of the batches to read. None reads all.
+
+    Yields:
+        Record batches in the order of `indices`.
+
+    Raises:
+        DataError: The file is missing, or a batch is damaged. The message names the file and the batch.
+    """
+    arrow = open_arrow(path, map_file(path))
     for index in range(arrow.num_record_batches) if indices is None else indices:
         yield read_batch(path, arrow, index)
 
@@ -150,8 +187,20 @@ def read_batches(path: Path, indices: Iterable[int] | None = None) -> Iterator[p
 def read_columns(
     path: Path, wanted: Callable[[str], bool], indices: Iterable[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield record batches as `read_batches` does, with some columns; the others are not unpacked."""
-    data = memory_map_file(path)
+    """Yield the record batches of a file with a selection of columns.
+
+    Args:
+        path: The Arrow file.
+        wanted: Return True for the names of the columns to read. The others are not decompressed.
+        indices: The numbers of the batches to read. None reads all.
+
+    Yields:
+        Record batches in the order of `indices`.
+
+    Raises:
+        DataError: The file is missing, or a batch is damaged. The message names the file and the batch.
+    """
+    data = map_file(path)
     fields = [number for number, name in enumerate(open_arrow(path, data).schema.names) if wanted(name)]
     arrow = pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(included_fields=fields))
     for index in range(arrow.num_record_batches) if indices is None else indices:
@@ -159,85 +208,41 @@ def read_columns(
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """Return the columns of a file."""
-    return open_arrow(path, memory_map_file(path)).schema
+    """Return the schema of a file.
+
+    Args:
+        path: The Arrow file.
+
+    Returns:
+        Names and types of the columns.
+
+    Raises:
+        DataError: The file is missing or is not an Arrow file.
+    """
+    return open_arrow(path, map_file(path)).schema
 
 
 def get_document_lengths(batch: pa.RecordBatch) -> Integers:
-    """Return the tokens per document of a batch, (rows,)."""
+    """Return the number of tokens of each document of a batch.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        Token counts, (rows,) int64.
+    """
     lengths: Integers = np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.int64)
     return lengths
 
 
 def get_text_bytes(batch: pa.RecordBatch) -> Integers:
-    """Return the UTF-8 bytes of text per document of a batch, (rows,)."""
+    """Return the UTF-8 bytes of text of each document of a batch.
+
+    Args:
+        batch: A record batch of a token file.
+
+    Returns:
+        Byte counts, (rows,) int64.
+    """
     text_bytes: Integers = batch.column("text_bytes").to_numpy()
     return text_bytes
-
-
-def describe_batch(data: pa.Buffer, batch: pa.RecordBatch) -> TokenBatch:
-    """Count and hash one batch as it lies in the file; buffers are hashed raw, before anything trusts them."""
-    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size]
-    values = batch.column("tokens").values.to_numpy(zero_copy_only=True)
-    return TokenBatch(
-        rows=batch.num_rows,
-        tokens=len(values),
-        begin=min((buffer.address - data.address for buffer in buffers), default=0),
-        end=max((buffer.address - data.address + buffer.size for buffer in buffers), default=0),
-        checksum=xxhash.xxh64_hexdigest(values.data),
-        lengths_checksum=compute_lengths_checksum(batch),
-        lineage_checksum=compute_lineage_checksum(batch),
-    )
-
-
-def compute_lengths_checksum(batch: pa.RecordBatch) -> str:
-    """Hash tokens and text bytes per document."""
-    state = xxhash.xxh64(get_document_lengths(batch).tobytes())
-    state.update(get_text_bytes(batch).tobytes())
-    return state.hexdigest()
-
-
-def compute_lineage_checksum(batch: pa.RecordBatch) -> str:
-    """Hash the side columns as they lie in the file, before anything decodes them."""
-    lineage = xxhash.xxh64()
-    for name in SIDE_COLUMNS:
-        for buffer in batch.column(name).buffers():
-            lineage.update(b"" if buffer is None else memoryview(buffer))
-    return lineage.hexdigest()
-
-
-def compute_frame_checksum(data: pa.Buffer, batches: Sequence[TokenBatch]) -> str:
-    """Hash what lies between the data of the batches: schema, batch headers and footer."""
-    edges = [0, *(edge for batch in batches for edge in (batch.begin, batch.end)), data.size]
-    state, view = xxhash.xxh64(), memoryview(data)
-    for begin, end in zip(edges[::2], edges[1::2], strict=True):
-        state.update(view[begin:end])
-    return state.hexdigest()
-
-
-def describe_token_file(path: Path) -> TokenFile:
-    """Count and hash a token file as it lies on disk: what the manifest says about it."""
-    data = memory_map_file(path)
-    arrow = open_arrow(path, data)
-    batches, text_bytes = [], 0
-    for index in range(arrow.num_record_batches):
-        batch = read_batch(path, arrow, index)
-        batches.append(describe_batch(data, batch))
-        text_bytes += int(get_text_bytes(batch).sum())
-    return TokenFile(
-        name=path.name,
-        rows=sum(batch.rows for batch in batches),
-        tokens=sum(batch.tokens for batch in batches),
-        text_bytes=text_bytes,
-        size=path.stat().st_size,
-        digest=compute_file_digest(path),
-        frame_checksum=compute_frame_checksum(data, batches),
-        batches=tuple(batches),
-    )
-
-
-def describe_document_file(path: Path) -> DocumentFile:
-    """Count and hash a document file as it lies on disk."""
-    arrow = open_arrow(path, memory_map_file(path))
-    rows = sum(read_batch(path, arrow, index).num_rows for index in range(arrow.num_record_batches))
-    return DocumentFile(name=path.name, rows=rows, size=path.stat().st_size, digest=compute_file_digest(path))

@@ -1,4 +1,10 @@
-"""Small files whole or not at all: written aside, synced, renamed into place."""
+"""Write small files atomically.
+
+Writes: a temporary file in the same folder, which is synced and renamed.
+
+Invariants:
+- A reader sees the old file or the complete new one.
+"""
 
 import contextlib
 import os
@@ -11,9 +17,15 @@ PRIVATE = 0o600
 
 
 def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Write a small file aside, sync it and rename it into place: a reader sees the old file or the whole new one.
+    """Write a small file to a temporary name, sync it and rename it.
 
-    `mode` holds from the first byte on; without one the umask decides.
+    Args:
+        path: The final name. Its folder is created when missing.
+        data: The complete content.
+        mode: The permissions from the first byte on. None leaves them to the umask.
+
+    Raises:
+        DataError: The file cannot be written. The temporary file is removed.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -34,7 +46,15 @@ def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> 
 
 
 def describe_write_error(path: Path, error: OSError) -> str:
-    """Say that a file could not be written, why, and that nothing half-written stays behind."""
+    """Return the error message for a file that could not be written.
+
+    Args:
+        path: The final name of the file.
+        error: The cause.
+
+    Returns:
+        The cause and the next step.
+    """
     return (
         f"{path} could not be written: {error.strerror or error}. Nothing half-written was left under that name. "
         f"Free space or mend the folder, then run the same command again: it continues where it stopped."
@@ -42,7 +62,11 @@ def describe_write_error(path: Path, error: OSError) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power failure."""
+    """Sync a folder, so that a rename in it survives a power failure.
+
+    Args:
+        folder: The folder of the renamed file.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

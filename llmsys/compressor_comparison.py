@@ -1,16 +1,30 @@
-"""How much held-back text a comparison with a compressor was made on, said the same way wherever one is printed."""
+"""Describe the amount of held-out text in a comparison of a model with compressors."""
 
 MIN_HELDOUT_BYTES = 50_000
 """With less, a compressor has hardly begun to learn the text, and one document decides."""
 
 
 def is_heldout_too_small(heldout_bytes: float) -> bool:
-    """Whether the held-back text is too short to compare a model with compressors."""
+    """Return True when the held-out text is too short to compare a model with compressors.
+
+    Args:
+        heldout_bytes: UTF-8 bytes of the held-out text.
+
+    Returns:
+        True below `MIN_HELDOUT_BYTES`.
+    """
     return heldout_bytes < MIN_HELDOUT_BYTES
 
 
 def describe_heldout_bytes(heldout_bytes: float | None) -> str:
-    """Return the number of bytes compared, and that they are too few where they are."""
+    """Return the number of bytes compared, with a remark when they are too few.
+
+    Args:
+        heldout_bytes: UTF-8 bytes of the held-out text. None when the number is unknown.
+
+    Returns:
+        A phrase such as `on 80,000 held-back bytes`.
+    """
     if heldout_bytes is None:
         return "on an unknown number of held-back bytes"
     few = f", too few to compare (less than {MIN_HELDOUT_BYTES:,})" if is_heldout_too_small(heldout_bytes) else ""

@@ -1,7 +1,8 @@
-"""The errors a person can cause and mend; every message says the value, the rule and the next step.
+"""Exceptions for errors that a user can fix.
 
-Reads nothing, gives the exception types that all rooms raise, and promises that the command line prints each of them
-as one message without a traceback. `to_data_error` says which of the system's own errors a person can mend too.
+Invariants:
+- Every message gives the value, the rule and the next step.
+- The command line prints each of them as one message without a traceback.
 """
 
 import errno
@@ -24,7 +25,7 @@ DISK_ERRORS = frozenset(
 
 
 class LlmsysError(Exception):
-    """Anything a user can mend: printed as one message, exit status 2; without the secrets of URLs in it."""
+    """An error that a user can fix. Printed as one message without the secrets of URLs, exit status 2."""
 
     def __str__(self) -> str:
         """Return the message."""
@@ -38,7 +39,7 @@ class ConfigError(LlmsysError):
 
 
 class DataError(LlmsysError):
-    """Input, document or token data that is missing, damaged or not what its manifest says."""
+    """Input, document or token data that is missing, damaged or different from its manifest."""
 
 
 class LayoutError(LlmsysError):
@@ -50,7 +51,7 @@ class CheckpointError(LlmsysError):
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """A checkpoint that the system cannot read now, which says nothing about its bytes."""
+    """A checkpoint that the system cannot read now. Its bytes may be intact."""
 
 
 class LaunchError(LlmsysError):
@@ -58,19 +59,26 @@ class LaunchError(LlmsysError):
 
 
 class LostRankError(LaunchError):
-    """A run that lost a process or a host: the same command resumes it. Exit status 3."""
+    """A run that lost a process or a host. The same command resumes it. Exit status 3."""
 
     exit_status = 3
 
 
 class StopRequested(LlmsysError):  # noqa: N818  # being asked to stop is no error
-    """A run that was asked to end before its last step, and has saved: the same command continues it. Status 75."""
+    """A run that was asked to end before its last step and has saved. The same command resumes it. Exit status 75."""
 
     exit_status = 75
 
 
 def to_data_error(error: OSError) -> DataError | None:
-    """What a person can do about a full, read-only or forbidden place on disk; None for any other failure."""
+    """Return the DataError for a full, read-only or forbidden disk.
+
+    Args:
+        error: The error of the system.
+
+    Returns:
+        The error with the next step. None when the cause is not in `DISK_ERRORS`.
+    """
     if error.errno not in DISK_ERRORS:
         return None
     return DataError(

@@ -1,7 +1,10 @@
-"""What a run says to programs: events.jsonl, an append-only file (`EventWriter`, `read_events`, `read_latest_events`).
+"""Write and read events.jsonl, the append-only event file of a run.
 
-Promises: one event is one line and one write, so that a killed process can damage the last line only, and no reader
-stumbles over it.
+Reads/Writes: events.jsonl.
+
+Invariants:
+- One event is one line and one write: a killed process can damage the last line only.
+- Readers skip damaged lines.
 """
 
 import errno
@@ -22,10 +25,9 @@ Event = dict[str, Any]
 
 
 class EventWriter:
-    """Appends events to a file, one JSON object a line: {"time": unix seconds, "event": kind, …}.
+    """A writer that appends events to a file, one JSON object per line: {"time": unix seconds, "event": kind, …}.
 
-    Several processes may append to one file. A number that is not finite is written as null, since JSON has no word
-    for it.
+    Several processes may append to one file. Numbers that are not finite are written as null, because JSON has no nan.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -67,7 +69,7 @@ class EventWriter:
 
 
 def _to_json_value(value: Any) -> Any:
-    """`value` as strict JSON can hold it: nan and inf become null, paths text, arrays plain numbers."""
+    """Return `value` as strict JSON: nan and inf become null, paths become text, arrays become plain numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -86,10 +88,17 @@ def _to_json_value(value: Any) -> Any:
 
 
 def iter_events(path: Path | str) -> Iterator[Event]:
-    """Yield the events of a file in the order written, without holding them all.
+    """Yield the events of a file in the order written, without holding them all in memory.
 
-    A broken last line is what a killed writer leaves: skipped in silence. Broken lines before it are skipped, counted
-    and warned about. Raises DataError when there is no such file.
+    Args:
+        path: The event file.
+
+    Yields:
+        Events. A broken last line is skipped silently, because a killed writer leaves one.
+        Broken lines before it are skipped, counted and logged as a warning.
+
+    Raises:
+        DataError: The file does not exist.
     """
     path = Path(path)
     if not path.is_file():
@@ -124,15 +133,24 @@ def _parse_event(line: bytes) -> Event | None:
 
 
 def read_events(path: Path | str) -> list[Event]:
-    """All events of a file in the order written; broken lines as in `iter_events`."""
+    """Return all events of a file in the order written. Broken lines are skipped as in `iter_events`."""
     return list(iter_events(path))
 
 
 def read_latest_events(path: Path | str) -> list[Event]:
-    """The events that still hold: after a crash steps are logged again, and the last record per (event, step) counts.
+    """Return the last event for each (event, step): after a crash, steps are logged again.
 
-    A `start` that resumed from step s (null: from nothing) takes back every earlier record of a later step, since that
-    part of the trajectory was lost. Records without a step are all kept. Order: as last written.
+    A `start` event that resumed from step s (null: from nothing) removes every earlier event of a later step, because
+    that part of the trajectory was lost.
+
+    Args:
+        path: The event file.
+
+    Returns:
+        Events in the order last written. Events without a step are all returned.
+
+    Raises:
+        DataError: The file does not exist.
     """
     kept: dict[tuple[str, object], Event] = {}
     for number, event in enumerate(iter_events(path)):

@@ -1,7 +1,10 @@
-"""One writer per folder: an advisory lock that the kernel lets go of when its holders die, however they die.
+"""Lock a folder for one writer with an advisory lock.
 
-Reads and writes `.lock` in the folder; gives `lock_folder`. Promises: two commands never write one folder at once, the
-second says who holds it, and a crash leaves nothing to clean up.
+Reads/Writes: `.lock` in the folder.
+
+Invariants:
+- Two commands never write one folder at the same time. The error of the second names the process that holds the lock.
+- The kernel releases the lock when its holders die, so a crash leaves nothing to clean up.
 """
 
 import fcntl
@@ -20,10 +23,18 @@ MOUNTS = Path("/proc/mounts")
 
 @contextmanager
 def lock_folder(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
-    """Hold the folder's lock for the block and yield its file descriptor, which child processes may hold open too.
+    """Hold the lock of a folder for the `with` block.
 
-    Creates the folder when it is not there. DataError when it cannot be written, and with the holder's
-    process id when the lock is not free after `wait_seconds`.
+    Args:
+        folder: The folder. Created when missing.
+        wait_seconds: Seconds to wait for a lock that another process holds.
+
+    Yields:
+        The file descriptor of the lock. Child processes may keep it open.
+
+    Raises:
+        DataError: The folder cannot be written or its file system cannot lock.
+        DataError: The lock is not free after `wait_seconds`. The message names the process id of the holder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +55,7 @@ def lock_folder(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
 
 def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
     deadline = time.monotonic() + wait_seconds
-    said = False
+    is_logged = False
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,14 +69,14 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
                 f"{folder} is being written by process {holder}; two commands cannot write one folder. "
                 f"Wait until it has finished, or end it (kill {holder}), then run the same command again."
             )
-        if not said:
+        if not is_logged:
             get_logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
-            said = True
+            is_logged = True
         time.sleep(0.05)
 
 
 def _describe_lockless(folder: Path, error: OSError) -> str:
-    """Say that a file system cannot lock, which one it is, and the ways out."""
+    """Return the error message for a file system without locks: its type, its mount point and the fixes."""
     kind, place = find_mount(folder)
     return (
         f"{folder} lies on {kind} mounted at {place}, where flock does not work ({error.strerror}), and without a lock "
@@ -75,7 +86,7 @@ def _describe_lockless(folder: Path, error: OSError) -> str:
 
 
 def find_mount(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
-    """Return the type of the file system that a folder lies on, and where it is mounted."""
+    """Return the type and the mount point of the file system of a folder."""
     try:
         rows = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:

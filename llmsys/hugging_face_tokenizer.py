@@ -1,11 +1,14 @@
-"""A Hugging Face tokenizer.json (byte-level BPE, WordPiece, Unigram, …) as one of our tokenizers.
+"""Load a Hugging Face tokenizer.json (byte-level BPE, WordPiece, Unigram, …).
 
-Reads the file and the small files beside it; gives `HuggingFaceTokenizer`. Promises: the ids are those of the library
-`tokenizers`; no text becomes a control token, also where it spells one (`<|endoftext|>` in a web page is text); padding
-and truncation that the file may hold are off; everything runs on the calling thread. Text survives where the file's own
-normaliser and decoder let it: byte-level BPE does, NFC and lower-casing do not.
+Reads: tokenizer.json and the configuration files in its folder.
 
-The library is imported here alone, and this file only when a tokenizer.json is opened.
+Invariants:
+- The ids are those of the library `tokenizers`.
+- No text becomes a control token, not even one that spells it (`<|endoftext|>` in a web page is text).
+- Padding and truncation of the file are disabled. Everything runs on the calling thread.
+- Text survives as far as the file's normalizer and decoder allow: byte-level BPE keeps it, NFC and lower-casing do not.
+
+Only this file imports the library, and only when a tokenizer.json is opened.
 """
 
 import hashlib
@@ -35,10 +38,10 @@ _BYTE_PIECES = {byte: chr(0x100 + place) for place, byte in enumerate(_HIDDEN)}
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer.json with the pieces that begin and end a text.
+    """A tokenizer.json with the tokens that begin and end a text.
 
-    The end is `eos_token`, or what the files beside the file say, or what its post-processor puts behind a text
-    ([SEP], </s>); the beginning likewise, and -1 when there is none.
+    The end token is `eos_token`, else the one in the configuration files of its folder, else the one that the
+    post-processor appends to a text ([SEP], </s>). The begin token is found likewise, and is -1 when there is none.
     """
 
     def __init__(self, file: Path, eos_token: str | None = None) -> None:
@@ -80,7 +83,7 @@ class HuggingFaceTokenizer:
         return {number: piece for piece, number in vocabulary.items() if number not in left_out}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a tokenizer.json says, as it is used here."""
+        """Return the content of tokenizer.json, as it is used here."""
         values: dict[str, Any] = json.loads(self._library.to_str())
         return values
 
@@ -96,7 +99,7 @@ class HuggingFaceTokenizer:
         return [ids if self._spelled.keys().isdisjoint(ids) else self._spell_control_ids(ids) for ids in found]
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids that the model gives words which are normalised and divided already."""
+        """Return the ids of words that are already normalized and split."""
         tokenize = self._library.model.tokenize
         found = [[token.id for token in tokenize(word)] for word in words]
         if self._spelled.keys().isdisjoint(chain.from_iterable(found)):
@@ -104,12 +107,12 @@ class HuggingFaceTokenizer:
         return [self._spell_control_ids(ids) for ids in found]
 
     def normalize(self, text: str) -> str:
-        """Return what the model's words are cut from."""
+        """Return the normalized text, from which words are split."""
         normalizer = self._library.normalizer
         return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def is_one_word(self, text: str) -> bool:
-        """Whether a text that is normalised already is not divided before the model sees it."""
+        """Return True when the pre-tokenizer does not split a normalized text."""
         pre_tokenizer = self._library.pre_tokenizer
         return pre_tokenizer is None or len(pre_tokenizer.pre_tokenize_str(text)) == 1
 
@@ -129,7 +132,7 @@ class HuggingFaceTokenizer:
         return NONE if found is None else found
 
     def _get_surrounding_pieces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the post-processor puts before and behind a text."""
+        """Return the tokens that the post-processor puts before and after a text."""
         encoding = self._library.encode("a")
         marks = encoding.special_tokens_mask
         if 0 not in marks:
@@ -154,7 +157,7 @@ class HuggingFaceTokenizer:
         return f"Name it with tokenizer.eos_token=PIECE; its control pieces: {', '.join(special) or 'none'}."
 
     def _iter_spellings(self) -> Iterator[tuple[int, list[int]]]:
-        """(control id, the ids of its letters): some models cut "</s>" in a text into the piece of that name."""
+        """Yield (control id, ids of its letters): some models encode "</s>" in a text as the control token."""
         model = self._library.model
         unknown = {token.id for token in model.tokenize(NOWHERE)}
         for number, token in self._library.get_added_tokens_decoder().items():
@@ -167,9 +170,18 @@ class HuggingFaceTokenizer:
 
 
 def build_tokenizer_files(file: Path, eos_token: str | None) -> dict[str, bytes]:
-    """{name: content} of the files that make the same tokenizer in another folder, transformers' too.
+    """Return the files that load as the same tokenizer from another folder, also in transformers.
 
-    The tokenizer_config.json is the one beside the file, if there is one, with the pieces that were found elsewhere.
+    Args:
+        file: The tokenizer.json.
+        eos_token: The token that ends documents. None finds it as `HuggingFaceTokenizer` does.
+
+    Returns:
+        {name: content}. tokenizer_config.json is the one in the folder of `file`, completed with the special tokens
+        that were found elsewhere.
+
+    Raises:
+        DataError: The file is not a tokenizer, or no token ends a document.
     """
     tokenizer = HuggingFaceTokenizer(file, eos_token)
     values = {"tokenizer_class": "PreTrainedTokenizerFast"} | read_json_object(file.parent / CONFIG_NAME)
@@ -179,7 +191,7 @@ def build_tokenizer_files(file: Path, eos_token: str | None) -> dict[str, bytes]
 
 
 def is_tokenizer_json(file: Path) -> bool:
-    """Whether a file is such a tokenizer at all: other programs keep notes under the same name."""
+    """Return True when a file holds a tokenizer: other programs use the same name."""
     try:
         return "model" in read_json_object(file)
     except DataError:

@@ -1,7 +1,4 @@
-"""Paths of this machine, which a URL is not: `Path("s3://bucket/run")` is a folder called `s3:`.
-
-Reads what a person wrote; gives a `Path`, or refuses it with what to do.
-"""
+"""Parse paths of this machine and reject URLs: `Path("s3://bucket/run")` would be a folder called `s3:`."""
 
 import argparse
 import re
@@ -15,7 +12,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*:/")
 
 
 def find_url_violation(path: object) -> str | None:
-    """Return why a path cannot be meant as one on this machine, with what to do; None where it can."""
+    """Return why a path is a URL and what to do. None when it is a local path."""
     text = str(path)
     found = _URL.match(text)
     if found is None:
@@ -31,21 +28,52 @@ def find_url_violation(path: object) -> str | None:
 
 
 def check_local_path(value: object) -> object:
-    """Return the value as it came; ValueError where it is a URL (a validator for pydantic)."""
+    """Validate a local path, as a pydantic validator.
+
+    Args:
+        value: The value of a field, of any type.
+
+    Returns:
+        The value, unchanged.
+
+    Raises:
+        ValueError: The value is a URL.
+    """
     if isinstance(value, str | Path) and (problem := find_url_violation(value)):
         raise ValueError(problem)
     return value
 
 
 def require_local_path(text: str, asked_by: str) -> Path:
-    """Return the path that a text means; ConfigError that names who asks where the text is a URL."""
+    """Parse a local path.
+
+    Args:
+        text: The path as the user wrote it.
+        asked_by: The option or key, for the error message.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: The text is a URL.
+    """
     if problem := find_url_violation(text):
         raise ConfigError(f"{asked_by}: {problem}.")
     return Path(text)
 
 
 def parse_local_path(text: str) -> Path:
-    """Return the path that a word of the command line names (a `type=` for argparse)."""
+    """Parse a local path, as a `type=` for argparse.
+
+    Args:
+        text: The command-line argument.
+
+    Returns:
+        The path.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is a URL.
+    """
     if problem := find_url_violation(text):
         raise argparse.ArgumentTypeError(f"{problem}.")
     return Path(text)

@@ -1,6 +1,6 @@
-"""What a run says to people while it works: log lines. `get_logger` for modules, `configure_logging` for entry points.
+"""Configure and get the loggers of a run.
 
-Reads RANK and WORLD_SIZE from the environment, never torch.
+Reads: RANK and WORLD_SIZE from the environment, never torch.
 """
 
 import logging
@@ -12,26 +12,37 @@ from llmsys.redact import redact_secrets
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of one module; call it as `logger(__name__)`. Lines appear once `configure_logging` has run."""
+    """Return the logger of a module.
+
+    Args:
+        name: `__name__` of the module.
+
+    Returns:
+        The logger. It prints nothing before `configure_logging` was called.
+    """
     return logging.getLogger(name)
 
 
 def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send all log lines to `stream` (standard error); with several ranks each line names its own.
+    """Send all log lines to one stream. Each entry point calls it once.
 
-    Other ranks say only warnings. Called once by each entry point; a second call replaces the first.
+    With several ranks, each line names its rank. A second call replaces the first.
+
+    Args:
+        level: The level of rank 0. Other ranks log warnings and errors only.
+        stream: The output. None means standard error.
     """
     rank, world_size = _read_rank_and_world_size()
     handler = _LineHandler(stream)
     handler.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s" if world_size > 1 else "%(message)s"))
     root = logging.getLogger()
-    for previous in [one for one in root.handlers if isinstance(one, _LineHandler)]:
+    for previous in [handler for handler in root.handlers if isinstance(handler, _LineHandler)]:
         root.removeHandler(previous)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     own_level = level if rank == 0 else max(level, logging.WARNING)
-    for room in ("llmsys", "data_pipeline", "launch"):
-        logging.getLogger(room).setLevel(own_level)
+    for package in ("llmsys", "data_pipeline", "launch"):
+        logging.getLogger(package).setLevel(own_level)
 
 
 def _read_rank_and_world_size() -> tuple[int, int]:
@@ -39,7 +50,7 @@ def _read_rank_and_world_size() -> tuple[int, int]:
 
 
 class _LineHandler(logging.Handler):
-    """Writes one line, and lifts a progress bar out of the way while it does."""
+    """A handler that writes one line and clears a progress bar first."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()

@@ -1,8 +1,11 @@
-"""What manifest.json of a dataset folder says: the only truth about which files are whole and what made them.
+"""Read and write manifest.json, which lists the complete files of a dataset and how they were made.
 
-Reads and writes manifest.json; gives the `Manifest` model that the pipeline fills, the training reader trusts and the
-report draws. Promises: it is published last and by rename, holds no clock and no path of the dataset folder itself, and
-so has the same bytes for the same input and configuration, whatever the workers.
+Reads/Writes: manifest.json of a dataset folder.
+
+Invariants:
+- It is published last and by rename.
+- It has no clock and no path of the dataset folder: the same input and configuration give the same bytes, for any
+  number of workers.
 """
 
 import hashlib
@@ -11,11 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from llmsys.atomic_write import write_bytes_atomically
+from llmsys.contamination_summary import DecontaminationSummary
 from llmsys.errors import DataError
-from llmsys.spared_item import SparedItem
+from llmsys.manifest_section import ManifestSection
 from llmsys.threshold_report import ThresholdReport
 
 SCHEMA_VERSION = 1
@@ -24,16 +28,10 @@ SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
 """Documents or targets to train on and to evaluate; of pairs also their sources, row for row."""
 
 
-class ManifestSection(BaseModel):
-    """One mapping of the manifest: frozen, and strict about keys that this version does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class TokenBatch(ManifestSection):
-    """One Arrow record batch of a token file; each checksum is the xxh64 (hex) of what is read on its own.
+    """One Arrow record batch of a token file, in the bytes `begin` to `end` of the file.
 
-    Its data lie in the bytes `begin` to `end` of the file.
+    Each checksum is the xxh64 (hex) of a portion that is read separately.
     """
 
     rows: int
@@ -48,7 +46,7 @@ class TokenBatch(ManifestSection):
 class TokenFile(ManifestSection):
     """One Arrow file of tokens; `digest` is the xxh3_128 (hex) of all its bytes, `text_bytes` counts UTF-8.
 
-    `frame_checksum` is the xxh64 (hex) of the bytes outside the data of the batches: what Arrow itself must trust.
+    `frame_checksum` is the xxh64 (hex) of the bytes outside the data of the batches, which Arrow parses unchecked.
     """
 
     name: str
@@ -86,7 +84,7 @@ class Split(ManifestSection):
 
 
 class DropExample(ManifestSection):
-    """One dropped document, so that a person can judge the rule that dropped it."""
+    """One dropped document, shown to judge the rule that dropped it."""
 
     url: str
     value: float | str | None
@@ -96,7 +94,7 @@ class DropExample(ManifestSection):
 
 
 class DropCount(ManifestSection):
-    """What one test of one rule dropped; at most three examples, those with the smallest document ids."""
+    """The documents that one test of one rule dropped, with up to three examples: the smallest document ids."""
 
     rule: str
     test: str
@@ -108,7 +106,7 @@ class DropCount(ManifestSection):
 class FunnelStage(ManifestSection):
     """One stage of the funnel. Bytes are of HTML or given text before extraction, and of UTF-8 text after it.
 
-    `changed` counts what was done to documents that stay: lines taken out, addresses replaced.
+    `changed` counts the edits of kept documents: lines removed, addresses replaced.
     """
 
     stage: str
@@ -117,7 +115,7 @@ class FunnelStage(ManifestSection):
     documents_out: int
     bytes_out: int
     dropped: tuple[DropCount, ...] = ()
-    changed: dict[str, int] = {}
+    changed: dict[str, int] = Field(default_factory=dict)
 
 
 class LanguageCount(ManifestSection):
@@ -128,7 +126,7 @@ class LanguageCount(ManifestSection):
 
 
 class LanguageUsage(ManifestSection):
-    """The documents of one language as tokens; a word is what stands between white space of ASCII."""
+    """The documents of one language as tokens. Words are separated by ASCII whitespace."""
 
     documents: int
     bytes: int
@@ -139,10 +137,10 @@ class LanguageUsage(ManifestSection):
 
 
 class TokenizerUsage(ManifestSection):
-    """How well the tokenizer fits the documents; dead pieces stand for text that is in none of them.
+    """The fit of the tokenizer to the documents. Dead pieces stand for text that no document has.
 
     `checked_documents` were encoded a second time by the tokenizer's library, and had the same ids. `by_library` is the
-    rule by which the library was asked for every document; empty where it was not.
+    rule by which the library encoded every document; empty when it did not.
     """
 
     languages: dict[str, LanguageUsage]
@@ -151,45 +149,6 @@ class TokenizerUsage(ManifestSection):
     dead_examples: tuple[str, ...]
     checked_documents: int
     by_library: str = ""
-
-
-class ContaminatedDocument(ManifestSection):
-    """One document in which an item of an evaluation set was found; the first n-gram that both hold is named."""
-
-    item: str
-    part: str
-    ngram: str
-    matches: int
-    action: str
-    url: str
-    excerpt: str
-
-
-class SetContamination(ManifestSection):
-    """What was found of one evaluation set, with at most five examples, those with the smallest document ids.
-
-    `too_short` counts parts with too few words to be looked for; `spared` names the hundred items of most documents.
-    """
-
-    items: int
-    ngrams: int
-    too_short: int
-    items_found: int
-    documents_dropped: int
-    documents_cut: int
-    examples: tuple[ContaminatedDocument, ...]
-    items_spared: int = 0
-    spared: tuple[SparedItem, ...] = ()
-
-
-class DecontaminationSummary(ManifestSection):
-    """What was found of evaluation sets by name; decontamination/ has a line for each document and item.
-
-    `exempt_ngrams` were found in more documents than the config allows for an n-gram that decides.
-    """
-
-    sets: dict[str, SetContamination]
-    exempt_ngrams: int
 
 
 class Histogram(ManifestSection):
@@ -209,7 +168,7 @@ class SkippedInput(ManifestSection):
 
 
 class ReadSummary(ManifestSection):
-    """What was read: `html_bytes` of pages and texts, of which `given_text_bytes` came as text."""
+    """The input that was read: `html_bytes` of pages and texts, of which `given_text_bytes` came as text."""
 
     files: int
     records: int
@@ -220,7 +179,7 @@ class ReadSummary(ManifestSection):
 
 
 class Manifest(ManifestSection):
-    """The dataset as a whole. `splits` is empty while only documents (or documents and a tokenizer) are prepared."""
+    """The manifest of a dataset. `splits` is empty until tokens are prepared."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -246,18 +205,43 @@ class Manifest(ManifestSection):
 
 
 def compute_dataset_fingerprint(tokenizer_fingerprint: str | None, file_digests: Iterable[str]) -> str:
-    """Return 32 hex digits that change when any data file or the tokenizer changes."""
+    """Hash the tokenizer and the data files of a dataset.
+
+    Args:
+        tokenizer_fingerprint: The fingerprint of the tokenizer. None when there is none.
+        file_digests: The digests of the data files, in manifest order.
+
+    Returns:
+        32 hex digits.
+    """
     text = "\n".join([tokenizer_fingerprint or "", *file_digests])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def combine_fingerprints(fingerprints: Sequence[str]) -> str:
-    """The fingerprint of several datasets in an order; of a single one, its own."""
+    """Combine the fingerprints of several datasets.
+
+    Args:
+        fingerprints: One per dataset. The order counts.
+
+    Returns:
+        32 hex digits. For a single dataset, its own fingerprint.
+    """
     return fingerprints[0] if len(fingerprints) == 1 else compute_dataset_fingerprint(None, fingerprints)
 
 
 def load_manifest(folder: Path | str) -> Manifest:
-    """Read manifest.json of a dataset folder; DataError when it is missing, damaged or of another version."""
+    """Read manifest.json of a dataset folder and verify its checksum.
+
+    Args:
+        folder: The dataset folder.
+
+    Returns:
+        The manifest, with an empty `checksum`.
+
+    Raises:
+        DataError: The file is missing, damaged or of another schema version.
+    """
     path = Path(folder) / MANIFEST_NAME
     try:
         text = path.read_bytes()
@@ -283,14 +267,25 @@ def load_manifest(folder: Path | str) -> Manifest:
     return manifest.model_copy(update={"checksum": ""})
 
 
-def _compute_checksum(text: bytes, said: str) -> str:
-    """The checksum of a manifest; it stands at the end of what it is the checksum of, and counts as empty."""
-    begin, _, end = text.rpartition(said.encode())
+def _compute_checksum(text: bytes, checksum: str) -> str:
+    """Return the checksum of a manifest, in which its own field counts as empty."""
+    begin, _, end = text.rpartition(checksum.encode())
     return xxhash.xxh3_128_hexdigest(begin + end)
 
 
 def write_manifest(folder: Path | str, manifest: Manifest) -> Path:
-    """Publish manifest.json by rename, after which the dataset is whole."""
+    """Publish manifest.json by rename, which completes the dataset.
+
+    Args:
+        folder: The dataset folder.
+        manifest: The manifest. Its `checksum` is computed here.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     path = Path(folder) / MANIFEST_NAME
     checksum = xxhash.xxh3_128_hexdigest(_encode_manifest(manifest))
     write_bytes_atomically(path, _encode_manifest(manifest.model_copy(update={"checksum": checksum})))

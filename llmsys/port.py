@@ -1,4 +1,4 @@
-"""TCP ports of this machine: one that is free, and why one cannot be had."""
+"""Find free TCP ports of this machine and describe conflicts."""
 
 import socket
 
@@ -6,14 +6,29 @@ LOOPBACK, EVERYWHERE = "127.0.0.1", ""
 
 
 def find_free_port(address: str = LOOPBACK) -> int:
-    """A port nobody listens on just now."""
+    """Return a port on which nothing listens now.
+
+    Args:
+        address: The address to bind. The default is loopback.
+
+    Returns:
+        The port number. Another process may take it before the caller does.
+    """
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 def describe_port_conflict(port: int, address: str = LOOPBACK) -> str:
-    """Why nothing can listen on a port, in the system's words; "" when something can."""
+    """Return the reason why nothing can listen on a port.
+
+    Args:
+        port: The port number.
+        address: The address to bind. The default is loopback.
+
+    Returns:
+        The error text of the system. "" when the port is free.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""How far a stage is, for the impatient: a bar on a terminal, else a line now and then."""
+"""Show the progress of a stage: a bar on a terminal, otherwise a line every few seconds."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ PLAIN_LINE_SECONDS = 5.0
 
 
 class Progress:
-    """How far one stage is: done, rate, time left. A bar on a terminal, else a plain line every few seconds.
+    """The progress of one stage: done, rate, time left. A bar on a terminal, otherwise a line every few seconds.
 
         with Progress("extract", total=len(pages), unit="page") as progress:
             for page in pages:
@@ -31,15 +31,15 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Name the stage and what it counts.
+        """Name the stage and its unit.
 
         Args:
-            stage: what is being done, as a reader would say it.
-            total: how much there is in `unit`; None when nobody knows yet.
+            stage: The name of the stage, as printed.
+            total: The amount in `unit`. None when it is unknown.
             unit: "page", "step", …; "B" counts bytes and is shown as MB; "tok" and others are scaled by thousands.
-            done: what was done before (a resumed run); it counts as done, but not for the rate.
-            stream: where to print, standard error by default.
-            clock: seconds, for tests.
+            done: The amount done before (a resumed run). It does not count for the rate.
+            stream: The output. None means standard error.
+            clock: Return seconds. Tests replace it.
         """
         self.stage, self.total, self.unit, self.done = stage, total, unit, done
         self._at_start = done
@@ -68,7 +68,7 @@ class Progress:
         return self
 
     def advance(self, amount: float = 1, **details: object) -> None:
-        """Count `amount` more as done; `details` (dropped=12, loss=3.2) are shown behind the numbers."""
+        """Count `amount` more as done and show `details` (dropped=12, loss=3.2) after the numbers."""
         self.done += amount
         self._details.update(details)
         if self._bar is not None:
@@ -79,7 +79,7 @@ class Progress:
             self._print_line(self.format_line())
 
     def format_line(self) -> str:
-        """The state as one plain line: stage, done of total, rate, time left, details."""
+        """Return the state as one plain line: stage, done of total, rate, time left, details."""
         seconds = max(self._clock() - self._began, 1e-9)
         rate = (self.done - self._at_start) / seconds
         parts = [_format_amount(self.done, self.unit)]
@@ -104,7 +104,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Say the final state: how much in which time, or that it stopped early."""
+        """Print the final state: the amount and the time, or that the stage stopped early."""
         if self._bar is not None:
             self._bar.close()
         elif not self._silent:
@@ -113,7 +113,7 @@ class Progress:
 
 
 def _count_columns(stream: TextIO) -> int:
-    """Columns of the terminal behind `stream`; 0 where there is none, or one that does not know its size."""
+    """Return the columns of the terminal of `stream`. 0 when there is none or its size is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except OSError:
@@ -127,7 +127,7 @@ def _format_details(details: dict[str, object]) -> str:
 
 
 def _format_amount(value: float, unit: str = "") -> str:
-    """A count with its unit and a thousands prefix: 3 pages, 1.2k steps, 12.3 MB."""
+    """Return a count with its unit and a thousands prefix: 3 pages, 1.2k steps, 12.3 MB."""
     power = 0
     while abs(value) >= 999.5 and power < 5:
         value, power = value / 1000, power + 1
@@ -140,7 +140,14 @@ def _format_amount(value: float, unit: str = "") -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as a person says them: 8 s, 2 min 05 s, 3 h 07 min, 2 d 04 h."""
+    """Format a duration for people.
+
+    Args:
+        seconds: The duration.
+
+    Returns:
+        8 s, 2 min 05 s, 3 h 07 min or 2 d 04 h.
+    """
     whole = int(seconds + 0.5)
     if whole < 60:
         return f"{whole} s"

@@ -1,6 +1,4 @@
-"""Secrets in text: recognise them, and take them out of everything that is written to a file or printed.
-
-Reads text, names and plain values; gives the same with `REDACTED` in place of each secret.
+"""Redact secrets in everything that is written to a file or printed.
 
 Invariants:
 - The result of `redact_secrets` holds no password of a URL, no token or signature of its query, no value assigned to a
@@ -40,18 +38,39 @@ _SHAPES = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable or query parameter of this name holds a secret."""
+    """Return True when a name is that of a secret.
+
+    Args:
+        name: The name of a variable or query parameter.
+
+    Returns:
+        True for API_KEY and password, False for PATH.
+    """
     parts = {part.lower() for part in _PART_BORDER.split(name)}
     return bool(_SECRET_WORDS.search(name) or parts & _SECRET_PARTS)
 
 
 def has_secret(text: str) -> bool:
-    """Return whether a text holds something that `redact_secrets` takes out."""
+    """Return True when `redact_secrets` would change a text.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        True when a secret was found.
+    """
     return redact_secrets(text) != text
 
 
 def redact_secrets(text: str) -> str:
-    """Return the text with every secret in it replaced by `REDACTED`."""
+    """Replace every secret in a text.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The text with `REDACTED` in place of each secret.
+    """
     if "://" in text:
         text = _URL.sub(lambda found: redact_url(found.group()), text)
     if "=" in text:
@@ -60,7 +79,14 @@ def redact_secrets(text: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return a URL without user information, and with the secret values of its query and fragment replaced."""
+    """Replace the secrets in a URL.
+
+    Args:
+        url: The URL.
+
+    Returns:
+        The URL without user information and without secret values in query and fragment.
+    """
     scheme, separator, rest = url.partition("://")
     if "://" in rest:  # fsspec chains protocols, and a query may hold another address
         inner = rest.rindex("://")
@@ -73,7 +99,14 @@ def redact_url(url: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return plain data (mappings, lists, texts) with the secrets of every text in it replaced."""
+    """Replace the secrets in plain data.
+
+    Args:
+        value: Nested mappings, lists, tuples and scalars.
+
+    Returns:
+        A copy with redacted texts. Tuples become lists. Keys stay.
+    """
     if isinstance(value, str):
         return redact_secrets(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Where the running code comes from: the checkout that the package was imported from, or the installed version.
+"""Identify the running code: the checkout it was imported from, or the installed version.
 
-Reads the package's own folder, git, and the record of its installer; never the working directory.
+Reads: the package's own folder, git, and the record of its installer; never the working directory.
 """
 
 import importlib.metadata
@@ -17,9 +17,14 @@ PACKAGE = Path(llmsys.__file__).resolve().parent
 def read_source(package: Path = PACKAGE) -> dict[str, Any]:
     """Return the version and folder of the code, and its commit, branch and uncommitted changes.
 
-    The last three are None for an installed package, also where its environment lies inside some repository: a
-    checkout is what has the package under version control. A package that was installed from a repository has the
-    commit that its installer noted.
+    The folder is a checkout only when git tracks the package: an environment may lie inside an unrelated repository.
+
+    Args:
+        package: The folder of the package.
+
+    Returns:
+        The keys version, folder, branch, commit and uncommitted_changes. The last three are None for an installed
+        package, except that pip records the commit of a package from a repository.
     """
     installed = _read_installed_commit() if package == PACKAGE else None
     source = {"version": llmsys.__version__, "folder": str(package.parent), "branch": None}
@@ -38,7 +43,7 @@ def read_source(package: Path = PACKAGE) -> dict[str, Any]:
 
 
 def _ask_git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; None where it fails or is not there. Variables of a hook would lead it elsewhere."""
+    """Return the output of git. None when it fails or is not installed."""
     command = ["env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "git", "-C", str(folder)]
     try:
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
@@ -48,7 +53,7 @@ def _ask_git(folder: Path, *arguments: str) -> str | None:
 
 
 def _read_installed_commit() -> str | None:
-    """The commit in direct_url.json (PEP 610), which pip writes for a package from a repository."""
+    """Return the commit in direct_url.json (PEP 610), which pip writes for a package from a repository."""
     try:
         text = importlib.metadata.distribution("llmsys").read_text("direct_url.json")
         noted = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")

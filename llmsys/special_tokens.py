@@ -1,8 +1,11 @@
-"""Which pieces begin and end a text, as the small files beside a tokenizer.json say it.
+"""Read the special tokens of a tokenizer.json from the configuration files in its folder.
 
-Reads tokenizer_config.json and special_tokens_map.json, which name pieces (`eos_token`, a string or an object with
-`content`), then generation_config.json and config.json, which know ids (`eos_token_id`, a number or a list, of which
-the first counts). The first file that names a piece of this vocabulary wins.
+Reads: tokenizer_config.json and special_tokens_map.json, which name tokens (`eos_token`, a string or an object with
+`content`), then generation_config.json and config.json, which have ids (`eos_token_id`, a number or a list, of which
+the first counts).
+
+Invariants:
+- The first file that names a token of this vocabulary wins.
 """
 
 import json
@@ -24,7 +27,11 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 def read_special_tokens(
     folder: Path, id_of: Callable[[str], int | None], piece_of: Callable[[int], str | None]
 ) -> dict[str, str]:
-    """{role: piece} for the roles (`ROLES`) that the files in `folder` fill; DataError when one is not JSON."""
+    """Return {role: token} for the roles (`ROLES`) that the files in `folder` define.
+
+    Raises:
+        DataError: A file is not JSON.
+    """
     found: dict[str, str] = {}
     for name in NAMING:
         values = read_json_object(folder / name)
@@ -44,7 +51,17 @@ def read_special_tokens(
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file, DataError when it holds something else."""
+    """Read the object in a JSON file.
+
+    Args:
+        file: The file. It may be missing.
+
+    Returns:
+        The object. Empty when there is no such file.
+
+    Raises:
+        DataError: The file is not JSON or holds no object.
+    """
     if not file.is_file():
         return {}
     try:

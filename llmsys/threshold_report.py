@@ -1,8 +1,4 @@
-"""Documents at a threshold: what stands between the pipeline that looks for them and the report that shows them.
-
-Reads nothing; gives `ThresholdReport`, one test of one rule with the documents that lie nearest to its threshold on
-both sides.
-"""
+"""Describe the documents nearest to a threshold. The pipeline collects them and the report shows them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +9,7 @@ CLOSE = 0.1
 
 @dataclass(frozen=True)
 class NearThresholdDocument:
-    """One document: what the test measured, what that was compared with in its language, and why it was dropped."""
+    """One document: its measured value, the threshold of its language, and the reason why it was dropped."""
 
     id: str
     url: str
@@ -28,10 +24,10 @@ class ThresholdSide:
     """The documents on one side of a threshold.
 
     Attributes:
-        documents: how many there are.
-        bytes: of their texts when they were dropped; 0 for kept ones.
-        close: how many of them are within `CLOSE` of the threshold.
-        nearest: a few, by distance and then by id.
+        documents: Number of documents.
+        bytes: UTF-8 bytes of their texts when they were dropped; 0 for kept ones.
+        close: Number of documents within `CLOSE` of the threshold.
+        nearest: A few examples, by distance and then by id.
     """
 
     documents: int = 0
@@ -44,7 +40,7 @@ class ThresholdSide:
 class ThresholdReport:
     """One test: documents above (or below) the threshold were dropped.
 
-    `thresholds` are all that were met, in rising order: more than one where languages differ.
+    `thresholds` are all that were applied, in rising order: more than one where languages differ.
     """
 
     rule: str

@@ -1,24 +1,29 @@
-"""One token file in memory maps, checked against its manifest entry: sizes now, each batch when it is first touched.
+"""Map one token file into memory and check it against its manifest entry.
 
-Reads a file of tokens/; gives views of its columns. Promises: no token is given before its batch was checked, and a
-file that vanishes or shrinks while a run reads it is named instead of ending the process by a bus error.
+Reads: a file of tokens/.
+
+Invariants:
+- Sizes are checked when the file is opened, the tokens of a batch before the first of them is returned.
+- A file that vanishes or shrinks during a run gives an error with its name instead of a bus error.
 """
 
 from pathlib import Path
 
 import xxhash
 
+from llmsys.arrow_checksums import (
+    SIDE_COLUMNS,
+    compute_frame_checksum,
+    compute_lengths_checksum,
+    compute_lineage_checksum,
+)
 from llmsys.arrow_file import (
     DAMAGED,
     NEXT_STEP,
     REMAKE,
-    SIDE_COLUMNS,
     Integers,
     Tokens,
-    compute_frame_checksum,
-    compute_lengths_checksum,
-    compute_lineage_checksum,
-    memory_map_file,
+    map_file,
     open_arrow,
     read_batch,
 )
@@ -27,7 +32,7 @@ from llmsys.manifest import TokenFile
 
 
 class MappedTokenFile:
-    """The record batches of one token file; DataError when it is missing, of another size, or damaged."""
+    """The record batches of one token file. DataError when it is missing, of another size, or damaged."""
 
     def __init__(self, path: Path, entry: TokenFile) -> None:
         if not path.exists():
@@ -35,7 +40,7 @@ class MappedTokenFile:
         if (size := path.stat().st_size) != entry.size:
             raise DataError(f"{path} has {size:,} bytes, its manifest says {entry.size:,}. {NEXT_STEP}")
         self.path, self.entry = path, entry
-        data = memory_map_file(path)
+        data = map_file(path)
         if (
             found := compute_frame_checksum(data, entry.batches)
         ) != entry.frame_checksum:  # Arrow may crash on a bad header
@@ -50,7 +55,7 @@ class MappedTokenFile:
         self.lineage_checked = [False] * len(self.batches)
 
     def _view_batch(self, index: int) -> tuple[Tokens, Integers]:
-        """Return values and offsets of one batch, the lengths checked: packing trusts them before it reads a token."""
+        """Return values and offsets of one batch with checked lengths: packing uses them before it reads a token."""
         batch, expected = self.batches[index], self.entry.batches[index]
         column = batch.column("tokens")
         values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
@@ -67,12 +72,12 @@ class MappedTokenFile:
         )
 
     def get_document_tokens(self, index: int, row: int) -> Tokens:
-        """The tokens of one document of batch `index`."""
+        """Return the tokens of one document of batch `index`."""
         offsets = self.views[index][1]
         return self.get_batch_tokens(index)[offsets[row] : offsets[row + 1]]
 
     def get_batch_tokens(self, index: int) -> Tokens:
-        """The tokens of all documents of batch `index`, one after another."""
+        """Return the tokens of all documents of batch `index`, concatenated."""
         values = self.views[index][0]
         if not self.tokens_checked[index]:
             self.require_complete()  # hashing what was cut off would be a bus error
@@ -83,7 +88,7 @@ class MappedTokenFile:
         return values
 
     def require_complete(self) -> None:
-        """DataError when the file is gone or shorter than the manifest says: a map says nothing, or kills."""
+        """Raise DataError when the file is gone or has another size: reading its map may be a bus error."""
         try:
             size = self.path.stat().st_size
         except FileNotFoundError:
@@ -98,7 +103,7 @@ class MappedTokenFile:
             )
 
     def get_lineage(self, index: int, row: int) -> dict[str, str | int]:
-        """Where one document of batch `index` came from."""
+        """Return the side columns of one document of batch `index`: id, file, offset and URL hash."""
         batch = self.batches[index]
         if not self.lineage_checked[index]:
             expected = self.entry.batches[index].lineage_checksum

@@ -1,9 +1,10 @@
-"""The dataset on disk as its readers see it: token shards as memory-mapped numpy views, checked before they are used.
+"""Open the tokens of a dataset as memory-mapped numpy views.
 
-Reads manifest.json and tokens/ of a dataset folder; gives `open_tokens`, `verify_checksums` and, from
-`llmsys.arrow_file` and `llmsys.manifest`, all that the pipeline needs to write one. Promises: tokens are never copied;
-every record batch is checked against the manifest the first time it is touched, and an error names the file and the
-batch.
+Reads: manifest.json and tokens/ of a dataset folder. Writers import all that they need from here too.
+
+Invariants:
+- Tokens are never copied.
+- Every record batch is checked against the manifest before its first use. An error names the file and the batch.
 """
 
 from functools import cached_property
@@ -14,6 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmsys.arrow_checksums import (
+    compute_file_digest,
+    describe_document_file,
+    describe_token_file,
+)
 from llmsys.arrow_file import (
     DAMAGED,
     NEXT_STEP,
@@ -23,9 +29,6 @@ from llmsys.arrow_file import (
     Tokens,
     build_token_schema,
     choose_token_dtype,
-    compute_file_digest,
-    describe_document_file,
-    describe_token_file,
     get_document_lengths,
     get_text_bytes,
     read_batches,
@@ -74,7 +77,7 @@ SideColumn = Literal["id", "file", "url_hash"]
 
 
 class TokenShards:
-    """The documents of one split as memory-mapped token views, numbered through all files in the manifest's order."""
+    """The documents of one split as memory-mapped token views, numbered across all files in manifest order."""
 
     def __init__(self, folder: Path, split: str, manifest: Manifest) -> None:
         """Map every file of the split; DataError when one is missing, of another size, or its lengths are damaged."""
@@ -123,9 +126,10 @@ class TokenShards:
         return file.get_document_tokens(index, row)
 
     def copy_spans(self, documents: Integers, begins: Integers, lengths: Integers, out: Integers) -> None:
-        """Fill `out` with spans of documents, one after another: `lengths[i]` tokens from `begins[i]` of each.
+        """Fill `out` with spans of documents, concatenated: `lengths[i]` tokens from `begins[i]` of each.
 
-        Every file that they lie in is looked at first: DataError when one is gone or has another size.
+        Raises:
+            DataError: One of their files is gone or has another size.
         """
         places = np.searchsorted(self._starts, documents, side="right") - 1
         used = {place: self._places[place] for place in np.unique(places).tolist()}
@@ -139,12 +143,12 @@ class TokenShards:
             at += length
 
     def get_lineage(self, document: int) -> dict[str, str | int]:
-        """Return where a document came from: its id, crawl file, record offset and the xxh64 of its URL."""
+        """Return the id of a document, its crawl file, its record offset and the xxh64 of its URL."""
         file, index, row = self._locate_document(document)
         return file.get_lineage(index, row)
 
     def select_documents(self, column: SideColumn, *values: str | int) -> list[int]:
-        """The documents with one of these values in a side column, by number. Reads that column of every file."""
+        """Return the numbers of the documents with one of these values in a side column. Reads the whole column."""
         found: list[int] = []
         for (file, index), start in zip(self._places, self._starts[:-1].tolist(), strict=True):
             cells = file.batches[index].column(column)
@@ -163,7 +167,18 @@ class TokenShards:
 
 
 def open_tokens(folder: Path | str, split: str) -> TokenShards:
-    """Open the "train" or "heldout" tokens of a dataset folder; DataError with the next step when there are none."""
+    """Open the tokens of one split of a dataset.
+
+    Args:
+        folder: The dataset folder.
+        split: "train" or "heldout", or of pairs "train_source" or "heldout_source".
+
+    Returns:
+        The tokens as memory-mapped views.
+
+    Raises:
+        DataError: The dataset has no such tokens. The message gives the next step.
+    """
     folder = Path(folder)
     manifest = load_manifest(folder)
     if not manifest.splits:
@@ -179,7 +194,11 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
 
 
 def verify_checksums(folder: Path | str) -> Manifest:
-    """Recount and hash every file that the manifest names; DataError names the first that is not what it says."""
+    """Recount and hash every file of the manifest.
+
+    Raises:
+        DataError: A file differs from its entry. The message names the first one.
+    """
     folder = Path(folder)
     manifest = load_manifest(folder)
     for split in manifest.splits.values():
@@ -197,7 +216,7 @@ def verify_checksums(folder: Path | str) -> Manifest:
 
 
 def _require_digest(path: Path, entry: TokenFile | DocumentFile) -> None:
-    """Compare all bytes before Arrow parses any of them."""
+    """Raise DataError unless the bytes of a file match its digest, before Arrow parses any of them."""
     if not path.exists():
         raise DataError(f"{path} is missing, but the manifest names it. {REMAKE}")
     if (found := compute_file_digest(path)) != entry.digest:

@@ -1,9 +1,11 @@
-"""Text to token ids and back, behind one small interface; behind it stands SentencePiece or a tokenizer.json.
+"""Convert text to token ids and back with SentencePiece or a tokenizer.json.
 
-Reads tokenizer.model or tokenizer.json; gives `load_tokenizer` and the `Tokenizer` protocol that preparation, training
-and generation use. Promises: ids are the library's own, no text becomes a control token, the fingerprint changes with
-the file. Text survives encoding and decoding as far as the tokenizer's own rules let it: a SentencePiece model that
-takes text as it is gives all of it back but U+2581, the sign that it writes spaces with, which comes back as a space.
+Reads: tokenizer.model or tokenizer.json.
+
+Invariants:
+- The ids are the library's own. No text becomes a control token. The fingerprint changes with the file.
+- Text survives as far as the tokenizer's own rules allow. A SentencePiece model without normalization returns all of it
+  except U+2581, its sign for a space, which becomes a space.
 """
 
 import hashlib
@@ -22,7 +24,7 @@ JSON_NAME = "tokenizer.json"
 
 
 class Tokenizer(Protocol):
-    """What the rest of the program knows about a tokenizer."""
+    """The interface of all tokenizers, for preparation, training and generation."""
 
     @property
     def vocab_size(self) -> int:
@@ -89,7 +91,7 @@ class SentencePieceTokenizer:
         return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Return what `encode_batch` does as arrays: a long text spends a third of its time on Python's integers."""
+        """Return the ids of `encode_batch` as arrays: Python integers cost a third of the time of a long text."""
         ids: list[npt.NDArray[np.int32]] = self._processor.encode(list(texts), num_threads=1, return_type="numpy")
         return ids
 
@@ -111,7 +113,7 @@ class SentencePieceTokenizer:
 
     @property
     def has_unused_pieces(self) -> bool:
-        """Whether some pieces are switched off, which only a restricted vocabulary has."""
+        """True when some pieces are disabled, as in a restricted vocabulary."""
         return any(map(self._processor.is_unused, range(self.vocab_size)))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -121,9 +123,18 @@ class SentencePieceTokenizer:
 
 
 def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
-    """Load a tokenizer from its file or from the folder that holds it; DataError when it is not there or no tokenizer.
+    """Load a tokenizer.
 
-    `eos_token` is the piece that ends documents, for a tokenizer.json that does not say or says another.
+    Args:
+        path: The file of the tokenizer, or the folder that holds it.
+        eos_token: The token that ends documents, for a tokenizer.json that names none or another. None keeps the
+            file's.
+
+    Returns:
+        A SentencePiece or Hugging Face tokenizer.
+
+    Raises:
+        DataError: The file is missing or is not a tokenizer.
     """
     file = find_model_file(path)
     try:
@@ -151,9 +162,14 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
 
 
 def find_model_file(path: Path | str) -> Path:
-    """The file that a path names: the file itself, or the one in a folder.
+    """Return the tokenizer file for a path.
 
-    A tokenizer.json goes before a tokenizer.model, as in transformers, unless it is something else of that name.
+    Args:
+        path: The file itself, or the folder that holds it.
+
+    Returns:
+        The file, which may be missing. A tokenizer.json precedes a tokenizer.model, as in transformers, unless it is
+        another program's file.
     """
     path = Path(path)
     if not path.is_dir():

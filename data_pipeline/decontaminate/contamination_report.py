@@ -18,8 +18,13 @@ from data_pipeline.decontaminate.cut_spans import cut_spans
 from data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.manifest import ContaminatedDocument, DecontaminationSummary, SetContamination
-from llmsys.spared_item import SparedDocument, SparedItem
+from llmsys.contamination_summary import (
+    ContaminatedDocument,
+    DecontaminationSummary,
+    SetContamination,
+    SparedDocument,
+    SparedItem,
+)
 
 SPARED = "spared"
 EXAMPLES = 5

@@ -32,7 +32,14 @@ def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Callable[
 
 
 def get_trafilatura_version() -> str:
-    """Return the installed version as a requirement."""
+    """Return the installed version.
+
+    Returns:
+        A requirement such as `trafilatura==2.0.0`.
+
+    Raises:
+        ConfigError: If trafilatura is not installed.
+    """
     try:
         return f"trafilatura=={metadata.version('trafilatura')}"
     except metadata.PackageNotFoundError:

@@ -11,14 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.inspection.finding import DatasetFinding
-from llmsys.arrow_file import (
+from llmsys.arrow_checksums import (
     compute_file_digest,
     compute_frame_checksum,
     describe_batch,
     describe_document_file,
+)
+from llmsys.arrow_file import (
     get_document_lengths,
     get_text_bytes,
-    memory_map_file,
+    map_file,
     open_arrow,
     read_batch,
 )
@@ -64,7 +66,7 @@ def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | 
     if (size := path.stat().st_size) != entry.size:
         yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
         return
-    data = memory_map_file(path)
+    data = map_file(path)
     if (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:
         yield DatasetFinding(name, "headers", f"their checksum is {frame}, the manifest says {entry.frame_checksum}")
         return  # Arrow must not parse wrong headers

@@ -26,10 +26,10 @@ from data_pipeline.tokenize.tokenizer_usage import collect_usage
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
+from llmsys.contamination_summary import DecontaminationSummary
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.manifest import (
-    DecontaminationSummary,
     DocumentFile,
     DocumentFiles,
     Histogram,

@@ -33,6 +33,7 @@ class StageCode:
 _COMMON = (
     "data_pipeline/core/document_schema.py",
     "data_pipeline/core/block_writer.py",
+    "llmsys/arrow_checksums.py",
     "llmsys/arrow_file.py",
     "llmsys/threshold_report.py",
 )

@@ -55,7 +55,7 @@ def is_finished(config: RunConfig) -> bool:
         return False
     if (recorded := find_recorded_precision(config.run.folder)) is None:
         return False
-    config = config.with_precision(recorded)
+    config = config.resolve_precision(recorded)
     saved = read_run_state(checkpoint)
     now = combine_fingerprints([load_manifest(folder).fingerprint for folder in list_dataset_folders(config.data)])
     same_settings = all(saved.get(key) == value for key, value in config.trajectory_settings.items())

@@ -92,7 +92,7 @@ def check_memory_fit(config: RunConfig, hosts: Sequence[Host], facts: Facts) -> 
 def resolve_for_hosts(config: RunConfig, devices: Sequence[dict[str, Any]]) -> RunConfig:
     """Return the config with bf16 in place of `auto` where every host multiplies it natively, else with fp32."""
     missing = [one["bf16"]["reason"] for one in devices if not one["bf16"]["is_native"]]
-    return config.with_precision("fp32", missing[0]) if missing else config.with_precision("bf16")
+    return config.resolve_precision("fp32", missing[0]) if missing else config.resolve_precision("bf16")
 
 
 def _compute_rank_bytes(facts: Facts, host: Host) -> int:

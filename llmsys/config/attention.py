@@ -1,9 +1,10 @@
-"""Attention: the kinds of `model.attention`.
+"""Configuration of attention (`model.attention`): multi-head and multi-head latent attention.
 
-Head counts and widths are ModelConfig's own fields, under Hugging Face's names; a kind has the fields in which families
-differ. Each kind lists its parameters, the shape of its scores and the tensors that it saves, so that llmsys/estimate
-needs no change for an added kind. To add one: a class here and in `AttentionConfig`, its module in llmsys/model, its
-dispatch in llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
+Head counts and widths are fields of ModelConfig under Hugging Face's names. A kind has the fields in which families
+differ. It lists its parameters, the shape of its scores and its saved tensors: llmsys/estimate has no code per kind.
+
+To add a kind: a class here and in `AttentionConfig`, its module in llmsys/model, its dispatch in
+llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
 """
 
 from collections.abc import Iterator
@@ -18,13 +19,14 @@ from llmsys.config.section import Section
 
 
 class _BaseAttentionConfig(Section):
-    """A kind of attention. One that does not say otherwise is refused by the tensor and context axes."""
+    """Base of the kinds of attention."""
 
-    can_shard_sequences: ClassVar[bool] = False  # llmsys/parallel shards its module over tensor and context
+    # llmsys/parallel shards the module over the tensor and context axes; otherwise both axes must be 1.
+    can_shard_sequences: ClassVar[bool] = False
 
 
 class MultiHeadAttentionConfig(_BaseAttentionConfig):
-    """Queries, keys and values from one linear map each; fewer key-value heads than heads make it GQA or MQA."""
+    """Multi-head attention (Vaswani et al. 2017); GQA or MQA where num_key_value_heads is below num_attention_heads."""
 
     kind: Literal["multi_head"] = "multi_head"
     can_shard_sequences: ClassVar[bool] = True
@@ -40,7 +42,7 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
 
     @property
     def cross_attention(self) -> "MultiHeadAttentionConfig":
-        """Attention to an encoder's output in a model of this kind."""
+        """Configuration of the decoder's cross-attention."""
         return self
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
@@ -52,7 +54,13 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
     def iter_projection_parameters(
         self, model: ModelShape, name: str, *, keys_input: Input
     ) -> Iterator[ParameterTensor]:
-        """Yield the projections and the norms of heads; keys and values read `keys_input`."""
+        """Yield the q, k, v and o projections and the QK norms.
+
+        Args:
+            model: widths of the model.
+            name: prefix of the parameter names, such as `attention` or `cross_attention`.
+            keys_input: input of the key and value projections, which is the source in cross-attention.
+        """
         hidden, bias = model.hidden_size, self.qkv_bias
         queries = model.num_attention_heads * model.head_dim
         keys = model.num_key_value_heads * model.head_dim
@@ -80,7 +88,7 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
         )
 
     def count_normed_channels(self, model: ModelShape) -> int:
-        """Return the channels of queries and keys that a norm of heads reads, per token."""
+        """Return the query and key channels per token that the QK norms read; 0 without them."""
         if self.qk_norm == "none":
             return 0
         return model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
@@ -95,14 +103,14 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
         are_queries_saved: bool,
         are_keys_saved: bool,
     ) -> Iterator[SavedTensor]:
-        """Yield the tensors from the projections to the queries, keys and values that the kernel reads.
+        """Yield the tensors from the projections to the kernel's inputs.
 
         Args:
             model: widths of the model.
             scores: shape that `build_score_shape` returned.
-            shape: micro-batch of one rank.
-            is_rotated: RoPE follows.
-            are_queries_saved: the kernel saves the queries that it reads; else it saves copies of its own.
+            shape: the micro-batch of one rank.
+            is_rotated: RoPE is applied to queries and keys.
+            are_queries_saved: the kernel saves its query input; otherwise it saves a copy of its own.
             are_keys_saved: the same for keys and values.
         """
         is_normed, share = self.qk_norm != "none", scores.keys / shape.length
@@ -124,7 +132,7 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
     def _iter_norm_tensors(
         self, model: ModelShape, name: str, size: int, heads: int, shape: ActivationShape, is_saved: bool
     ) -> Iterator[SavedTensor]:
-        """Yield the tensors of a norm over `size` bytes of queries or keys: of each head, or over all of them."""
+        """Yield the saved tensors of a QK norm over `size` bytes of queries or keys."""
         channels = model.head_dim if self.qk_norm == "head" else model.head_dim * heads
         rows = size // shape.value_bytes // channels
         statistics = rows * model.norm.compute_row_statistics_bytes(shape)
@@ -135,7 +143,7 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
 
 
 class LatentAttentionConfig(_BaseAttentionConfig):
-    """Keys and values from one small latent vector, which is all a cache must keep (MLA; DeepSeek-V2, 2.1)."""
+    """Multi-head latent attention: keys and values are projected up from one cached latent (MLA; DeepSeek-V2, 2.1)."""
 
     kind: Literal["latent"] = "latent"
     can_shard_sequences: ClassVar[bool] = True
@@ -150,11 +158,12 @@ class LatentAttentionConfig(_BaseAttentionConfig):
 
     @property
     def cross_attention(self) -> MultiHeadAttentionConfig:
-        """Attention to an encoder's output: latents serve the positions of one sequence only."""
+        """Configuration of the decoder's cross-attention: plain multi-head attention."""
+        # MLA's decoupled RoPE key needs queries and keys of one sequence.
         return MultiHeadAttentionConfig()
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the maps down into the latents, their norms, and the maps up (DeepSeek-V2, 2.1)."""
+        """Yield the down-projections, the norms of the latents and the up-projections (DeepSeek-V2, 2.1)."""
         heads, hidden, rank = model.num_attention_heads, model.hidden_size, self.kv_lora_rank
         queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         if self.q_lora_rank is None:
@@ -172,13 +181,14 @@ class LatentAttentionConfig(_BaseAttentionConfig):
         yield from iter_linear_parameters("attention.o_proj", hidden, values, self.bias, "attention")
 
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
-        """Return the shape of scores against `keys` keys: every head has a key of its own."""
+        """Return the shape of scores against `keys` keys."""
+        # The up-projection gives every query head its own key.
         heads, channels = model.num_attention_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
         return ScoreShape(heads, heads, channels, self.v_head_dim, keys, is_causal)
 
     def count_normed_channels(self, model: ModelShape) -> int:
-        """Return 0: the norms are over latents, not over heads."""
-        return 0
+        """Return 0."""
+        return 0  # the norms read latents, not heads
 
     def iter_saved_tensors(
         self,
@@ -190,9 +200,9 @@ class LatentAttentionConfig(_BaseAttentionConfig):
         are_queries_saved: bool,
         are_keys_saved: bool,
     ) -> Iterator[SavedTensor]:
-        """Yield latents with their norms, full queries and keys, and values as part of one matmul with the keys.
+        """Yield the latents, their norms, the full queries and keys, and the joint product of keys and values.
 
-        Arguments as in MultiHeadAttentionConfig; rotation writes into the full queries and keys.
+        The arguments are those of MultiHeadAttentionConfig. Rotation writes into the full queries and keys.
         """
         if self.q_lora_rank is not None:
             yield SavedTensor("query latent", shape.compute_residual_bytes(self.q_lora_rank), "product")

@@ -1,14 +1,12 @@
-"""A batch that grows: its section of the config, and the sizes of all steps as arithmetic.
+"""Configuration of the global batch (`batch:`) and of its ramp (`batch.ramp:`).
 
-GPT-3 (Brown 2020, appendix B) went from 32 thousand tokens a step to the full batch "linearly over the first 4-12
-billion tokens". Steps are whole sequences, so the straight line is climbed in equal rungs. How large step n is and what
-came before it follow from the config alone, by bisection over the rungs.
+Batch sizes are counted over all ranks, in tokens or in sequences. Documents are packed into windows of one length, so
+the tokens of a step are exact. Pairs and texts are bucketed by length, so the tokens of a step are approximate; they
+are target tokens where there is a target.
 
-The batch: how many tokens one optimizer step sees, and in sequences of what length.
-
-Counted in tokens or in sequences, over all ranks; the number of processes never changes it. Documents are cut into
-windows of one length, so a step's tokens are exact. Pairs and texts are grouped by length, and a step has about its
-tokens: those of the target where there is one. How large step n is and what came before it are functions of the config.
+Invariants:
+- The size of step n and the sequences before it are functions of the config alone.
+- The number of processes never changes the batch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +29,11 @@ from llmsys.config.violation import (
 
 
 class BatchRampConfig(Section):
-    """`batch.ramp:` — steps grow from `start_tokens` to the size that the batch section says, linearly in tokens."""
+    """`batch.ramp:` — a batch that grows linearly in tokens from `start_tokens` to its full size.
+
+    GPT-3 (Brown et al. 2020, appendix B) grew the batch from 32 thousand tokens to its full size "linearly over the
+    first 4-12 billion tokens of training".
+    """
 
     start_tokens: int = Field(ge=1, description="Tokens of the first step, over all ranks.")
     ramp_tokens: int = Field(ge=1, description="Tokens of the run after which a step has its full size.")
@@ -43,7 +45,12 @@ class BatchRampConfig(Section):
     )
 
     def find_violations(self, length: int, full: int) -> Iterator[Violation]:
-        """What forbids climbing to `full` sequences of `length` tokens."""
+        """Yield the violations of a ramp to full steps.
+
+        Args:
+            length: tokens per sequence.
+            full: sequences of a full step.
+        """
         start = self.start_tokens // length
         if self.start_tokens % length:
             legal = format_choices(find_nearest_multiples(self.start_tokens, length))
@@ -65,11 +72,11 @@ class BatchRampConfig(Section):
             )
 
     def compute_increment(self, length: int) -> int:
-        """Sequences by which steps grow."""
+        """Return the sequences by which a step grows, for sequences of `length` tokens."""
         return self.increment_sequences or self.start_tokens // length
 
     def build_ramp_steps(self, length: int, full: int) -> "RampSteps":
-        """The sizes of all steps, for sequences of `length` tokens and `full` sequences in the end."""
+        """Return the sizes of all steps, for sequences of `length` tokens and full steps of `full` sequences."""
         return _build_ramp_steps(
             self.start_tokens // length, full, self.compute_increment(length), self.ramp_tokens, length
         )
@@ -77,57 +84,64 @@ class BatchRampConfig(Section):
 
 @dataclass(frozen=True)
 class RampSteps:
-    """Steps of one size after another: the step and the sequence where each size begins, and that size."""
+    """Step sizes of a ramp, one entry per size.
+
+    Attributes:
+        first_steps: first step of each size.
+        first_sequences: first sequence of each size.
+        sizes: sequences per step.
+    """
 
     first_steps: tuple[int, ...]
     first_sequences: tuple[int, ...]
     sizes: tuple[int, ...]
 
     def get_size(self, step: int) -> int:
-        """Sequences of step `step`, counted from 0."""
+        """Return the sequences of step `step`, counted from 0."""
         return self.sizes[bisect_right(self.first_steps, step) - 1]
 
     def count_sequences_before(self, step: int) -> int:
-        """Sequences of all steps before it."""
-        rung = bisect_right(self.first_steps, step) - 1
-        return self.first_sequences[rung] + (step - self.first_steps[rung]) * self.sizes[rung]
+        """Return the sequences of all steps before step `step`."""
+        level = bisect_right(self.first_steps, step) - 1
+        return self.first_sequences[level] + (step - self.first_steps[level]) * self.sizes[level]
 
     def find_step(self, sequence: int) -> int:
-        """The step that a sequence is in."""
-        rung = bisect_right(self.first_sequences, sequence) - 1
-        return self.first_steps[rung] + (sequence - self.first_sequences[rung]) // self.sizes[rung]
+        """Return the step that contains sequence `sequence`; both are counted from 0."""
+        level = bisect_right(self.first_sequences, sequence) - 1
+        return self.first_steps[level] + (sequence - self.first_sequences[level]) // self.sizes[level]
 
     def count_steps_for(self, sequences: int) -> int:
-        """The least number of steps that have so many sequences."""
-        rung = max(0, bisect_left(self.first_sequences, sequences) - 1)
-        return self.first_steps[rung] + -(-(sequences - self.first_sequences[rung]) // self.sizes[rung])
+        """Return the smallest number of steps with at least `sequences` sequences."""
+        level = max(0, bisect_left(self.first_sequences, sequences) - 1)
+        return self.first_steps[level] + -(-(sequences - self.first_sequences[level]) // self.sizes[level])
 
 
 @lru_cache(maxsize=64)
-def _build_ramp_steps(start: int, full: int, quantum: int, ramp_tokens: int, length: int) -> RampSteps:
-    """Rung k of K holds from k/K of `ramp_tokens` on; a rung between two steps is left out.
+def _build_ramp_steps(start: int, full: int, increment: int, ramp_tokens: int, length: int) -> RampSteps:
+    """Return the step sizes of a ramp of K increments.
 
-    So the size of a step is start + quantum · floor(tokens before it · K / ramp_tokens), and no more than full.
+    The size of a step is min(full, start + increment · floor(K · tokens before it / ramp_tokens)).
     """
-    climbs = (full - start) // quantum
-    found, step, sequence = [], 0, 0
-    for rung in range(climbs + 1):
-        size = start + rung * quantum
-        left = (rung + 1) * ramp_tokens - sequence * length * climbs
-        steps = max(0, -(-left // (size * length * climbs))) if rung < climbs else 1
-        if steps:
-            found.append((step, sequence, size))
+    num_increments = (full - start) // increment
+    rows, step, sequence = [], 0, 0
+    for level in range(num_increments + 1):
+        size = start + level * increment
+        # Tokens until the next level, times K: integers have no rounding.
+        remaining = (level + 1) * ramp_tokens - sequence * length * num_increments
+        steps = max(0, -(-remaining // (size * length * num_increments))) if level < num_increments else 1
+        if steps:  # a level that begins and ends within one step has none
+            rows.append((step, sequence, size))
         step, sequence = step + steps, sequence + steps * size
-    return RampSteps(*(tuple(column) for column in zip(*found, strict=True)))
+    return RampSteps(*(tuple(column) for column in zip(*rows, strict=True)))
 
 
 DEFAULT_SEQUENCES = 16
 
 
 class BatchConfig(Section):
-    """Give `sequences` or `tokens` of one step; with neither, a step has 16 sequences.
+    """The global batch of one optimizer step, given by `sequences` or `tokens`; the default is 16 sequences.
 
-    For pairs and texts, `sequence_length` is the longest source or text.
+    For pairs and texts, `sequence_length` is the length of the longest source or text.
     """
 
     sequence_length: int = Field(512, ge=1, description="Positions of one window, in tokens.")
@@ -174,7 +188,7 @@ class BatchConfig(Section):
             )
 
     def find_window_violations(self) -> Iterator[Violation]:
-        """What forbids cutting a step into whole windows."""
+        """Yield the violations of a batch of packed windows."""
         if self.tokens is not None and self.sequences is None and self.tokens % self.sequence_length:
             legal = format_choices(find_nearest_multiples(self.tokens, self.sequence_length))
             yield Violation(
@@ -188,7 +202,7 @@ class BatchConfig(Section):
             )
 
     def find_pair_violations(self) -> Iterator[Violation]:
-        """What batches of pairs and texts, which are grouped by length, do not know."""
+        """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
         if self.ramp is not None:
             yield Violation(
                 "ramp", "pairs and texts come in groups of similar length, which do not grow. Set it to null."
@@ -201,44 +215,49 @@ class BatchConfig(Section):
             yield Violation("micro_sequences", "auto is for windows. Use 0 and say num_length_buckets.")
 
     def resolve_micro_sequences(self, share: int) -> int:
-        """Windows of one forward pass of a rank that has `share` in a step; auto, before it is settled, is all."""
+        """Return the windows of one forward pass of a rank.
+
+        Args:
+            share: windows of the rank in one step.
+        """
+        # auto is resolved by the estimate before training; until then it is one forward pass, as 0 is.
         return share if self.micro_sequences in (0, "auto") else min(int(self.micro_sequences), share)
 
     @property
     def counted_sequence_length(self) -> int:
-        """Positions of the sequences that `tokens` counts: the target's where there is one."""
+        """Length of the sequences that `tokens` counts: the target length where there is one."""
         return self.target_sequence_length or self.sequence_length
 
     @property
     def sequences_per_step(self) -> int:
-        """Sequences in one full step, over all ranks; of pairs and texts, how many of the longest fit."""
+        """Sequences of one full step, over all ranks; for pairs and texts, the number of longest ones that fit."""
         if self.sequences is not None:
             return self.sequences
         return DEFAULT_SEQUENCES if self.tokens is None else max(1, self.tokens // self.counted_sequence_length)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one full step, over all ranks; of pairs and texts, about."""
+        """Tokens of one full step, over all ranks; approximate for pairs and texts."""
         return self.tokens or self.sequences_per_step * self.counted_sequence_length
 
-    def get_sequences_at(self, step: int) -> int:
-        """Sequences of step `step`, counted from 0, over all ranks."""
+    def get_step_sequences(self, step: int) -> int:
+        """Return the sequences of step `step`, counted from 0, over all ranks."""
         return self.sequences_per_step if self.ramp is None else self._ramp_steps.get_size(step)
 
     def count_sequences_before(self, step: int) -> int:
-        """The number of the first sequence of step `step`, counted from 0."""
+        """Return the index of the first sequence of step `step`; both are counted from 0."""
         return step * self.sequences_per_step if self.ramp is None else self._ramp_steps.count_sequences_before(step)
 
     def find_step(self, sequence: int) -> int:
-        """The step that sequence `sequence` is in; both counted from 0."""
+        """Return the step that contains sequence `sequence`; both are counted from 0."""
         return sequence // self.sequences_per_step if self.ramp is None else self._ramp_steps.find_step(sequence)
 
-    def get_tokens_at(self, step: int) -> int:
-        """Tokens of step `step`, counted from 0, over all ranks; of pairs and texts, about."""
+    def get_step_tokens(self, step: int) -> int:
+        """Return the tokens of step `step`, counted from 0, over all ranks; approximate for pairs and texts."""
         return self.tokens_per_step if self.ramp is None else self._ramp_steps.get_size(step) * self.sequence_length
 
     def count_tokens_before(self, step: int) -> int:
-        """Tokens that `step` steps train on."""
+        """Return the tokens of the first `step` steps."""
         return (
             step * self.tokens_per_step
             if self.ramp is None
@@ -246,14 +265,14 @@ class BatchConfig(Section):
         )
 
     def count_steps_for(self, tokens: int) -> int:
-        """The least number of steps that train on so many tokens."""
+        """Return the smallest number of steps with at least `tokens` tokens."""
         if self.ramp is None:
             return -(-tokens // self.tokens_per_step)
         return self._ramp_steps.count_steps_for(-(-tokens // self.sequence_length))
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
-        """Every number of sequences that a step of a run can have."""
+        """Distinct sizes of the steps of a run, in sequences."""
         return (self.sequences_per_step,) if self.ramp is None else self._ramp_steps.sizes
 
     @property

@@ -1,6 +1,6 @@
-"""What `train.reproducibility: bitwise` needs: one fixed list of micro-batches, and nothing that sums otherwise.
+"""Rules of `train.reproducibility: bitwise`: a fixed list of micro-batches and one summation order.
 
-Rules between sections, read by RunConfig; and what a number of ranks must be, read when a run begins.
+RunConfig checks the rules between sections. `require_ranks` checks the number of ranks when a run starts.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from llmsys.config.train import TrainConfig
 from llmsys.config.violation import Violation, format_choices, list_divisors
 from llmsys.errors import ConfigError
 
-OTHERWISE = "or set train.reproducibility=fast"
+FAST_REMEDY = "or set train.reproducibility=fast"
 
 
 def find_bitwise_violations(
@@ -24,7 +24,16 @@ def find_bitwise_violations(
     optimizer: str,
     windows: bool,
 ) -> Iterator[Violation]:
-    """What bitwise mode cannot hold to its promise; `windows` where steps are cut into windows of one length."""
+    """Yield the settings that change sums with the number of ranks.
+
+    Args:
+        train: the `train:` section.
+        engine: the `engine:` section.
+        layout: the `layout:` section.
+        batch: the `batch:` section.
+        optimizer: `optimizer.kind`.
+        windows: steps are packed windows of one length, not pairs or texts.
+    """
     if engine.kind != "torch":
         yield _build_summation_violation("engine.kind", engine.kind, "torch")
     else:
@@ -32,7 +41,7 @@ def find_bitwise_violations(
             yield _build_summation_violation("engine.data_parallel", engine.data_parallel, "fsdp")
         if engine.cpu_offload != "none":
             yield Violation(
-                "engine.cpu_offload", f"{engine.cpu_offload} steps by other kernels. Use none, {OTHERWISE}."
+                "engine.cpu_offload", f"{engine.cpu_offload} steps by other kernels. Use none, {FAST_REMEDY}."
             )
         if engine.gradient_accumulation != "sharded":
             yield _build_summation_violation("engine.gradient_accumulation", engine.gradient_accumulation, "sharded")
@@ -41,11 +50,11 @@ def find_bitwise_violations(
             yield Violation(
                 f"layout.{axis}",
                 f"{size} ranks would add up parts of one product, and their number would show in the bits. "
-                f"Use {axis}=1 with shard, replicate and expert, {OTHERWISE}.",
+                f"Use {axis}=1 with shard, replicate and expert, {FAST_REMEDY}.",
             )
     if optimizer != "adamw":
         yield Violation(
-            "optimizer.kind", f"{optimizer} is not made of exact elementwise steps. Use adamw, {OTHERWISE}."
+            "optimizer.kind", f"{optimizer} is not made of exact elementwise steps. Use adamw, {FAST_REMEDY}."
         )
     yield from _find_train_violations(train)
     if windows:
@@ -53,16 +62,16 @@ def find_bitwise_violations(
 
 
 def _build_summation_violation(key: str, value: str, other: str) -> Violation:
-    return Violation(key, f"{value} adds up gradients in an order of its own. Use {other}, {OTHERWISE}.")
+    return Violation(key, f"{value} adds up gradients in an order of its own. Use {other}, {FAST_REMEDY}.")
 
 
 def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
     if train.precision == "fp16":
         text = "fp16 scales the loss by what happened before, which bitwise mode does not follow. Use bf16 or fp32"
-        yield Violation("train.precision", f"{text}, {OTHERWISE}.")
+        yield Violation("train.precision", f"{text}, {FAST_REMEDY}.")
     if train.compile != "none":
         text = f"{train.compile} picks kernels by the shapes that it happened to see first. Use none"
-        yield Violation("train.compile", f"{text}, {OTHERWISE}.")
+        yield Violation("train.compile", f"{text}, {FAST_REMEDY}.")
     if not train.threads_per_process:
         yield Violation(
             "train.threads_per_process",
@@ -72,10 +81,8 @@ def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
 
 
 def _find_micro_batch_violations(batch: BatchConfig) -> Iterator[Violation]:
-    """A micro-batch of a fixed number of windows, which divides every step."""
-    legal = [
-        size for size in list_divisors(batch.step_sizes[0]) if all(other % size == 0 for other in batch.step_sizes)
-    ]
+    """Yield a violation unless the micro-batch is a fixed number of windows that divides every step."""
+    legal = [size for size in list_divisors(batch.step_sizes[0]) if all(step % size == 0 for step in batch.step_sizes)]
     if batch.micro_sequences in (0, "auto"):
         yield Violation(
             "batch.micro_sequences",
@@ -93,14 +100,31 @@ def _find_micro_batch_violations(batch: BatchConfig) -> Iterator[Violation]:
 
 
 def list_micro_batch_counts(batch: BatchConfig, *, windows: bool) -> tuple[int, ...]:
-    """How many micro-batches the steps of a run can have, over all ranks, in bitwise mode."""
+    """Return the distinct numbers of micro-batches per step in bitwise mode, over all ranks.
+
+    Args:
+        batch: the `batch:` section; `micro_sequences` is a fixed number where `windows` is true.
+        windows: steps are packed windows of one length; otherwise a length bucket is a micro-batch.
+
+    Returns:
+        One count per step size, in the order of the ramp.
+    """
     if not windows:
         return (batch.num_length_buckets,)
     return tuple(size // int(batch.micro_sequences) for size in batch.step_sizes)
 
 
 def require_ranks(ranks: int, counts: tuple[int, ...]) -> None:
-    """ConfigError unless `ranks` is a power of two that divides each of these numbers of micro-batches."""
+    """Raise unless `ranks` is a power of two that divides every number of micro-batches.
+
+    Args:
+        ranks: data-parallel ranks of the run.
+        counts: result of `list_micro_batch_counts`.
+
+    Raises:
+        ConfigError: with the legal numbers of ranks.
+    """
+    # The reduction is a binary tree: ranks must hold complete subtrees.
     legal = [n for n in list_divisors(counts[0]) if n & (n - 1) == 0 and all(count % n == 0 for count in counts)]
     if ranks not in legal:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`checkpoint:` — when to save, how, and which checkpoints are kept."""
+"""Configuration of checkpoints (`checkpoint:`): interval, mode and retention."""
 
 from collections.abc import Iterator
 from typing import Literal, Self
@@ -12,7 +12,7 @@ LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity")
 
 
 class CheckpointConfig(Section):
-    """When to save and what to keep. A checkpoint that any of the rules keeps is kept."""
+    """Interval and retention of checkpoints. A checkpoint is kept when any retention rule selects it."""
 
     every_steps: int = Field(100, ge=0, description="Steps between two checkpoints; 0 saves only the last step.")
     mode: Literal["sync", "async"] = Field(
@@ -41,7 +41,12 @@ class CheckpointConfig(Section):
 
 
 def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Violation]:
-    """What keeps the rules of retention from ever holding: steps that are not saved, or saved but not evaluated."""
+    """Yield retention rules that would select no checkpoint.
+
+    Args:
+        checkpoint: the `checkpoint:` section.
+        evaluation_every_steps: steps between two evaluations; 0 evaluates at the end only.
+    """
     saved, kept = checkpoint.every_steps, checkpoint.keep_every_steps
     if kept and (not saved or kept % saved):
         near = max(1, round(kept / saved)) * saved if saved else 0

@@ -1,6 +1,6 @@
-"""Rules that need something of the user's: lists of words, a classifier, a language model.
+"""Configuration of rules that read the user's files: word lists, classifiers and n-gram language models.
 
-Reads `llmsys.config.entry_list`, gives the sections that `llmsys.config.quality_rules` joins to its `RuleConfig`.
+`llmsys.config.quality_rules` adds these sections to its union `RuleConfig`.
 """
 
 from pathlib import Path
@@ -27,10 +27,10 @@ class WordListConfig(EntryListConfig):
 
 
 class BadWordsConfig(NamedRuleConfig):
-    """Pages, or their lines, that hold listed words; found as C4 finds them.
+    """Drop pages, or their lines, that contain listed words (C4; Raffel et al. 2020).
 
-    A word counts when no letter, digit or underscore touches it, in any letter case; a list for `ja`, `th` or `zh`
-    counts anywhere.
+    Matching ignores case and needs a word boundary: no adjacent letter, digit or underscore. Lists for `ja`, `th` and
+    `zh` match anywhere, because these languages have no spaces.
     """
 
     kind: Literal["bad_words"] = "bad_words"
@@ -48,7 +48,7 @@ class BadWordsConfig(NamedRuleConfig):
 
     @model_validator(mode="after")
     def _check_word_lists(self) -> Self:
-        if all(one.is_empty for one in self.word_lists):
+        if all(word_list.is_empty for word_list in self.word_lists):
             raise_violations(
                 [Violation("word_lists", "no word is listed. Name a file, such as word_lists: [{files: [words.txt]}].")]
             )
@@ -56,12 +56,12 @@ class BadWordsConfig(NamedRuleConfig):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The list files."""
-        return tuple(path for one in self.word_lists for path in one.files)
+        """Files of all word lists."""
+        return tuple(path for word_list in self.word_lists for path in word_list.files)
 
 
 class _ClassifierConfig(NamedRuleConfig):
-    """What classifiers have in common."""
+    """Fields of all classifiers."""
 
     model: LocalPath = Field(description="Model file; a relative path starts in the working folder.")
     label: str = Field(min_length=1, description="Label whose score decides, as the model names it.")
@@ -70,18 +70,18 @@ class _ClassifierConfig(NamedRuleConfig):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The model file."""
+        """File of the model."""
         return (self.model,)
 
 
 class FastTextClassifierConfig(_ClassifierConfig):
-    """A supervised fastText model (Joulin et al. 2016), .bin or .ftz, asked of the text as one line."""
+    """A supervised fastText model (Joulin et al. 2016), .bin or .ftz; the text is scored as one line."""
 
     kind: Literal["fasttext_classifier"] = "fasttext_classifier"
 
 
 class LinearClassifierConfig(_ClassifierConfig):
-    """A linear model over hashed words, word n-grams and character n-grams; `tools/train_classifier.py` makes one."""
+    """A linear model over hashed words, word n-grams and character n-grams, as `tools/train_classifier.py` trains."""
 
     kind: Literal["linear_classifier"] = "linear_classifier"
 
@@ -90,7 +90,7 @@ Bucket = Literal["head", "middle", "tail"]
 
 
 class PerplexityConfig(NamedRuleConfig):
-    """Perplexity under an n-gram language model (CCNet, Wenzek et al. 2020): line by line, ends of lines counted.
+    """Perplexity under an n-gram language model (CCNet; Wenzek et al. 2020), per line, with end-of-line tokens.
 
     Documents below `head_max_perplexity` are the head, those above `tail_min_perplexity` the tail, the rest the middle.
     """
@@ -116,20 +116,20 @@ class PerplexityConfig(NamedRuleConfig):
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:
-        problems = []
+        violations = []
         if self.head_max_perplexity > self.tail_min_perplexity:
             message = (
                 f"{self.head_max_perplexity:g} lies above tail_min_perplexity={self.tail_min_perplexity:g}, so that no "
                 "middle is left. Lower head_max_perplexity or raise tail_min_perplexity."
             )
-            problems.append(Violation("head_max_perplexity", message))
+            violations.append(Violation("head_max_perplexity", message))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
-            problems.append(Violation("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
-        raise_violations(problems)
+            violations.append(Violation("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
+        raise_violations(violations)
         return self
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The model files."""
+        """Files of the models."""
         return (self.model, *([self.sentencepiece_model] if self.sentencepiece_model else []))

@@ -1,7 +1,7 @@
-"""What a YAML file can say about a dataset: which crawl files, what stays of them, and how the tokens are laid out.
+"""Configuration of a dataset (`data:`): input files, pipeline stages and the layout of the token shards.
 
-Reads the sections that have files of their own, gives the tagged union `DataConfig`. Two things never change the bytes
-of a dataset: where it lies (`folder`) and who makes it (`executor`).
+Invariants:
+- `folder` and `executor` never change the bytes of a dataset.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
 from llmsys.config.url import NoUrlFilter, UrlConfig
 from llmsys.config.violation import raise_violations
 
-# What the funnel counts beside the rules: no rule may be called so.
+# Rows of the funnel that are not rules: reserved as names of rules.
 STAGES = (
     *("read", "url", "extract", "unicode", "language", "decontaminate", "pii", "documents"),
     *("url_duplicates", "exact_duplicates", "duplicate_spans", "near_duplicates", "duplicate_substrings"),
@@ -34,7 +34,7 @@ STAGES = (
 
 
 class HeldoutSplitConfig(Section):
-    """Which documents are held back from training."""
+    """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
         0.005, ge=0, le=0.5, description="Share of the documents, chosen by the hash of their id, kept for evaluation."
@@ -43,7 +43,7 @@ class HeldoutSplitConfig(Section):
 
 
 class TokenFilesConfig(Section):
-    """How token shards are laid out. The shuffle is over all documents and depends on their ids and the seed alone."""
+    """Layout of the token shards. The shuffle is global and depends on document ids and the seed alone."""
 
     shard_tokens: int = Field(100_000_000, ge=1, description="Tokens per file, about.")
     batch_tokens: int = Field(1_000_000, ge=1, description="Tokens per record batch, at least; each has a checksum.")
@@ -55,7 +55,7 @@ class TokenFilesConfig(Section):
 
 
 class DocumentFilesConfig(Section):
-    """How document files are laid out."""
+    """Layout of the document files."""
 
     num_shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
     batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
@@ -98,8 +98,15 @@ class CrawlConfig(Section):
 
 
 def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
-    """Where the datasets of a run lie: one, or those of a mixture in their order."""
-    return tuple(one.folder for one in data.sources) if isinstance(data, MixtureConfig) else (data.folder,)
+    """Return the dataset folders of a run.
+
+    Args:
+        data: the `data:` section.
+
+    Returns:
+        One folder, or one per source of a mixture in their order.
+    """
+    return tuple(source.folder for source in data.sources) if isinstance(data, MixtureConfig) else (data.folder,)
 
 
 DataConfig = Annotated[CrawlConfig | PairsConfig | LabelledTextConfig | MixtureConfig, Field(discriminator="kind")]

@@ -1,7 +1,4 @@
-"""What a YAML file can say about evaluation sets that must not be trained on.
-
-Reads nothing, gives the tagged union `DecontaminateConfig`.
-"""
+"""Configuration of decontamination (`data.decontaminate:`): removal of evaluation items from training data."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -40,18 +37,18 @@ class EvaluationSetConfig(Section):
 
 
 class NoDecontamination(Section):
-    """Documents are not compared with evaluation sets."""
+    """No decontamination."""
 
     kind: Literal["none"] = "none"
 
 
 class NgramDecontaminationConfig(Section):
-    """Documents that share a word n-gram with an item of an evaluation set are dropped, or the shared span is cut.
+    """Drop documents that share a word n-gram with an evaluation item, or cut the shared span.
 
-    The definition is GPT-3's (Brown et al. 2020, appendix C): words in lower case without punctuation, 13-grams, an
-    n-gram of more than 10 documents is common speech and decides nothing, 200 characters around a match are cut with
-    it, pieces of less than 200 characters go, a document in more than 10 pieces goes. As datatrove has it, numbers and
-    accents do not matter, and n-grams are taken of the query, the label, and across their border.
+    Defaults are GPT-3's (Brown et al. 2020, appendix C): 13-grams of lower-case words without punctuation. An n-gram in
+    more than 10 documents is ignored as common. A cut removes 200 characters on each side of a match. Remaining pieces
+    below 200 characters are dropped, and so are documents in more than 10 pieces. As in datatrove, numbers and accents
+    are normalized, and n-grams come from the query, the label and their concatenation.
     """
 
     kind: Literal["ngram"] = "ngram"
@@ -75,7 +72,7 @@ class NgramDecontaminationConfig(Section):
 
     @model_validator(mode="after")
     def _check_set_names(self) -> Self:
-        names = [one.name for one in self.sets]
+        names = [evaluation_set.name for evaluation_set in self.sets]
         raise_violations(
             Violation(f"sets.{number}.name", f"{name} is the name of another set already. Give each set its own name.")
             for number, name in enumerate(names)
@@ -85,8 +82,8 @@ class NgramDecontaminationConfig(Section):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of all sets."""
-        return tuple(path for one in self.sets for path in one.files)
+        """Files of all evaluation sets."""
+        return tuple(path for evaluation_set in self.sets for path in evaluation_set.files)
 
 
 DecontaminateConfig = Annotated[NoDecontamination | NgramDecontaminationConfig, Field(discriminator="kind")]

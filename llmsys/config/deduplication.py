@@ -1,7 +1,8 @@
-"""What a YAML file can say about duplicates: which kinds are looked for, and against which earlier datasets.
+"""Configuration of deduplication (`data.deduplicate:`): URL, exact, segment, MinHash and substring.
 
-Reads nothing, gives `DeduplicationConfig`. Each kind is a tagged section; what is not asked for costs nothing. Which
-copy stays depends on the data alone, never on the order of files or the number of workers.
+Invariants:
+- The surviving copy depends on the data alone, never on the order of files or the number of workers.
+- A kind that is not enabled costs nothing.
 """
 
 from typing import Annotated, Literal
@@ -13,26 +14,26 @@ from llmsys.config.section import Section
 
 
 class NoDeduplication(Section):
-    """Duplicates of this kind stay."""
+    """No deduplication of this kind."""
 
     kind: Literal["none"] = "none"
 
 
 class UrlDedupConfig(Section):
-    """Documents with the same URL, character by character: one capture stays, among equals that of the smallest id."""
+    """Documents with the same URL, byte for byte. One capture stays; ties go to the smallest id."""
 
     kind: Literal["url"] = "url"
     keep: Literal["latest", "earliest", "longest"] = Field("latest", description="Which capture stays.")
 
 
 class ExactDedupConfig(Section):
-    """Documents with the same text: the one with the smallest id stays."""
+    """Documents with the same text. The one with the smallest id stays."""
 
     kind: Literal["text"] = "text"
 
 
 class _SegmentDedupConfig(Section):
-    """What all kinds of repeated spans have in common; the occurrence in the document with the smallest id stays."""
+    """Fields of all repeated segments. The occurrence in the document with the smallest id stays."""
 
     min_words: int = Field(50, ge=0, description="Words that a document must keep when spans are taken out of it.")
     min_sentences: int = Field(3, ge=0, description="Sentences that it must keep.")
@@ -55,7 +56,7 @@ class LineDedupConfig(_SegmentDedupConfig):
 class SentenceDedupConfig(_SegmentDedupConfig):
     """Runs of sentences that occur more than once (Raffel et al. 2020: three), compared simplified as for MinHash.
 
-    Sentences, comparison and what is taken out are datatrove's for English.
+    Sentence splitting, comparison and removal follow datatrove for English.
     """
 
     kind: Literal["sentences"] = "sentences"
@@ -63,11 +64,11 @@ class SentenceDedupConfig(_SegmentDedupConfig):
 
 
 class MinHashDedupConfig(Section):
-    """Documents whose word n-grams mostly agree, found by MinHash-LSH (Broder 1997) with FineWeb's parameters.
+    """Near duplicates by MinHash-LSH over word n-grams (Broder 1997) with FineWeb's parameters.
 
-    Two documents are linked when all hashes of one bucket agree; of a connected cluster the longest document stays,
-    among equals the one with the smallest id. The similarity at which half are found is about (1 / buckets) ^ (1 /
-    hashes_per_bucket), 0.72 for 14 x 8.
+    Two documents are linked when all hashes of one bucket agree. The longest document of a connected cluster stays;
+    ties go to the smallest id. The Jaccard similarity at which half of the pairs are found is about
+    (1 / buckets) ^ (1 / hashes_per_bucket), 0.72 for 14 x 8.
     """
 
     kind: Literal["minhash"] = "minhash"
@@ -82,10 +83,10 @@ class MinHashDedupConfig(Section):
 
 
 class SubstringDedupConfig(Section):
-    """Strings of at least `min_characters` that occur more than once (Lee et al. 2022), words and lines aside.
+    """Strings of at least `min_characters` that occur more than once, whatever their word borders (Lee et al. 2022).
 
-    What is taken out is exactly what a suffix array of the whole corpus finds: every character that lies in a later
-    occurrence of such a string; the first occurrence, in the document with the smallest id, stays.
+    The result equals that of a suffix array over the corpus: every character in a later occurrence is removed. The
+    first occurrence, in the document with the smallest id, stays.
     """
 
     kind: Literal["substring"] = "substring"
@@ -96,18 +97,18 @@ class SubstringDedupConfig(Section):
 
 
 class ExactKeyFilterConfig(Section):
-    """Every key of a task is sorted in memory: about 100 bytes each, and 270 each where most are repeated."""
+    """Sort all keys of a task in memory: about 100 bytes per key, and 270 where most keys repeat."""
 
     kind: Literal["sorted"] = "sorted"
     keys_per_task: int = Field(2_000_000, ge=1, description="Keys that one task compares, about.")
 
 
 class BloomKeyFilterConfig(Section):
-    """A counting Bloom filter finds the keys that may occur twice, and only these are sorted.
+    """Sort only the keys that a counting Bloom filter reports as possible repeats.
 
-    Counters, as many as keys and error rate ask for, take two bits each; they are filled before any key is judged, so
-    that order decides nothing, and what the filter lets through by mistake is found out by the sort. A key that is
-    repeated takes 270 bytes besides, so that this is for keys of which few are.
+    Counters take two bits each; their number follows from keys and error rate. All keys are counted before any is
+    tested, so order has no effect, and the sort removes false positives. A repeated key takes 270 bytes more: use this
+    filter where few keys repeat.
     """
 
     kind: Literal["bloom"] = "bloom"
@@ -116,19 +117,19 @@ class BloomKeyFilterConfig(Section):
 
 
 class NoDedupIndex(Section):
-    """No index is written."""
+    """No deduplication index."""
 
     kind: Literal["none"] = "none"
 
 
 class DedupIndexConfig(Section):
-    """`index/` of the dataset gets URL hashes, text digests and MinHash keys of every document that stays."""
+    """An index in `index/` of the dataset: URL hashes, text digests and MinHash keys of the remaining documents."""
 
     kind: Literal["kept"] = "kept"
 
 
 class DeduplicationConfig(Section):
-    """Which duplicates are dropped, in this order: URL, text, spans, near copies, substrings."""
+    """Stages of deduplication, in this order: URL, exact text, segments, MinHash, substrings."""
 
     url: Annotated[UrlDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
         NoDeduplication(), description="Documents with the same URL."

@@ -1,4 +1,4 @@
-"""The engine: which library owns backward, clipping and the optimizer step."""
+"""Configuration of the engine (`engine:`), the library that runs backward, clipping and the optimizer step."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -8,28 +8,28 @@ from llmsys.config.section import Section
 
 
 class _BaseEngineConfig(Section):
-    """An engine that copies all state to every rank."""
+    """Base of the engines: every rank keeps all state (DDP)."""
 
-    offloads_gradients: ClassVar[bool] = False  # offload moves gradients to host memory too
+    offloads_gradients: ClassVar[bool] = False  # CPU offload includes gradients
 
     @property
     def shards_optimizer_state(self) -> bool:
-        """Return whether masters and moments are sharded over the data ranks."""
+        """Master weights and moments are sharded over the data-parallel ranks."""
         return False
 
     @property
     def shards_weights(self) -> bool:
-        """Return whether weights are sharded over the data ranks, and gathered where they are used."""
+        """Weights are sharded over the data-parallel ranks and gathered for use."""
         return False
 
     @property
     def reduces_each_micro_batch(self) -> bool:
-        """Return whether gradients are reduced after each micro-batch, not once a step."""
+        """Gradients are reduced after each micro-batch, not once per step."""
         return False
 
 
 class TorchEngineConfig(_BaseEngineConfig):
-    """PyTorch itself: FSDP2 splits weights, gradients and moments over the shard axis, DDP copies them to all ranks."""
+    """Native PyTorch: FSDP2 shards weights, gradients and moments over the shard axis; DDP replicates them."""
 
     kind: Literal["torch"] = "torch"
     offloads_gradients: ClassVar[bool] = True
@@ -47,22 +47,22 @@ class TorchEngineConfig(_BaseEngineConfig):
 
     @property
     def shards_optimizer_state(self) -> bool:
-        """Return whether masters and moments are sharded: under FSDP."""
+        """Master weights and moments are sharded: under FSDP."""
         return self.data_parallel == "fsdp"
 
     @property
     def shards_weights(self) -> bool:
-        """Return whether weights are sharded: under FSDP."""
+        """Weights are sharded: under FSDP."""
         return self.data_parallel == "fsdp"
 
     @property
     def reduces_each_micro_batch(self) -> bool:
-        """Return whether gradients are reduced after each micro-batch."""
+        """Gradients are reduced after each micro-batch: under FSDP with sharded accumulation."""
         return self.data_parallel == "fsdp" and self.gradient_accumulation == "sharded"
 
 
 class DeepSpeedEngineConfig(_BaseEngineConfig):
-    """DeepSpeed's ZeRO (Rajbhandari 2019)."""
+    """DeepSpeed ZeRO (Rajbhandari et al. 2019, arXiv:1910.02054)."""
 
     kind: Literal["deepspeed"] = "deepspeed"
     zero_stage: Literal[0, 1, 2, 3] = Field(
@@ -74,22 +74,22 @@ class DeepSpeedEngineConfig(_BaseEngineConfig):
 
     @property
     def shards_optimizer_state(self) -> bool:
-        """Return whether masters and moments are sharded: from stage 1."""
+        """Master weights and moments are sharded: from stage 1."""
         return self.zero_stage >= 1
 
     @property
     def shards_weights(self) -> bool:
-        """Return whether weights are sharded: stage 3."""
+        """Weights are sharded: stage 3."""
         return self.zero_stage == 3
 
     @property
     def reduces_each_micro_batch(self) -> bool:
-        """Return whether gradients are reduced after each micro-batch: from stage 2."""
+        """Gradients are reduced after each micro-batch: from stage 2."""
         return self.zero_stage >= 2
 
 
 class AccelerateEngineConfig(_BaseEngineConfig):
-    """Hugging Face accelerate, with whatever the user's accelerate config says."""
+    """Hugging Face Accelerate with the user's accelerate config."""
 
     kind: Literal["accelerate"] = "accelerate"
 

@@ -1,10 +1,6 @@
-"""What the torch engine cannot do with the rest of a config, and what DDP makes of a layout.
+"""Rules between the engine and the rest of a config, and the layout under DDP.
 
-Each problem says value, rule and remedy. What the axes forbid is in axes.py.
-
-What DeepSpeed cannot do with the rest of a config. Each problem says value, rule and remedy.
-
-Axes that only the torch engine has, `tensor` and `context`, are refused in axes.py.
+Each violation names the value, the rule and the remedy. Rules of the axes are in parallel_layout.py.
 """
 
 from collections.abc import Iterator
@@ -22,7 +18,7 @@ FSDP = "engine.data_parallel=fsdp"
 def find_torch_violations(
     engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, model: ModelConfig
 ) -> Iterator[Violation]:
-    """What forbids these choices together, whatever the number of ranks."""
+    """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
     if train.compile == "block" and train.activation_checkpoint != "none" and model.moe is not None:
@@ -42,21 +38,38 @@ def find_torch_violations(
 
 
 def is_replicated(engine: EngineConfig) -> bool:
-    """Whether every rank keeps everything: DDP, which is accelerate's way too."""
+    """Return whether every rank keeps all weights, gradients and moments.
+
+    Args:
+        engine: the `engine:` section.
+
+    Returns:
+        True under DDP, which Accelerate uses too.
+    """
     return engine.kind == "accelerate" or (engine.kind == "torch" and engine.data_parallel == "ddp")
 
 
 def _get_replication_settings(engine: EngineConfig) -> tuple[str, str]:
-    """What in the config asks for copies, and what asks for shards instead."""
+    """Return the setting that replicates, and the setting that shards instead."""
     if engine.kind == "accelerate":
         return "engine.kind=accelerate", "engine.kind=torch"
     return "engine.data_parallel=ddp", FSDP
 
 
 def resolve_layout(layout: ParallelLayout, engine: EngineConfig, model: ModelConfig, ranks: int) -> ParallelLayout:
-    """`layout` resolved for a number of ranks. Under DDP those that no axis asks for hold copies, not shards.
+    """Return the layout for a number of ranks, with no size left open.
 
-    Raises LayoutError with the value, the rule and the values that would do.
+    Args:
+        layout: the `layout:` section.
+        engine: the `engine:` section. Under DDP the free ranks are replicas, not shards.
+        model: the model, whose widths limit the axes.
+        ranks: processes of the run.
+
+    Returns:
+        A layout whose axes multiply to `ranks`.
+
+    Raises:
+        LayoutError: with the value, the rule and the legal values.
     """
     if not is_replicated(engine):
         return layout.resolve(ranks, model)
@@ -92,23 +105,29 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
 
 
 def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
-    why = None
+    reason = None
     if engine.kind != "torch":
-        why = f"engine.kind={engine.kind} does not know its layers. Use engine.kind=torch"
+        reason = f"engine.kind={engine.kind} does not know its layers. Use engine.kind=torch"
     elif is_replicated(engine):
-        why = f"engine.data_parallel=ddp casts every weight by itself. Use {FSDP}"
+        reason = f"engine.data_parallel=ddp casts every weight by itself. Use {FSDP}"
     elif train.precision not in ("auto", "bf16"):
-        why = f"train.precision={train.precision} is not what its products come in. Use train.precision=bf16"
+        reason = f"train.precision={train.precision} is not what its products come in. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
-        why = "train.reproducibility=bitwise needs sums that are rounded in one way. Use fast"
+        reason = "train.reproducibility=bitwise needs sums that are rounded in one way. Use fast"
     elif layout.tensor > 1:
-        why = f"layout.tensor={layout.tensor} splits the matrices that it scales as wholes. Use layout.tensor=1"
-    if why is not None:
-        yield Violation("train.matmul_dtype", f"fp8 cannot be had: {why}, or train.matmul_dtype=compute.")
+        reason = f"layout.tensor={layout.tensor} splits the matrices that it scales as wholes. Use layout.tensor=1"
+    if reason is not None:
+        yield Violation("train.matmul_dtype", f"fp8 cannot be had: {reason}, or train.matmul_dtype=compute.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
-    """What forbids this engine, if it is DeepSpeed, with these axes of the layout."""
+    """Yield the violations of the DeepSpeed engine; none for other engines.
+
+    Args:
+        engine: the `engine:` section.
+        replicate: size of the replicate axis.
+        expert: size of the expert axis.
+    """
     if engine.kind != "deepspeed":
         return
     if engine.zero_stage == 3 and expert > 1:

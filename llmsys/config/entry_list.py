@@ -1,7 +1,4 @@
-"""Lists that the user brings: words, hosts, URLs, from files and from the config itself.
-
-Reads nothing, gives `EntryListConfig`. The project ships no list of its own.
-"""
+"""Configuration of the user's lists of words, hosts or URLs; llmsys ships none."""
 
 from pydantic import Field
 
@@ -10,7 +7,7 @@ from llmsys.config.section import Section
 
 
 class EntryListConfig(Section):
-    """Entries of files and of the config together. A file has one entry a line, and comments that begin with `#`."""
+    """Entries of files and of the config. A file has one entry per line; `#` begins a comment."""
 
     files: tuple[LocalPath, ...] = Field(
         (), description="Files, plain or .gz, UTF-8; paths start in the working folder."
@@ -19,5 +16,5 @@ class EntryListConfig(Section):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is listed."""
+        """True when neither files nor entries are given."""
         return not self.files and not self.entries

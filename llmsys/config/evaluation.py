@@ -1,5 +1,6 @@
-"""`evaluation:` — what a model is measured on while it trains and by `llmsys evaluate`: held-out documents, and sets of
-questions scored by likelihood.
+"""Configuration of evaluation (`evaluation:`): held-out loss, and tasks scored by likelihood.
+
+Read during training and by `llmsys evaluate`.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from llmsys.config.section import Section
 from llmsys.config.violation import Violation, raise_violations
 
 MAX_DEFAULT_SEQUENCES = 8
-"""Sequences of one forward pass of an evaluation, where neither it nor a training micro-batch says fewer."""
+"""Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller."""
 
 SUFFIXES = (".gz", ".jsonl", ".json")
 
@@ -24,7 +25,7 @@ class _EvaluationTaskConfig(Section):
 
     @property
     def title(self) -> str:
-        """What the set is called."""
+        """Name of the task: `name`, or the file name without its suffixes."""
         title = self.path.name
         for suffix in SUFFIXES:
             title = title.removesuffix(suffix)
@@ -32,10 +33,10 @@ class _EvaluationTaskConfig(Section):
 
 
 class MultipleChoiceConfig(_EvaluationTaskConfig):
-    """Multiple choice: the choice that is likeliest behind the question is the model's answer.
+    """Multiple choice: the answer is the choice with the highest likelihood given the question.
 
-    One JSON object a line: `question` (or `context`), a text; `choices`, a list of texts; `answer`, the number of the
-    right one, counted from 0.
+    Each line is a JSON object: `question` (or `context`), a text; `choices`, a list of texts; `answer`, the index of
+    the right choice, counted from 0.
     """
 
     kind: Literal["choices"] = "choices"
@@ -43,9 +44,9 @@ class MultipleChoiceConfig(_EvaluationTaskConfig):
 
 
 class MinimalPairsConfig(_EvaluationTaskConfig):
-    """Minimal pairs as in BLiMP (Warstadt 2020, arXiv:1912.00582): the good sentence should be likelier than the bad.
+    """Minimal pairs (BLiMP; Warstadt et al. 2020, arXiv:1912.00582): the good sentence should be likelier.
 
-    One JSON object a line: `good` and `bad`, or `sentence_good` and `sentence_bad` as in BLiMP's own files.
+    Each line is a JSON object: `good` and `bad`, or `sentence_good` and `sentence_bad` as in BLiMP's own files.
     """
 
     kind: Literal["pairs"] = "pairs"
@@ -55,7 +56,7 @@ SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig, Field(discrimin
 
 
 class EvaluationConfig(Section):
-    """`evaluation:` — loss on held-out documents, and answers to questions."""
+    """`evaluation:` — held-out loss and evaluation tasks."""
 
     every_steps: int = Field(0, ge=0, description="Steps between two evaluations; 0 evaluates only at the end.")
     max_tokens: int = Field(0, ge=0, description="Held-out tokens to read; 0 reads all of them.")
@@ -69,7 +70,7 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _check_task_names(self) -> Self:
-        titles = [one.title for one in self.tasks]
+        titles = [task.title for task in self.tasks]
         raise_violations(
             Violation(f"tasks.{number}.name", f"two sets are called {title}. Give one of them another name.")
             for number, title in enumerate(titles)
@@ -79,7 +80,12 @@ class EvaluationConfig(Section):
 
 
 def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterator[Violation]:
-    """What keeps questions from being asked."""
+    """Yield the violations of the evaluation tasks.
+
+    Args:
+        evaluation: the `evaluation:` section.
+        objective: `objective.kind`; tasks need the next-token objective.
+    """
     if evaluation.tasks and objective != "next_token":
         yield Violation(
             "evaluation.tasks",

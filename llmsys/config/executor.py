@@ -1,4 +1,8 @@
-"""Who does the work of preparing a dataset, in which portions, and how often it is tried; never changes its bytes."""
+"""Configuration of the executor (`data.executor:`): workers, task size and retries.
+
+Invariants:
+- The executor never changes the bytes of a dataset.
+"""
 
 from typing import Annotated, Literal
 
@@ -8,7 +12,7 @@ from llmsys.config.section import Section
 
 
 class _BaseExecutorConfig(Section):
-    """What every executor has: the size of a task, and what happens when one fails."""
+    """Fields of all executors: task size and retries."""
 
     block_bytes: int = Field(
         4_000_000,
@@ -22,7 +26,7 @@ class _BaseExecutorConfig(Section):
 
 
 class _ProcessExecutorConfig(_BaseExecutorConfig):
-    """Those whose tasks are processes of their own, and can be ended from outside."""
+    """Executors that run a task in its own process, which a timeout can end."""
 
     task_seconds: float = Field(
         3_600,
@@ -40,7 +44,7 @@ class LocalExecutorConfig(_ProcessExecutorConfig):
 
 
 class InlineExecutorConfig(_BaseExecutorConfig):
-    """This very process, one task after the other: for debugging and for tests."""
+    """The current process, one task at a time, for debugging and tests."""
 
     kind: Literal["inline"] = "inline"
 
@@ -56,7 +60,7 @@ class RayExecutorConfig(_ProcessExecutorConfig):
 
 
 class SlurmExecutorConfig(_ProcessExecutorConfig):
-    """Tasks as job arrays of Slurm, on nodes that see the inputs and the dataset folder under the same paths."""
+    """Slurm job arrays on nodes that see the inputs and the dataset folder under the same paths."""
 
     kind: Literal["slurm"] = "slurm"
     workers: int = Field(0, ge=0, description="Tasks at a time; 0: as many as Slurm gives.")

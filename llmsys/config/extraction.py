@@ -1,7 +1,8 @@
-"""What a YAML file can say about extraction: how HTML becomes text, and how much work a page may ask for.
+"""Configuration of text extraction (`data.extract:`): the extractor and the limits per page.
 
-Reads nothing, gives the tagged union `ExtractConfig`. Limits are counted in bytes, nodes and attributes, never in
-seconds, so that a busy machine decides nothing; a page beyond one is dropped with the limit, its value and threshold.
+Invariants:
+- Limits count bytes, nodes and attributes, never seconds: the load of a machine changes no result.
+- A page above a limit is dropped with the limit, its value and its threshold.
 """
 
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from llmsys.config.section import Section
 
 
 class _BaseExtractorConfig(Section):
-    """Limits on a page, the same for every extractor."""
+    """Limits per page of all extractors."""
 
     max_page_bytes: int = Field(
         5_242_880, ge=1, description="Bytes of HTML; a longer page is skipped and counted. Common Crawl cuts at 5 MiB."
@@ -28,13 +29,13 @@ class _BaseExtractorConfig(Section):
 
 
 class ArticleExtractorConfig(_BaseExtractorConfig):
-    """The main content of news, posts, forums and manuals, with lists, tables and code in their shape."""
+    """Main content of news, posts, forums and manuals, with the structure of lists, tables and code."""
 
     kind: Literal["article"] = "article"
 
 
 class ResiliparseExtractorConfig(_BaseExtractorConfig):
-    """Resiliparse's plain text (Bevendorff et al. 2018): faster, with more of what is around the content."""
+    """Resiliparse's plain text (Bevendorff et al. 2018): faster, with more boilerplate."""
 
     kind: Literal["resiliparse"] = "resiliparse"
     main_content: bool = Field(True, description="Leave out navigation, footers, banners and the like.")
@@ -46,7 +47,7 @@ class ResiliparseExtractorConfig(_BaseExtractorConfig):
 
 
 class TrafilaturaExtractorConfig(_BaseExtractorConfig):
-    """Trafilatura (Barbaresi 2021), the extractor of FineWeb: many times slower. Needs the extra of its name."""
+    """Trafilatura (Barbaresi 2021), the extractor of FineWeb: many times slower. Needs the extra `trafilatura`."""
 
     kind: Literal["trafilatura"] = "trafilatura"
     favor: Literal["precision", "balance", "recall"] = Field(

@@ -1,6 +1,6 @@
-"""The feed-forward layer: two linear maps around an activation, or three with a gate (Shazeer 2020).
+"""Configuration of feed-forward layers, plain or gated (Shazeer 2020, arXiv:2002.05202).
 
-The same kinds serve dense layers and experts.
+Dense layers and experts share these kinds.
 """
 
 from collections.abc import Iterator
@@ -18,35 +18,35 @@ BIAS = Field(False, description="Whether every linear map has a bias.")
 
 
 class _BaseFeedForwardConfig(Section):
-    """Two linear maps around an activation, or three with a gate."""
+    """Base of the feed-forward layers: down(activation(up(x))), or with a gate."""
 
     is_gated: ClassVar[bool] = False
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """Names of the linear maps of one layer, in the order in which they are built."""
+        """Names of the linear maps of one layer, in the order of construction."""
         return ("gate", "up", "down") if self.is_gated else ("up", "down")
 
     def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
-        """Yield the tensors saved between the outer maps.
+        """Yield the saved tensors between the up- and down-projections.
 
         Args:
-            suffix: text after each name, such as " of experts".
+            suffix: suffix of each tensor name, such as " of experts".
             inner_bytes: bytes of one tensor of the inner width.
-            has_dropout: dropout follows the activation, so that `down` reads and saves another tensor.
+            has_dropout: dropout follows the activation; `down` then saves the output of dropout instead.
         """
         yield SavedTensor(f"up{suffix}", inner_bytes, "product")
         yield SavedTensor(f"activated{suffix}", inner_bytes, "pointwise", is_saved=not has_dropout)
 
 
 class _BaseGatedConfig(_BaseFeedForwardConfig):
-    """A feed-forward layer with a gate."""
+    """Base of the gated layers: down(activation(gate(x)) · up(x))."""
 
     is_gated: ClassVar[bool] = True
-    num_clamped: ClassVar[int] = 0  # tensors of the inner width between the maps and the activation
+    num_clamped: ClassVar[int] = 0  # saved tensors of the inner width between the projections and the activation
 
     def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
-        """Yield the tensors saved between the outer maps."""
+        """Yield the saved tensors between the gate, up- and down-projections."""
         yield SavedTensor(f"gate{suffix}", inner_bytes, "product")
         yield SavedTensor(f"up{suffix}", inner_bytes, "product")
         if self.num_clamped:
@@ -62,7 +62,8 @@ class ReluConfig(_BaseFeedForwardConfig):
     bias: bool = BIAS
 
     def iter_saved_tensors(self, suffix: str, inner_bytes: int, *, has_dropout: bool = False) -> Iterator[SavedTensor]:
-        """Yield the tensors saved between the outer maps: ReLU saves its output, not its input."""
+        """Yield the saved tensors between the up- and down-projections."""
+        # ReLU saves its output, not its input.
         yield SavedTensor(f"up{suffix}", inner_bytes, "product", is_saved=False)
         yield SavedTensor(f"activated{suffix}", inner_bytes, "pointwise")
 
@@ -135,7 +136,18 @@ FeedForwardConfig = Annotated[
 def iter_feed_forward_parameters(
     config: FeedForwardConfig, name: str, hidden: int, width: int, component: Component = "feed_forward"
 ) -> Iterator[ParameterTensor]:
-    """Yield the linear maps of a layer between `hidden` and `width` channels."""
+    """Yield the parameters of a feed-forward layer.
+
+    Args:
+        config: kind of the layer.
+        name: prefix of the parameter names, such as `feed_forward`.
+        hidden: channels of its input and output.
+        width: channels between the projections.
+        component: component that the parameters are counted in.
+
+    Yields:
+        The weight, and the bias where there is one, of each projection.
+    """
     for projection in config.projections:
         outputs, inputs = (hidden, width) if projection == "down" else (width, hidden)
         yield from iter_linear_parameters(f"{name}.{projection}_proj", outputs, inputs, config.bias, component)

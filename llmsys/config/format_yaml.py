@@ -1,4 +1,8 @@
-"""A resolved config as text: YAML that loads back to the same config, with what differs from the defaults marked."""
+"""Format a resolved config as YAML, with a mark on each value that is not its default.
+
+Invariants:
+- The text loads back to an equal config.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +16,7 @@ _UNSET: Any = object()
 
 
 class _DefaultKind(NamedTuple):
-    """What is left of a default section whose other values do not apply."""
+    """A default section of which only the kind applies."""
 
     kind: Any
 
@@ -27,23 +31,39 @@ class ConfigDifference(NamedTuple):
 
 
 def format_yaml(config: BaseModel) -> str:
-    """Plain YAML of the whole config, every default written out; what a run folder keeps."""
+    """Return the YAML of a config with all defaults, as stored in a run folder."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
 def format_annotated_yaml(config: BaseModel, origins: Mapping[Keys, str]) -> str:
-    """The same with a comment on every line that differs from its default: the default, and where it was changed."""
+    """Return the YAML of a config with a comment on each line that differs from its default.
+
+    Args:
+        config: a validated config.
+        origins: file and line, or command line, by key path.
+
+    Returns:
+        YAML text; a comment names the default and the origin of the value.
+    """
     return "\n".join(_iter_lines(config, _UNSET, (), origins)) + "\n"
 
 
 def find_differences(config: BaseModel, origins: Mapping[Keys, str]) -> list[ConfigDifference]:
-    """Every value that differs from its default."""
-    found = []
+    """Return the values that differ from their defaults.
+
+    Args:
+        config: a validated config.
+        origins: file and line, or command line, by key path.
+
+    Returns:
+        Differences in the order of the fields.
+    """
+    differences = []
     for keys, value, default in _iter_leaves(config, _UNSET, ()):
         if default is _UNSET or value != default:
             plain = None if default is _UNSET else default
-            found.append(ConfigDifference(".".join(keys), value, plain, _format_origin(keys, origins)))
-    return found
+            differences.append(ConfigDifference(".".join(keys), value, plain, _format_origin(keys, origins)))
+    return differences
 
 
 def _iter_leaves(section: BaseModel, default: Any, keys: Keys) -> Iterator[tuple[Keys, Any, Any]]:
@@ -68,19 +88,19 @@ def _iter_lines(section: BaseModel, default: Any, keys: Keys, origins: Mapping[K
 
 
 def _iter_fields(section: BaseModel, default: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value, default) of every field."""
+    """Yield (name, value, default) of every field."""
     if section == default:
         yield from ((name, getattr(section, name), getattr(section, name)) for name in type(section).model_fields)
         return
     fields = type(section).model_fields
     if any(field.is_required() for field in fields.values()):
-        default = _DefaultKind(getattr(default, "kind", _UNSET))  # values of one model say nothing about another
+        default = _DefaultKind(getattr(default, "kind", _UNSET))  # values of one model are no defaults of another
     for name, field in fields.items():
         yield name, getattr(section, name), _get_default(field, section, name, default)
 
 
 def _iter_value_lines(name: str, value: Any, indent: str, mark: str) -> Iterator[str]:
-    nested = bool(value) and isinstance(value, list) and any(isinstance(one, dict | list) for one in value)
+    nested = bool(value) and isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value)
     if not nested:
         yield f"{indent}{name}: {format_inline(value)}{mark}"
         return
@@ -97,7 +117,7 @@ def _format_mark(value: Any, default: Any, keys: Keys, origins: Mapping[Keys, st
 
 
 def _get_default(field: FieldInfo, section: BaseModel, name: str, parent: Any) -> Any:
-    """The value this field would have if nobody had set it; _UNSET when it must be set."""
+    """Return the default of a field, or _UNSET when it is required."""
     if name == "kind" or type(parent) is type(section):
         return getattr(parent, name, field.default)
     if field.is_required():
@@ -111,7 +131,7 @@ def _to_json_value(default: Any) -> Any:
     if default is _UNSET or default is None or isinstance(default, bool | int | float | str):
         return default
     if isinstance(default, tuple | list):
-        return [_to_json_value(one) for one in default]
+        return [_to_json_value(entry) for entry in default]
     if isinstance(default, dict):
         return {key: _to_json_value(value) for key, value in default.items()}
     return default.model_dump(mode="json") if isinstance(default, BaseModel) else str(default)

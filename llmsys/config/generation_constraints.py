@@ -1,4 +1,4 @@
-"""What keeps the prompts of a config from being continued at the end of its run, said before the run begins."""
+"""Rules between prompts and the model, checked before a run starts."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,9 @@ from llmsys.config.train import GenerationConfig
 from llmsys.config.violation import Violation
 
 
-def generation_problems(generation: GenerationConfig, model: ModelConfig) -> Iterator[Violation]:
-    """Yield every broken rule between prompts and model. Only a decoder continues prompts."""
+def find_generation_violations(generation: GenerationConfig, model: ModelConfig) -> Iterator[Violation]:
+    """Yield the violations between `generation:` and the model."""
+    # Only decoders generate from prompts; other families ignore the section.
     if not generation.prompts or model.family != "decoder":
         return
     if model.moe is not None and model.moe.routing.kind == "expert_choice":

@@ -1,7 +1,4 @@
-"""Layers before and after the blocks: the embedding, the heads, and dropout.
-
-Each kind of head lists its parameters.
-"""
+"""Configuration of the layers before and after the blocks: embedding, heads, dropout, encoder and MTP modules."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -14,7 +11,7 @@ from llmsys.config.section import Section
 
 
 class EmbeddingConfig(Section):
-    """Token embedding. In an encoder-decoder both sides share it, unless the source has a vocabulary of its own."""
+    """The token embedding. An encoder-decoder shares it unless `source_vocab_size` is set."""
 
     scale: float | Literal["sqrt_hidden_size"] = Field(
         1.0, description="Factor on the token embedding; sqrt_hidden_size as in the original and in Gemma."
@@ -30,24 +27,25 @@ class EmbeddingConfig(Section):
 
 
 class _BaseHeadConfig(Section):
-    """A head of a model."""
+    """Base of the heads; each kind lists its parameters."""
 
-    families: ClassVar[tuple[str, ...]] = ("encoder",)  # values of model.family that can have it
-    has_logits: ClassVar[bool] = True  # logits over the vocabulary
+    families: ClassVar[tuple[str, ...]] = ("encoder",)  # legal values of model.family
+    has_logits: ClassVar[bool] = True  # the head returns logits over the vocabulary
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the parameters behind the last hidden states; a tied matrix is the embedding's."""
+        """Yield the parameters after the last hidden states."""
+        # A tied matrix is counted with the embedding.
         if self.has_logits and not model.tie_word_embeddings:
             yield ParameterTensor("head.weight", (model.vocab_size, model.hidden_size), "head", input="token")
 
 
 def _iter_first_token_linear(name: str, hidden: int, outputs: int) -> Iterator[ParameterTensor]:
-    """Yield a linear map that reads the first token of each sequence."""
+    """Yield the parameters of a linear map over the first token of each sequence."""
     yield from iter_linear_parameters(name, outputs, hidden, True, "head_other", "sequence")
 
 
 class LmHeadConfig(_BaseHeadConfig):
-    """Logits over the vocabulary: for the next token in decoders and encoder-decoders."""
+    """Language-model head: next-token logits of decoders and encoder-decoders."""
 
     kind: Literal["lm"] = "lm"
     families: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
@@ -60,14 +58,14 @@ class LmHeadConfig(_BaseHeadConfig):
     )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the matrix unless it is tied, and a trained bias."""
+        """Yield the output matrix unless it is tied, and a trained bias."""
         yield from super().iter_parameters(model)
         if self.bias == "trained":
             yield ParameterTensor("head.bias", (model.vocab_size,), "head_bias")
 
 
 class MlmHeadConfig(_BaseHeadConfig):
-    """Logits for masked tokens: dense, activation, norm, then the token embedding with a bias (BERT)."""
+    """Masked-language-model head: dense, activation, norm, then the token embedding with a bias (BERT)."""
 
     kind: Literal["mlm"] = "mlm"
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = Field("gelu", description="After the dense map.")
@@ -75,7 +73,7 @@ class MlmHeadConfig(_BaseHeadConfig):
     next_sentence: bool = Field(False, description="Whether BERT's two-way classifier on the pooler is there too.")
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the transform before the logits, the logits' matrix and bias, and what reads the first token."""
+        """Yield the transform, the output matrix and bias, the pooler and the next-sentence classifier."""
         hidden = model.hidden_size
         yield from iter_linear_parameters("head.dense", hidden, hidden, True, "head_other")
         yield from model.norm.iter_parameters("head.norm", hidden)
@@ -88,7 +86,7 @@ class MlmHeadConfig(_BaseHeadConfig):
 
 
 class ClassificationHeadConfig(_BaseHeadConfig):
-    """Logits over labels from the first token: dense, tanh, dropout, linear."""
+    """Sequence classification head over the first token: dense, tanh, dropout, linear."""
 
     kind: Literal["classification"] = "classification"
     has_logits: ClassVar[bool] = False
@@ -101,25 +99,25 @@ class ClassificationHeadConfig(_BaseHeadConfig):
 
 
 class FeaturesHeadConfig(_BaseHeadConfig):
-    """The last hidden states themselves, with or without BERT's pooler (which then gives the pooled vector too)."""
+    """No head: the last hidden states, and the pooled vector where BERT's pooler is enabled."""
 
     kind: Literal["features"] = "features"
     has_logits: ClassVar[bool] = False
     pooler: bool = Field(False, description="Whether the pooler is there.")
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the pooler, where there is one."""
+        """Yield the pooler where it is enabled."""
         if self.pooler:
             yield from _iter_first_token_linear("pooler", model.hidden_size, model.hidden_size)
 
 
 class PermutationHeadConfig(_BaseHeadConfig):
-    """XLNet's: tied logits with a bias, and a trained vector that stands for the token to predict. Counted only."""
+    """XLNet's head: tied logits with a bias, and a trained mask embedding. Estimated only; it cannot be built."""
 
     kind: Literal["permutation"] = "permutation"
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the matrix unless it is tied, the bias, and the vector of the token to predict."""
+        """Yield the output matrix unless it is tied, the bias and the mask embedding."""
         yield from super().iter_parameters(model)
         yield ParameterTensor("head.bias", (model.vocab_size,), "head_bias")
         yield ParameterTensor("mask_embedding", (1, 1, model.hidden_size), "head_other")
@@ -132,13 +130,13 @@ HeadConfig = Annotated[
 
 
 def list_head_kinds(family: str) -> list[str]:
-    """Return the kinds of heads that a model of this family can have, in their order of definition."""
+    """Return the kinds of heads of a model family, in the order of definition."""
     heads = _BaseHeadConfig.__subclasses__()
     return [head.model_fields["kind"].default for head in heads if family in head.families]
 
 
 class DropoutConfig(Section):
-    """Probabilities of dropping; 0 everywhere is no dropout."""
+    """Dropout probabilities."""
 
     embedding: float = Field(0.0, ge=0, lt=1, description="On the sum of all embeddings.")
     residual: float = Field(0.0, ge=0, lt=1, description="On the output of each branch, before it is added.")
@@ -148,7 +146,7 @@ class DropoutConfig(Section):
 
 
 class EncoderConfig(Section):
-    """The encoder of an encoder-decoder, where it differs from the decoder; null: as there."""
+    """The encoder of an encoder-decoder; null fields are the decoder's."""
 
     num_hidden_layers: int = Field(ge=1, description="Blocks of the encoder.")
     intermediate_size: int | None = Field(None, ge=1, description="Width of its feed-forward layers.")
@@ -157,7 +155,7 @@ class EncoderConfig(Section):
 
 
 class MultiTokenPredictionConfig(Section):
-    """DeepSeek-V3's multi-token prediction (arXiv:2412.19437, 2.2): module k predicts the token after the next k."""
+    """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, 2.2): module k predicts k + 1 tokens ahead."""
 
     depth: int = Field(1, ge=1, description="Modules, one after another; each predicts one token further.")
     weight: float = Field(0.3, ge=0, description="Weight of their mean loss beside the next token's.")

@@ -1,7 +1,6 @@
-"""The JSON schema for editors: completion, descriptions and red lines while a config is being written.
+"""The JSON schema of configs for editors: completion, descriptions and validation.
 
-It describes what a person may write, which is more than what a resolved config holds: keys can come from a `base:`, so
-none is required, and numbers may carry underscores, which JSON knows only as text.
+The schema accepts more than a resolved config holds, because a config file can be partial.
 """
 
 from typing import Any
@@ -15,25 +14,31 @@ _BASE = {
 
 
 def build_json_schema() -> dict[str, Any]:
-    """The schema of a run's YAML file; `#/$defs/ModelConfig` is that of a bare model file."""
+    """Return the schema of a run's YAML file.
+
+    Returns:
+        A JSON schema, draft 2020-12; `#/$defs/ModelConfig` is the schema of a bare model file.
+    """
     schema: dict[str, Any] = _relax_schema(RunConfig.model_json_schema())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _relax_schema(node: Any) -> Any:
     if isinstance(node, list):
-        return [_relax_schema(one) for one in node]
+        return [_relax_schema(entry) for entry in node]
     if not isinstance(node, dict):
         return node
-    opened = {
+    # A `base:` can provide any key, so none is required.
+    relaxed = {
         key: _relax_schema(value) for key, value in node.items() if key not in ("required", "discriminator", "default")
     }
     if "default" in node:
-        opened["default"] = node["default"]
-    if "oneOf" in opened:
-        opened["anyOf"] = opened.pop("oneOf")
+        relaxed["default"] = node["default"]
+    if "oneOf" in relaxed:  # without required keys, a section can match several members of a union
+        relaxed["anyOf"] = relaxed.pop("oneOf")
     if node.get("type") == "object" and "properties" in node:
-        opened["properties"] = {**opened["properties"], "base": _BASE}
+        relaxed["properties"] = {**relaxed["properties"], "base": _BASE}
     if node.get("type") == "integer":
-        opened |= {"type": ["integer", "string"], "pattern": "^[-+]?[0-9][0-9_]*$"}
-    return opened
+        # JSON has no underscores in numbers: 1_000 is a string to editors.
+        relaxed |= {"type": ["integer", "string"], "pattern": "^[-+]?[0-9][0-9_]*$"}
+    return relaxed

@@ -1,18 +1,14 @@
-"""What a YAML file can say about languages: which stay, and by whose judgement.
+"""Configuration of language identification (`data.language:`), and language profiles for the quality rules.
 
-Reads nothing, gives `LanguageConfig`. What the rules need to know of a language stands in a profile, see
-`language_profile`.
+A profile has the word segmentation, stop words, end marks and thresholds of one language.
 
-What the rules need to know of a language: how its words are found, its stop words and end marks, its thresholds.
+Reads: one YAML file per language in configs/data/languages, or a file that the config names; `default` is the profile
+of languages without one.
 
-Reads nothing, gives `LanguageProfile`, one YAML file of configs/data/languages each. What a person writes in a rule
-stands above the profile of the document's language, and that above the published default. English has the published
-rules, so its profile changes nothing. A value that is written as the published default counts as not written: equal
-configs make equal datasets, however they came about.
-
-Which profile a language has: a file of configs/data/languages, or one that the config names.
-
-Reads YAML files, gives `LanguageProfile`s by code. `default` is the profile of languages that have none.
+Invariants:
+- A value in a rule overrides the profile of the document's language, and the profile overrides the published default.
+- A value equal to the published default counts as unset: equal configs give equal datasets.
+- The English profile changes nothing, because the published rules are for English.
 """
 
 import difflib
@@ -33,7 +29,7 @@ from llmsys.errors import ConfigError
 
 
 class LanguageConfig(Section):
-    """Which languages stay, and how sure the identification must be."""
+    """The languages to keep, and the identifier with its threshold."""
 
     kind: Literal["combined", "py3langid", "cld2"] = Field(
         "combined",
@@ -54,20 +50,20 @@ _RULE: TypeAdapter[RuleConfig] = TypeAdapter(RuleConfig)
 
 
 class SpacedWordsConfig(Section):
-    """Words stand between spaces; marks and contractions are taken off as spaCy's tokenizer does."""
+    """Words between spaces; punctuation and contractions are split as by spaCy's tokenizer."""
 
     kind: Literal["spaces"] = "spaces"
     rules: str = Field("xx", description="Language of spaCy's tokenizer rules; xx: the rules for all languages.")
 
 
 class CharacterWordsConfig(Section):
-    """Every character of a script without spaces is a word; other scripts are split at spaces."""
+    """One word per character in scripts without spaces; other scripts are split at spaces."""
 
     kind: Literal["characters"] = "characters"
 
 
 class DictionaryWordsConfig(Section):
-    """Words of a dictionary, found as datatrove finds them; each library is an extra: llmsys[zh], [ja], [th]."""
+    """Dictionary segmentation, as in datatrove; each library is an extra: llmsys[zh], [ja], [th]."""
 
     kind: Literal["dictionary"] = "dictionary"
     dictionary: Dictionary = Field(description="jieba splits Chinese, sudachipy Japanese, pythainlp Thai.")
@@ -77,7 +73,7 @@ Words = Annotated[SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConf
 
 
 class LanguageProfile(Section):
-    """One language, as the rules see it."""
+    """Settings of the quality rules for one language."""
 
     name: str = Field(min_length=1, description="Name of the language, for people.")
     scripts: tuple[Script, ...] = Field((), description="Scripts that the language is written in.")
@@ -99,10 +95,10 @@ class LanguageProfile(Section):
         return rules
 
     def localize_rule(self, published: RuleConfig) -> RuleConfig:
-        """The rule for documents in this language: what was written in it, else the profile, else the default.
+        """Return a rule for documents in this language.
 
-        Thresholds of a profile were met with the words of this profile; a dialect with words of its own takes the stop
-        words alone.
+        Args:
+            published: the rule as configured. Values that differ from their defaults override the profile.
         """
         fields = type(published).model_fields
         written = {
@@ -112,13 +108,14 @@ class LanguageProfile(Section):
         }
         own = {name: getattr(self, name) for name in ("scripts", "stop_words", "end_marks") if name in fields}
         values: dict[str, Any] = {name: value for name, value in own.items() if value}
+        # The thresholds were derived with the words of this profile; other dialects split words in their own way.
         if getattr(published, "dialect", "datatrove") == "datatrove":
             values |= self.rules.get(published.kind, {})
         return _RULE.validate_python({**values, **written, "kind": published.kind})
 
 
 class LanguageRules(Section):
-    """What is asked of documents in one language."""
+    """Word segmentation and rules for documents in one language."""
 
     words: Words = Field(description="How words are found.")
     rules: tuple[RuleConfig, ...] = Field(description="The rules in their order, as the profile changes them.")
@@ -128,37 +125,55 @@ _BY_CODE: TypeAdapter[dict[str, LanguageRules]] = TypeAdapter(dict[str, Language
 
 
 def serialize_language_rules(profiles: Mapping[str, LanguageProfile], rules: Sequence[RuleConfig]) -> str:
-    """What is asked of each language, as a text that tasks take along and the journal compares."""
+    """Return the rules of all languages as JSON, which is part of task keys.
+
+    Args:
+        profiles: language profiles by code.
+        rules: the configured rules, in their order.
+
+    Returns:
+        JSON text that `parse_language_rules` reads.
+    """
     own = {
         code: LanguageRules(words=profile.words, rules=tuple(profile.localize_rule(rule) for rule in rules))
         for code, profile in profiles.items()
     }
     values = _BY_CODE.dump_python(own, mode="json")
-    for one in values.values():
-        one["rules"] = to_recorded_names(one["rules"], "data.rules")  # the text is part of task keys
+    for language_rules in values.values():
+        # Task keys keep the old names, so that equal settings reuse earlier results.
+        language_rules["rules"] = to_recorded_names(language_rules["rules"], "data.rules")
     return to_json(values).decode()
 
 
 def parse_language_rules(text: str) -> dict[str, LanguageRules]:
-    """The rules by code that `serialize_language_rules` wrote."""
+    """Return the rules of all languages from JSON.
+
+    Args:
+        text: result of `serialize_language_rules`.
+
+    Returns:
+        Rules by language code.
+    """
     values = from_json(text)
-    for one in values.values():
-        one["rules"] = to_current_names(one["rules"], "data.rules")
+    for language_rules in values.values():
+        language_rules["rules"] = to_current_names(language_rules["rules"], "data.rules")
     return _BY_CODE.validate_python(values)
 
 
 def list_profile_codes() -> list[str]:
-    """Every code that has a profile of its own."""
-    found = {path.stem for root in list_config_roots() for path in (root / PROFILES).glob("*.yaml")}
-    return sorted(found - {DEFAULT})
+    """Return the language codes with a profile in the config folders, sorted."""
+    codes = {path.stem for root in list_config_roots() for path in (root / PROFILES).glob("*.yaml")}
+    return sorted(codes - {DEFAULT})
 
 
 def read_profile(name: str) -> LanguageProfile:
-    """The profile of a path or a name such as `data/languages/zh`.
+    """Return the profile of a path, or of a name such as `data/languages/zh`.
 
-    Raises ConfigError for a missing file and for every value that it must not hold.
+    Raises:
+        ConfigError: for a missing file or an invalid value.
     """
     path = find_config(name, Path.cwd(), "data.language.profiles")
+    # The modification time is a cache key: a changed file is read again.
     return _read_profile_file(path, path.stat().st_mtime_ns)
 
 
@@ -175,13 +190,17 @@ def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
 
 
 def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[str, LanguageProfile]:
-    """The profiles of the languages that stay, by code, and that of all others as `default`.
+    """Return the profiles of the languages to keep.
 
     Args:
-        config: which languages stay and whose profiles are the user's.
-        known: codes that the identifier may give.
+        config: the `data.language:` section.
+        known: codes that the identifier can return.
 
-    Raises ConfigError for a code that no document can have, and for one without a profile.
+    Returns:
+        Profiles by language code; `default` is the profile of all other languages.
+
+    Raises:
+        ConfigError: for a code that the identifier cannot return, and for one without a profile.
     """
     own = list_profile_codes()
     for code in (*config.languages, *config.profiles):
@@ -206,12 +225,14 @@ def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[st
 
 
 def _format_closest_codes(code: str, codes: Collection[str]) -> str:
-    """The codes that look most like one."""
+    """Return a sentence with the codes closest to `code`."""
     if code == "no":
         return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
-    named = [one for one in list_profile_codes() if read_profile(f"{PROFILES}/{one}").name.lower() == code.lower()]
+    named = [
+        known for known in list_profile_codes() if read_profile(f"{PROFILES}/{known}").name.lower() == code.lower()
+    ]
     if named:
         return f"{code.capitalize()} is {named[0]}."
     close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)
-    close = close or [one for one in sorted(codes) if one[:1] == code[:1].lower()][:3] or sorted(codes)[:3]
+    close = close or [known for known in sorted(codes) if known[:1] == code[:1].lower()][:3] or sorted(codes)[:3]
     return f"The nearest codes are {', '.join(close)}."

@@ -1,7 +1,6 @@
-"""What a YAML file can say about the rules that rewrite documents line by line: the readings of C4, and corrections.
+"""Configuration of the rules that edit documents line by line: C4 in three dialects, and RefinedWeb's corrections.
 
-Reads nothing, gives the sections `C4Config`, `C4DatatroveConfig`, `C4DolmaConfig` and `LineCorrectionsConfig`. What
-such a rule takes out of lines is counted by reason, in the funnel and in the columns of each document.
+Removed lines are counted by reason, in the funnel and in the columns of each document.
 """
 
 from typing import Annotated, Literal
@@ -15,7 +14,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _BaseC4Config(NamedRuleConfig):
-    """What all readings of C4 have in common."""
+    """Fields of all C4 dialects."""
 
     curly_brackets: Literal["drop_page", "keep"] = Field(
         "drop_page", description="What `{` does: C4 takes it for code and drops the page."
@@ -23,7 +22,7 @@ class _BaseC4Config(NamedRuleConfig):
 
 
 class C4Config(_BaseC4Config):
-    """Lines and pages of C4 (Raffel et al. 2020) with the constants and the order of its published code."""
+    """C4's line and page filters (Raffel et al. 2020) with the constants and the order of the published code."""
 
     kind: Literal["c4"] = "c4"
     max_page_characters: Count = Field(190_000, description="Characters; a longer page is dropped. 0: no limit.")
@@ -36,7 +35,7 @@ class C4Config(_BaseC4Config):
 
 
 class C4DatatroveConfig(_BaseC4Config):
-    """Lines and pages of C4 with datatrove's constants; FineWeb uses it with `end_marks: []`."""
+    """C4's filters with datatrove's constants; FineWeb uses them with `end_marks: []`."""
 
     kind: Literal["c4_datatrove"] = "c4_datatrove"
     max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
@@ -49,8 +48,9 @@ class C4DatatroveConfig(_BaseC4Config):
 
 
 class C4DolmaConfig(_BaseC4Config):
-    """Lines and pages of C4 as dolma's tagger c4_v2 and its published mixing read them: script and filler drop a page
-    wherever they stand, citations and policy lines stay, sentences are not counted.
+    """C4's filters as in dolma: the tagger c4_v2 with the published mixing.
+
+    "javascript" and "lorem ipsum" anywhere drop a page. Citations and policy lines stay. Sentences are not counted.
     """
 
     kind: Literal["c4_dolma"] = "c4_dolma"
@@ -61,9 +61,9 @@ class C4DolmaConfig(_BaseC4Config):
 
 
 class LineCorrectionsConfig(NamedRuleConfig):
-    """Lines that are no prose are taken out or mended (RefinedWeb, Penedo et al. 2023, G.2), each counted by reason.
+    """Remove or correct lines that are not prose (RefinedWeb; Penedo et al. 2023, G.2), counted by reason.
 
-    A page of which more than a small share of the words went is dropped: what is left of it is seldom prose either.
+    A page is dropped when the removed share of its words exceeds `max_removed_word_share`.
     """
 
     kind: Literal["line_corrections"] = "line_corrections"

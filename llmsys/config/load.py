@@ -1,9 +1,9 @@
-"""From the name of a config and the words of a command line to one frozen RunConfig.
+"""Load a RunConfig or ModelConfig from a config name and command-line overrides.
 
-Reads YAML files, the config.json of Hugging Face models, and overrides; gives the config with the origin of every
-value. Promises that everything wrong with it is reported at once, with file, line and key.
+Reads: YAML files, and config.json of Hugging Face models.
 
-A config.json as a checked ModelConfig, for those who have the file and no run config around it.
+Invariants:
+- All errors of a config are reported at once, with file, line and key.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from llmsys.config.merge import ConfigLayer, merge_layers, read_layer, read_over
 from llmsys.config.model import ModelConfig
 from llmsys.config.paths import find_config, format_path
 from llmsys.config.run import RunConfig
-from llmsys.config.section import fill_default_kinds, get_default_kind_at
+from llmsys.config.section import fill_default_kinds, find_default_kind
 from llmsys.config.validation_errors import build_config_error
 from llmsys.config.yaml_parser import Keys
 from llmsys.errors import ConfigError
@@ -27,7 +27,10 @@ from llmsys.errors import ConfigError
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A loaded config. For a bare model file, `run` holds that model and the defaults of everything else."""
+    """A loaded config with the origin of each value.
+
+    For a bare model file, `run` has that model and the defaults of all other sections.
+    """
 
     run: RunConfig
     is_model_only: bool
@@ -36,9 +39,17 @@ class LoadedConfig:
 
 
 def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The RunConfig of a file or name such as `train/demo`, with `section.key=value` overrides.
+    """Return the config of a run.
 
-    Raises ConfigError for everything a person can mend in it.
+    Args:
+        config: a path, or a name such as `train/demo`.
+        overrides: `section.key=value` arguments; later ones win.
+
+    Returns:
+        A validated config.
+
+    Raises:
+        ConfigError: with every error of the config, or for a bare model file.
     """
     resolved = read_config(config, overrides)
     if resolved.is_model_only:
@@ -50,18 +61,40 @@ def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_model_config(config: str, overrides: Sequence[str] = ()) -> ModelConfig:
-    """The ModelConfig of a bare model file, or of a run's `model:` section."""
+    """Return the model of a config.
+
+    Args:
+        config: a path or name of a bare model file, or of a run with a `model:` section.
+        overrides: `section.key=value` arguments; later ones win.
+
+    Returns:
+        A validated model configuration.
+
+    Raises:
+        ConfigError: with every error of the config.
+    """
     return read_config(config, overrides).run.model
 
 
 def load_any_config(config: str, overrides: Sequence[str] = ()) -> RunConfig | ModelConfig:
-    """Whichever of the two the file holds."""
+    """Return the ModelConfig of a bare model file, else the RunConfig."""
     resolved = read_config(config, overrides)
     return resolved.run.model if resolved.is_model_only else resolved.run
 
 
 def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """The config with the origin of every value. Overrides of a bare model may leave out `model.`."""
+    """Return a config with the origin of each value.
+
+    Args:
+        config: a path or name of a run config, a bare model file or a config.json.
+        overrides: `section.key=value` arguments; later ones win. For a bare model the prefix `model.` is optional.
+
+    Returns:
+        A validated config.
+
+    Raises:
+        ConfigError: with every error of the config.
+    """
     path = find_config(config, Path.cwd())
     layer = read_layer(path, (), (), _get_default_kind)
     model_only = _is_bare_model(layer.values)
@@ -85,7 +118,7 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 def _get_default_kind(keys: Keys) -> str | None:
     in_model = bool(keys) and keys[0] in ModelConfig.model_fields
-    return get_default_kind_at(ModelConfig if in_model else RunConfig, keys)
+    return find_default_kind(ModelConfig if in_model else RunConfig, keys)
 
 
 def _is_bare_model(values: dict[str, Any]) -> bool:
@@ -107,7 +140,7 @@ def _move_model_keys(above: ConfigLayer) -> ConfigLayer:
 
 
 def _cap_sequence_length(values: dict[str, Any]) -> dict[str, Any]:
-    """A bare model shorter than the default window is looked at in its own length."""
+    """Return values with the default sequence length capped at the longest sequence of a bare model."""
     longest = values["model"].get("max_position_embeddings") if isinstance(values["model"], dict) else None
     default = BatchConfig.model_fields["sequence_length"].default
     batch = values.get("batch", {})
@@ -122,10 +155,17 @@ def _cap_sequence_length(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_model_config(values: dict[str, Any], source: str = "config.json") -> ModelConfig:
-    """The model that these values of a config.json describe.
+    """Return the model of a parsed config.json.
 
-    Raises ConfigError that names every key that is unknown, malformed or cannot be built; `source` is what it calls
-    the file.
+    Args:
+        values: keys and values of Hugging Face's config.json.
+        source: name of the file in error messages.
+
+    Returns:
+        A validated model configuration.
+
+    Raises:
+        ConfigError: with every key that is unknown, malformed or not supported.
     """
     read = read_model_values(values, source)
     try:
@@ -135,7 +175,7 @@ def build_model_config(values: dict[str, Any], source: str = "config.json") -> M
 
 
 def load_hugging_face_config(path: Path) -> ModelConfig:
-    """The model of a config.json, or of the folder that holds one."""
+    """Return the model of a config.json, or of a folder that contains one."""
     file = path / "config.json" if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8-sig")

@@ -1,4 +1,4 @@
-"""The type of config values that are paths of this machine; a URL is refused under its key."""
+"""The type of config values that are local paths; a URL is an error at its key."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,9 +1,11 @@
-"""Layers of values: what a file says, under it what its `base:` says, over it what the command line says.
+"""Merge layers of config values: a `base:` below its file, and command-line overrides on top.
 
-Mappings merge, lists and scalars replace. A union whose kind changes replaces the mapping below it, since the fields of
-one kind mean nothing to another. Every value remembers where it was written.
+Reads: YAML files, and config.json of Hugging Face models.
 
-`section.key=value` from the command line, as one layer of values.
+Invariants:
+- Mappings merge; lists and scalars replace.
+- A union whose kind changes replaces the mapping below it.
+- Each value keeps its origin: file and line, or command line.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,19 +19,19 @@ from llmsys.config.paths import find_config, format_path
 from llmsys.config.yaml_parser import MAX_DEPTH, Keys, parse_yaml
 from llmsys.errors import ConfigError
 
-# The kind that the union at a key path has when nobody names one.
 DefaultKind = Callable[[Keys], str | None]
+"""Return the default kind of the union at a key path; None where there is no union."""
 
 
 @dataclass(frozen=True)
 class ConfigLayer:
-    """Plain values and, by key path, where each was written (`configs/train/demo.yaml:12` or `command line`)."""
+    """Plain values, and by key path the origin of each (`configs/train/demo.yaml:12` or `command line`)."""
 
     values: Any
     origins: dict[Keys, str]
 
     def find_origin(self, keys: Keys) -> str | None:
-        """Where the value at `keys`, else something inside it, else the closest mapping around it was written."""
+        """Return the origin of the value at `keys`, else of a value inside it, else of the closest parent."""
         if keys not in self.origins:
             for inside, where in self.origins.items():
                 if keys and inside[: len(keys)] == keys:
@@ -41,10 +43,20 @@ class ConfigLayer:
 
 
 def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: DefaultKind) -> ConfigLayer:
-    """One file with everything it inherits, as the values of the mapping at `at`; a config.json is a model."""
+    """Return the values of a file and of its bases.
+
+    Args:
+        path: a YAML file, or a config.json, which is a model.
+        at: key path of the mapping that the values belong to.
+        chain: files whose bases led here; one of them again is a cycle.
+        default_kind: default kinds of unions.
+
+    Raises:
+        ConfigError: for an unreadable file, a value that is not a mapping, or a cycle of bases.
+    """
     name = format_path(path)
     if path in chain:
-        loop = " → ".join(format_path(one) for one in (*chain, path))
+        loop = " → ".join(format_path(file) for file in (*chain, path))
         raise ConfigError(f"base: goes in a circle: {loop}. Remove one of these lines.")
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -58,7 +70,7 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
     if not isinstance(values, dict):
         raise ConfigError(f"{name} holds a {type(values).__name__}, not a mapping. Write `section:` and keys below it.")
     origins = {(*at, *keys): f"{name}:{line}" for keys, line in lines.items() if keys}
-    if is_recorded_config(path):
+    if is_recorded_config(path):  # records keep the names of the version that wrote them
         values = to_current_names(values, ".".join(at))
         origins = {to_current_keys(keys): where for keys, where in origins.items()}
     layer = ConfigLayer(values, {at: name, **origins})
@@ -75,18 +87,18 @@ def _read_config_json(text: str, name: str, at: Keys) -> ConfigLayer:
 def resolve_bases(
     layer: ConfigLayer, at: Keys, folder: Path, chain: tuple[Path, ...], default_kind: DefaultKind
 ) -> ConfigLayer:
-    """The layer with every `base:` inside it replaced by what it names, merged under its neighbours."""
+    """Return a layer with each `base:` replaced by the values it names, merged below the keys next to it."""
     values, origins = layer.values, layer.origins
     if isinstance(values, list):
         values = {str(i): value for i, value in enumerate(values)}
-        whole = resolve_bases(ConfigLayer(values, origins), at, folder, chain, default_kind)
-        return ConfigLayer(list(whole.values.values()), whole.origins)
+        resolved = resolve_bases(ConfigLayer(values, origins), at, folder, chain, default_kind)
+        return ConfigLayer(list(resolved.values.values()), resolved.origins)
     if not isinstance(values, dict):
         return layer
     result = ConfigLayer({}, {})
     for name in _list_base_names(values.get("base"), layer, at):
-        asked_by = layer.find_origin((*at, "base")) or ""
-        below = read_layer(find_config(name, folder, asked_by), at, chain, default_kind)
+        origin = layer.find_origin((*at, "base")) or ""
+        below = read_layer(find_config(name, folder, origin), at, chain, default_kind)
         result = merge_layers(result, below, at, default_kind)
     own: dict[str, Any] = {}
     for key, value in values.items():
@@ -99,15 +111,16 @@ def resolve_bases(
 
 
 def merge_layers(below: ConfigLayer, above: ConfigLayer, at: Keys, default_kind: DefaultKind) -> ConfigLayer:
-    """`above` laid over `below`, both being the values at `at`."""
-    kept = dict(below.origins)
-    values = _merge_values(below.values, above.values, at, default_kind, kept)
-    return ConfigLayer(values, {**kept, **above.origins})
+    """Return `above` merged over `below`, both values at the key path `at`."""
+    origins = dict(below.origins)
+    values = _merge_values(below.values, above.values, at, default_kind, origins)
+    return ConfigLayer(values, {**origins, **above.origins})
 
 
 def _merge_values(below: Any, above: Any, at: Keys, default_kind: DefaultKind, origins: dict[Keys, str]) -> Any:
     if isinstance(below, list) and isinstance(above, dict) and above and all(key.isdigit() for key in above):
         return _merge_list(below, above, at, default_kind, origins)
+    # The fields of one kind have no meaning in another.
     if not (isinstance(below, dict) and isinstance(above, dict)) or _has_kind_changed(below, above, at, default_kind):
         for keys in [keys for keys in origins if keys[: len(at)] == at]:
             del origins[keys]
@@ -154,21 +167,29 @@ COMMAND_LINE = "command line"
 
 
 def read_overrides(overrides: Sequence[str]) -> ConfigLayer:
-    """The layer that the arguments make; a later one wins over an earlier one.
+    """Return the layer of command-line overrides.
 
-    The value is YAML: `optimizer.learning_rate=3e-4`, `data.inputs=[a.warc.gz, b.warc.gz]`, `model.moe=null`. Entries
-    of lists are counted from 0: `data.rules.0.kind=c4`. Raises one ConfigError with all arguments that are malformed.
+    Args:
+        overrides: `section.key=value` arguments; later ones win. Values are YAML: `optimizer.learning_rate=3e-4`,
+            `data.inputs=[a.warc.gz, b.warc.gz]`, `model.moe=null`. List entries are counted from 0:
+            `data.rules.0.kind=c4`.
+
+    Returns:
+        Values with the origin `command line`.
+
+    Raises:
+        ConfigError: with all malformed arguments.
     """
     values: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
-    problems = []
+    errors = []
     for override in overrides:
         try:
             _apply_override(override, values, origins)
         except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
+            errors.append(str(error))
+    if errors:
+        raise ConfigError("\n".join(errors))
     return ConfigLayer(values, origins)
 
 
@@ -194,7 +215,7 @@ def _apply_override(override: str, values: dict[str, Any], origins: dict[Keys, s
 
 
 def _get_or_create_child(target: Any, key: str) -> Any:
-    """The mapping or list at `key` that an earlier argument wrote; a new mapping when there is none."""
+    """Return the mapping or list at `key`; a new mapping when no earlier override has written one."""
     if isinstance(target, list):
         return target[int(key)] if _require_list_index(key, target) else {}
     if not isinstance(target.get(key), dict | list):

@@ -1,8 +1,8 @@
-"""Renamed configuration keys and values: old spelling to new, and back for what is stored or hashed.
+"""Rename old configuration keys and values, and back for stored or hashed records.
 
 Invariants:
-- A person who writes an old name gets an error with the new one (`validation_errors`); nothing is guessed.
-- Configs that a run or a dataset recorded are read with either spelling.
+- An old name in a user's config is an error that names the new one (`validation_errors`).
+- Recorded configs of runs and datasets are read with either spelling.
 - Checkpoints, manifests and task keys keep the old spelling, so that equal settings stay equal to those of old runs.
 """
 
@@ -81,7 +81,7 @@ RENAMED_KEYS: dict[str, dict[str, str]] = {
         "window": "window_steps",
     },
 }
-"""By section, in its new spelling (`*`: any entry of a list): old key to new key."""
+"""Old key to new key, by section in its new spelling (`*`: any entry of a list)."""
 
 RENAMED_VALUES: dict[str, dict[str, str]] = {
     "batch.assignment": {"in_order": "sequential"},
@@ -89,7 +89,7 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
     "schedule.kind": {"original": "noam"},
     "train.activation_checkpoint": {"block": "full"},
 }
-"""By key, in its new spelling: old value to new value."""
+"""Old value to new value, by key in its new spelling."""
 
 _OLD_KEYS = {section: {new: old for old, new in names.items()} for section, names in RENAMED_KEYS.items()}
 _OLD_VALUES = {key: {new: old for old, new in names.items()} for key, names in RENAMED_VALUES.items()}
@@ -97,11 +97,14 @@ _RUN_FILES = ("environment.json", "events.jsonl", "checkpoints", "hostfile")
 
 
 def to_current_names(values: Any, section: str = "") -> Any:
-    """Return stored values with every old key and value in its new spelling; new spellings stay.
+    """Return stored values with each old key and value in its new spelling.
 
     Args:
-        values: plain mappings, lists and scalars, as YAML or JSON gives them.
-        section: where they belong in a RunConfig, in the new spelling, such as `data.rules`; empty: its sections.
+        values: plain mappings, lists and scalars, as parsed from YAML or JSON. New spellings are kept.
+        section: key path of the values in a RunConfig, in the new spelling, such as `data.rules`; empty: the root.
+
+    Returns:
+        A copy of the values.
     """
     if isinstance(values, list):
         return [to_current_names(value, _join(section, "*")) for value in values]
@@ -112,11 +115,14 @@ def to_current_names(values: Any, section: str = "") -> Any:
 
 
 def to_recorded_names(values: Any, section: str = "") -> Any:
-    """Return values with every renamed key and value in its old spelling, for records, manifests and task keys.
+    """Return values with each renamed key and value in its old spelling, for records, manifests and task keys.
 
     Args:
-        values: what `model_dump(mode="json")` gives of a section or a config.
-        section: where they belong in a RunConfig, in the new spelling; empty: its sections.
+        values: result of `model_dump(mode="json")` of a section or a config.
+        section: key path of the values in a RunConfig, in the new spelling; empty: the root.
+
+    Returns:
+        A copy of the values.
     """
     if isinstance(values, list):
         return [to_recorded_names(value, _join(section, "*")) for value in values]
@@ -127,7 +133,7 @@ def to_recorded_names(values: Any, section: str = "") -> Any:
 
 
 def to_current_keys(keys: Keys) -> Keys:
-    """Return a key path with every old key in its new spelling."""
+    """Return a key path with each old key in its new spelling."""
     current: list[str] = []
     section = ""
     for key in keys:

@@ -1,7 +1,8 @@
-"""A mixture: several prepared datasets that one run trains on, each with its share of the tokens.
+"""Configuration of a mixture: several prepared datasets with weights, which can change in stages.
 
-Weights become whole parts of a period (0.8 and 0.2 are 4 and 1 of 5), so that the proportions are exact, and the source
-of every sequence is known without counting from the start. Weights may change at given tokens, in stages.
+Invariants:
+- Weights are reduced to integers (0.8 and 0.2 to 4 and 1), so the proportions of a period are exact.
+- The source of sequence n is a function of n: no count from the start of the run is needed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from llmsys.config.section import Section
 from llmsys.config.violation import Violation, raise_violations
 
 LONGEST_PERIOD = 1 << 16
-"""Sequences after which the order of the sources repeats, at most: a table of so many rows is kept."""
+"""Maximum period of the source order, in sequences; the loader holds a table with one row per sequence."""
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -31,22 +32,22 @@ class MixtureSourceConfig(Section):
 
     @property
     def title(self) -> str:
-        """What it is called."""
+        """Name of the source: `name`, or the name of its folder."""
         return self.name or self.folder.name
 
 
 class MixtureStageConfig(Section):
-    """Other weights from some token of the run on."""
+    """Weights from a given token of the run onwards."""
 
     start_tokens: int = Field(ge=1, description="Tokens of the run after which these weights hold.")
     weights: tuple[Weight, ...] = Field(description="One for each source, in their order; 0 leaves it out.")
 
 
 class MixtureConfig(Section):
-    """Several prepared datasets of documents with weights; all were made by the same tokenizer.
+    """Several prepared datasets of documents with weights; all have the same tokenizer.
 
-    Weights are shares of the sequences, and so of the tokens. A source begins its next epoch when it has been read,
-    in an order of its own.
+    Weights are shares of the sequences, and thus of the tokens. Each source starts its next epoch, with a new order,
+    when it is exhausted.
     """
 
     kind: Literal["mixture"] = "mixture"
@@ -58,12 +59,12 @@ class MixtureConfig(Section):
 
     @property
     def folder(self) -> Path:
-        """The first source's folder, whose tokenizer is that of all."""
+        """Folder of the first source, whose tokenizer all sources share."""
         return self.sources[0].folder
 
     @property
     def stage_weights(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """(token from which they hold, whole parts of each source) of every stage, the first from 0."""
+        """(first token, integer weight of each source) of each stage; the first stage starts at 0."""
         first = tuple(source.weight for source in self.sources)
         return (
             (0, reduce_to_integers(first)),
@@ -76,7 +77,7 @@ class MixtureConfig(Section):
         return self
 
     def _find_violations(self) -> Iterator[Violation]:
-        titles, folders = [one.title for one in self.sources], [one.folder for one in self.sources]
+        titles, folders = [source.title for source in self.sources], [source.folder for source in self.sources]
         for number, source in enumerate(self.sources):
             if source.folder in folders[:number]:
                 yield Violation(f"sources.{number}.folder", f"{source.folder} is given twice. Add up its weights.")
@@ -101,7 +102,8 @@ class MixtureConfig(Section):
 
 
 def reduce_to_integers(weights: Sequence[float]) -> tuple[int, ...]:
-    """The smallest whole numbers in the proportions of the weights as they are written: (0.8, 0.2) gives (4, 1)."""
+    """Return the smallest integers in the proportions of the weights, such as (4, 1) for (0.8, 0.2)."""
+    # repr gives the decimal as written; the float itself is not exactly 0.8.
     shares = [Fraction(repr(weight)) for weight in weights]
     unit = lcm(*(share.denominator for share in shares))
     counts = [int(share * unit) for share in shares]

@@ -1,12 +1,10 @@
-"""The architecture: what a `model:` section or a file under configs/model can say.
+"""Configuration of the architecture (`model:`, or a file under configs/model).
 
-Names follow Hugging Face's config.json, which is accepted too (see llmsys/config/hugging_face). Read by estimate
-(counts), model (modules) and convert; promises that every value accepted here can be built, and that one which cannot
-is refused with the nearest value that can.
+Field names follow Hugging Face's config.json, which is accepted too (llmsys/config/hugging_face).
 
-What a ModelConfig refuses: values that are legal one by one but cannot be built together.
-
-Each rule names the field, the rule and the nearest value that would do.
+Invariants:
+- Every accepted value can be estimated.
+- Each violation names the field, the rule and the nearest legal value.
 """
 
 from __future__ import annotations
@@ -53,10 +51,9 @@ def _get_key_value_heads(values: dict[str, Any]) -> int:
 
 
 class ModelConfig(Section):
-    """A Transformer: a decoder, an encoder, or an encoder and a decoder that looks at it.
+    """A Transformer: decoder, encoder or encoder-decoder.
 
-    `intermediate_size` is the width of the dense feed-forward layers and may be left out when there are none. In an
-    encoder-decoder, layers and heads are the decoder's, and the encoder has the same unless `encoder` says otherwise.
+    In an encoder-decoder, fields are the decoder's; `encoder` overrides them. `intermediate_size` is for dense layers.
     """
 
     family: Family = Field("decoder", description="Causal decoder, bidirectional encoder, or both.")
@@ -109,45 +106,43 @@ class ModelConfig(Section):
         return self
 
     def get_layer_type(self, layer: int) -> LayerType:
-        """The kind of attention in block `layer`."""
+        """Return the attention type of block `layer`."""
         if not self.layer_types:
             return "full_attention" if self.sliding_window is None else "sliding_attention"
         return self.layer_types[layer % len(self.layer_types)]
 
     def get_attention_window(self, layer: int) -> int | None:
-        """Positions that block `layer` sees, itself included; None: all."""
+        """Return the attention window of block `layer` in positions, itself included; None: unlimited."""
         return self.sliding_window if self.get_layer_type(layer) == "sliding_attention" else None
 
     def uses_rope(self, layer: int) -> bool:
-        """Whether block `layer` rotates queries and keys."""
+        """Return whether block `layer` applies RoPE."""
         position = self.position
         return position.kind == "rope" and position.layers[layer % len(position.layers)]
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether block `layer` (of the decoder, or of an encoder-only model) has experts."""
+        """Return whether block `layer` of the decoder, or of an encoder-only model, has experts."""
         return self.moe is not None and self.moe.is_moe_layer(layer)
 
     @property
     def moe_layers(self) -> list[int]:
-        """Blocks with a mixture of experts, by number."""
+        """Indices of the blocks with experts."""
         return [layer for layer in range(self.num_hidden_layers) if self.is_moe_layer(layer)]
 
     @property
     def num_moe_layers(self) -> int:
-        """Blocks with a mixture of experts."""
+        """Number of blocks with experts."""
         return len(self.moe_layers)
 
     @property
     def num_dense_layers(self) -> int:
-        """Blocks with a dense feed-forward."""
+        """Number of blocks with a dense feed-forward layer."""
         return self.num_hidden_layers - self.num_moe_layers
 
     @property
     def encoder_model(self) -> ModelConfig:
-        """The encoder of an encoder-decoder as a model of its own: what its blocks are built from.
-
-        Dense and without windows; the encoder-decoders of the literature have neither experts nor windows there.
-        """
+        """Configuration of the encoder of an encoder-decoder, as a model of its own."""
+        # Published encoder-decoders have neither experts nor attention windows in the encoder.
         changes: dict[str, Any] = {"family": "encoder", "encoder": None, "moe": None, "multi_token_prediction": None}
         changes |= {"sliding_window": None, "layer_types": ()}
         if (own := self.encoder) is not None:
@@ -160,7 +155,7 @@ class ModelConfig(Section):
 
 
 def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
-    """Every broken rule of this model."""
+    """Yield the violations between fields of a model."""
     yield from _find_shape_violations(model)
     yield from _find_position_violations(model)
     yield from _find_family_violations(model)
@@ -198,7 +193,14 @@ def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
 
 
 def count_rotary_channels(model: ModelConfig) -> int:
-    """Channels of a head that are rotated; 0 without rope."""
+    """Return the channels per head that RoPE rotates (Su et al. 2021, arXiv:2104.09864).
+
+    Args:
+        model: a model configuration.
+
+    Returns:
+        Channels; 0 without RoPE.
+    """
     if model.position.kind != "rope":
         return 0
     if model.attention.kind == "latent":
@@ -229,10 +231,10 @@ def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
             "position.kind", f"latent attention keeps channels for rope, not for {position.kind}. Use rope."
         )
     if position.kind == "rope" and position.scaling.kind == "longrope":
-        waves = count_rotary_channels(model) // 2
+        count = count_rotary_channels(model) // 2
         for name in ("short_factor", "long_factor"):
-            if (given := len(getattr(position.scaling, name))) != waves:
-                yield Violation(f"position.scaling.{name}", f"{given} divisors for {waves} waves. Give {waves}.")
+            if (given := len(getattr(position.scaling, name))) != count:
+                yield Violation(f"position.scaling.{name}", f"{given} divisors for {count} frequencies. Give {count}.")
     if position.kind == "sinusoidal" and model.hidden_size % 2:
         yield Violation(
             "hidden_size", f"{model.hidden_size} is odd, and sines come with cosines. Use {model.hidden_size + 1}."

@@ -1,6 +1,6 @@
-"""The widths that config kinds need to list their tensors: a protocol that ModelConfig satisfies.
+"""A protocol of the model widths that config kinds need to list their tensors.
 
-Kinds are fields of ModelConfig, so they cannot import it.
+ModelConfig satisfies it. Kinds are types of its fields, so they cannot import it.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from llmsys.config.parameter_tensor import Component, Input, ParameterTensor
 
 
 class ModelShape(Protocol):
-    """Widths of a model; fields of ModelConfig under the same names."""
+    """Widths of a model, named as the fields of ModelConfig."""
 
     @property
     def vocab_size(self) -> int:
@@ -49,7 +49,7 @@ class ModelShape(Protocol):
 def iter_linear_parameters(
     name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
 ) -> Iterator[ParameterTensor]:
-    """Yield the weight (outputs, inputs) of a linear map, and its bias where it has one."""
+    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any."""
     yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
     if bias:
         yield ParameterTensor(f"{name}.bias", (outputs,), component)

@@ -1,6 +1,6 @@
-"""The mixture of experts inside a `model:` section.
+"""Configuration of mixture-of-experts layers (`model.moe:`): experts, routing and load balancing.
 
-A router scores the experts for every token, the best few run, and their outputs are summed with the router's weights.
+A router scores the experts for each token. The top k run, and their outputs are summed with the router's weights.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from llmsys.config.violation import Violation, find_nearest, list_divisors, rais
 
 
 class _BaseBalancingConfig(Section):
-    """Load balancing of experts."""
+    """Base of the kinds of load balancing."""
 
     num_saved_scores: ClassVar[int] = 1  # float32 tensors of (tokens, experts) that the router saves
 
 
 class BiasBalancingConfig(_BaseBalancingConfig):
-    """A bias per expert, added to its score for the choice only, moves against its load (Wang 2024; DeepSeek-V3)."""
+    """Auxiliary-loss-free balancing: a bias per expert, for the selection only (Wang et al. 2024; DeepSeek-V3)."""
 
     kind: Literal["bias"] = "bias"
     rate: float = Field(0.001, ge=0, description="How far the bias moves in each step.")
@@ -34,7 +34,7 @@ class BiasBalancingConfig(_BaseBalancingConfig):
 
 
 class AuxiliaryLossConfig(_BaseBalancingConfig):
-    """A loss that is smallest when experts share the tokens evenly (Shazeer 2017; Switch, Fedus 2021)."""
+    """An auxiliary loss that is smallest for an even load (Shazeer et al. 2017; Switch, Fedus et al. 2021)."""
 
     kind: Literal["auxiliary_loss"] = "auxiliary_loss"
     num_saved_scores: ClassVar[int] = 4
@@ -45,7 +45,7 @@ class AuxiliaryLossConfig(_BaseBalancingConfig):
 
 
 class NoBalancingConfig(_BaseBalancingConfig):
-    """The router is left to itself."""
+    """No load balancing."""
 
     kind: Literal["none"] = "none"
 
@@ -54,50 +54,51 @@ BalanceConfig = Annotated[BiasBalancingConfig | AuxiliaryLossConfig | NoBalancin
 
 
 class _BaseRoutingConfig(Section):
-    """Routing in which tokens choose experts."""
+    """Base of the kinds of routing."""
 
     def count_visits(self, moe: "MoeConfig") -> float:
-        """Return the routed experts that a token visits on average; drops are not foreseen."""
+        """Return the routed experts per token, on average; dropped tokens are not predicted."""
         return moe.num_experts_per_tok
 
     def count_sequence_visits(self, moe: "MoeConfig", length: int) -> int:
-        """Return the visits to experts in a sequence of `length` tokens."""
+        """Return the token-expert pairs in a sequence of `length` tokens."""
         return moe.num_experts_per_tok * length
 
 
 class TokenChoiceConfig(_BaseRoutingConfig):
-    """Every token visits its best experts, whatever their load."""
+    """Dropless token choice: each token visits its top experts, whatever their load."""
 
     kind: Literal["token_choice"] = "token_choice"
 
 
 class ExpertCapacityConfig(_BaseRoutingConfig):
-    """Every token asks for its best experts; what exceeds an expert's room in a sequence is dropped (GShard)."""
+    """Token choice with an expert capacity per sequence; tokens above it are dropped (GShard; Lepikhin et al. 2020)."""
 
     kind: Literal["capacity"] = "capacity"
     factor: float = Field(
         1.25,
         gt=0,
-        description="Room per expert and sequence: factor · tokens · experts per token / experts. "
+        description="Capacity per expert and sequence: factor · tokens · experts per token / experts. "
         "Evaluation drops nothing.",
     )
 
 
 class ExpertChoiceConfig(_BaseRoutingConfig):
-    """Every expert takes its best tokens of a sequence (Zhou 2022); looks ahead, so for training and encoders.
+    """Expert choice: each expert takes its top tokens of a sequence (Zhou et al. 2022).
 
-    Weights are the scores themselves; `num_experts_per_tok` and `norm_topk_prob` have no say.
+    The selection sees later tokens, so it suits training and encoders. The weights are the scores themselves:
+    `num_experts_per_tok` and `norm_topk_prob` have no effect.
     """
 
     kind: Literal["expert_choice"] = "expert_choice"
     factor: float = Field(2.0, gt=0, description="Experts per token, on average.")
 
     def count_visits(self, moe: "MoeConfig") -> float:
-        """Return the routed experts that a token visits on average."""
+        """Return the routed experts per token, on average."""
         return min(self.factor, moe.num_experts)
 
     def count_sequence_visits(self, moe: "MoeConfig", length: int) -> int:
-        """Return the visits to experts in a sequence of `length` tokens: each expert rounds its tokens up."""
+        """Return the token-expert pairs in a sequence of `length` tokens; each expert rounds its tokens up."""
         # 1e-9: a share that is a whole number of tokens is not rounded up by its last bit.
         return moe.num_experts * min(length, ceil(self.factor / moe.num_experts * length - 1e-9))
 
@@ -106,7 +107,7 @@ RoutingConfig = Annotated[TokenChoiceConfig | ExpertCapacityConfig | ExpertChoic
 
 
 class GroupLimitedRoutingConfig(Section):
-    """Experts stand in groups, and a token may visit the best few groups only (DeepSeek-V2, 2.2.2)."""
+    """Group-limited routing: a token visits experts of its top groups only (DeepSeek-V2, 2.2.2)."""
 
     num_groups: int = Field(ge=1, description="Groups of equally many experts.")
     groups_per_token: int = Field(ge=1, description="Groups that a token may visit.")
@@ -116,7 +117,7 @@ class GroupLimitedRoutingConfig(Section):
 
 
 class MoeConfig(Section):
-    """Routed experts, shared experts and the router."""
+    """Mixture-of-experts layers: routed experts, shared experts and the router."""
 
     num_experts: int = Field(ge=1, description="Routed experts of each mixture layer.")
     num_experts_per_tok: int = Field(ge=1, description="Routed experts that each token visits.")
@@ -208,7 +209,7 @@ class MoeConfig(Section):
             yield Violation("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")
 
     def iter_parameters(self, name: str, hidden: int) -> Iterator[ParameterTensor]:
-        """Yield router, stacked experts, and shared experts of a layer over `hidden` channels."""
+        """Yield the router, the stacked experts and the shared experts of a layer over `hidden` channels."""
         width = self.moe_intermediate_size
         yield from iter_linear_parameters(f"{name}.router", self.num_experts, hidden, self.router_bias, "router")
         for projection in self.expert.projections:  # (experts, in, out), the transpose of a linear map
@@ -228,7 +229,13 @@ class MoeConfig(Section):
     def iter_saved_tensors(
         self, hidden: int, shape: ActivationShape, *, is_output_saved: bool
     ) -> Iterator[SavedTensor]:
-        """Yield router, sorted visits, experts and the weighted sum. Visits are taken to be even over the ranks."""
+        """Yield the saved tensors of router, dispatch, experts and combine.
+
+        Args:
+            hidden: channels of the layer's input.
+            shape: the micro-batch of one rank. The load is assumed even over the ranks.
+            is_output_saved: the residual branch saves the layer's output.
+        """
         visits, bytes_of = self.visits_per_token, shape.compute_residual_bytes
         yield from self._iter_router_tensors(hidden, shape)
         sorted_by: Producer = "collective" if shape.are_experts_sharded else "pointwise"
@@ -242,7 +249,7 @@ class MoeConfig(Section):
         yield SavedTensor("sum of experts", bytes_of(hidden), "pointwise", is_saved=is_output_saved)
 
     def _iter_router_tensors(self, hidden: int, shape: ActivationShape) -> Iterator[SavedTensor]:
-        """Yield the tensors of the choice of experts, all in float32."""
+        """Yield the saved tensors of the router, in float32."""
         bytes_of = shape.compute_residual_bytes
         if shape.value_bytes != FP32_BYTES:
             yield SavedTensor("float32 input of the router", bytes_of(hidden, FP32_BYTES), "fused")
@@ -251,31 +258,32 @@ class MoeConfig(Section):
         yield SavedTensor("router logits", logits, "product", is_saved=False)
         scores = bytes_of(self.num_experts * self.balance.num_saved_scores, FP32_BYTES)
         yield SavedTensor("router scores", scores, "pointwise")
-        # A visit: int64 expert, int64 token, int64 place, float32 weight.
+        # 28 bytes per token-expert pair: int64 expert, token and position, float32 weight.
         yield SavedTensor("chosen experts and weights", bytes_of(self.visits_per_token, 28), "pointwise")
         yield SavedTensor("visits of each expert", 4 * self.num_experts, "pointwise")
 
     def is_input_saved(self, shape: ActivationShape) -> bool:
-        """Return whether the layer's input is saved: experts save sorted copies, the router one in float32."""
+        """Return whether backward needs the layer's input itself."""
+        # Experts save sorted copies, and the router saves a float32 copy.
         return shape.value_bytes == FP32_BYTES or bool(self.shared_expert_size)
 
     def count_sequence_visits(self, length: int) -> int:
-        """Return the visits to experts in a sequence of `length` tokens."""
+        """Return the token-expert pairs in a sequence of `length` tokens."""
         return self.routing.count_sequence_visits(self, length)
 
     @property
     def visits_per_token(self) -> float:
-        """Routed experts that a token visits on average; drops are not foreseen."""
+        """Routed experts per token, on average; dropped tokens are not predicted."""
         return self.routing.count_visits(self)
 
     @property
     def shared_expert_size(self) -> int:
-        """Channels of the shared layer; 0 when there is none."""
+        """Width of the shared layer in channels; 0 without shared experts."""
         if self.shared_intermediate_size is not None:
             return self.shared_intermediate_size
         return self.num_shared_experts * self.moe_intermediate_size
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether block number `layer` has experts."""
-        late = layer >= self.first_dense_layers and (layer + 1) % self.every == 0
-        return late and layer not in self.dense_layers
+        """Return whether block `layer` has experts."""
+        is_candidate = layer >= self.first_dense_layers and (layer + 1) % self.every == 0
+        return is_candidate and layer not in self.dense_layers

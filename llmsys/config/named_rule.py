@@ -1,7 +1,7 @@
-"""What every rule on documents has: a name, by which funnel, reasons, columns and commands know it.
+"""Base section of all document rules: the name used in the funnel, drop reasons, columns and commands.
 
-Reads nothing, gives the base of the rules' sections. A rule is called by its kind unless it says otherwise, which it
-must when its kind stands in a config twice: two lists of words, two scores of a classifier.
+The default name is the kind. A rule needs an explicit name when a config has two rules of its kind, such as two word
+lists or two classifier scores.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -13,7 +13,7 @@ from llmsys.config.violation import Violation
 
 
 class NamedRuleConfig(Section):
-    """One rule; `kind` is the field of each."""
+    """One rule. Subclasses add the `kind` field."""
 
     name: str = Field(
         "",
@@ -24,15 +24,12 @@ class NamedRuleConfig(Section):
 
     @property
     def title(self) -> str:
-        """The name, or else the kind."""
+        """The name, or the kind if the name is empty."""
         return self.name or str(getattr(self, "kind", ""))
 
 
 def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str]) -> Iterator[Violation]:
-    """The rules that would be counted together with another, or with something else that has one of the `taken` names.
-
-    A name that is another rule's kind counts as taken: what `gopher_quality` is must not depend on the config.
-    """
+    """Yield a violation for every rule whose name is already used by another rule or is in `taken`."""
     names = [rule.title for rule in rules]
     for number, (rule, name) in enumerate(zip(rules, names, strict=True)):
         if name in names[:number]:
@@ -42,6 +39,7 @@ def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str
                 f"{name} stands at rules.{first} already, and what a rule drops is counted by its name. Give it a name "
                 f"of its own, such as name: {name}_2.",
             )
+        # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on the config.
         elif rule.name and name in taken and name != getattr(rule, "kind", ""):
             yield Violation(
                 f"rules.{number}.name",

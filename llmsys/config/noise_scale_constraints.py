@@ -1,7 +1,7 @@
-"""Where the gradient noise scale can be measured (`train.noise_scale_every_steps`).
+"""Constraints on measuring the gradient noise scale (`train.noise_scale_every_steps`).
 
-It compares the gradient of a step's first micro-batch with that of the whole step, so there must be a first one, and
-its gradient must be whole before the next is added.
+The measurement compares the gradient of the first micro-batch of a step with that of the full step (McCandlish 2018).
+A step therefore needs several micro-batches, and the first gradient must be complete before the next is added.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,11 @@ NONE = "or set train.noise_scale_every_steps=0"
 def find_noise_scale_violations(
     train: TrainConfig, engine: EngineConfig, layout: ParallelLayout, batch: BatchConfig, *, windows: bool
 ) -> Iterator[Violation]:
-    """What hides the gradient of a single micro-batch; `windows` where steps are cut into windows of one length."""
+    """Yield a violation for every setting that hides the gradient of a single micro-batch.
+
+    Args:
+        windows: steps consist of windows of equal length, not of pairs or texts.
+    """
     if not train.noise_scale_every_steps:
         return
     what = "the gradient noise scale needs the gradient of one micro-batch, summed over ranks"
@@ -43,7 +47,18 @@ def find_noise_scale_violations(
 
 
 def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
-    """ConfigError where even the last step has one micro-batch on a rank."""
+    """Check that the last step has more than one micro-batch per rank.
+
+    Args:
+        micro_batches: micro-batches per rank in the last step.
+        batch: the batch section, named in the error message.
+
+    Returns:
+        The number of micro-batches as text for the log.
+
+    Raises:
+        ConfigError: there is one micro-batch.
+    """
     if micro_batches > 1:
         return f"{micro_batches} micro-batches"
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""Normalisation, and where it is applied around the branches of a block.
+"""Normalization layers and their placement around the branches of a block.
 
 Each kind lists its parameters and the tensors that it saves for the backward.
 """
@@ -73,7 +73,7 @@ NormConfig = Annotated[RmsNormConfig | LayerNormConfig, Field(discriminator="kin
 
 
 class _BaseResidualConfig(Section):
-    """Placement of norms around the branches of a block. Modules and estimate ask these, not the kind."""
+    """Placement of norms around the branches of a block. Modules and the estimate read these flags, not the kind."""
 
     normalizes_input: ClassVar[bool] = False  # a norm before the branch
     normalizes_output: ClassVar[bool] = False  # a norm between the branch and the sum
@@ -82,12 +82,12 @@ class _BaseResidualConfig(Section):
 
     @property
     def has_final_norm(self) -> bool:
-        """Return whether a norm follows the last block."""
+        """True if a norm follows the last block."""
         return True
 
     @property
     def shares_input_norm(self) -> bool:
-        """Return whether the feed-forward reads the norm of the attention."""
+        """True if the feed-forward reads the output of the attention's norm."""
         return False
 
 
@@ -107,7 +107,7 @@ class PostNormConfig(_BaseResidualConfig):
 
     @property
     def has_final_norm(self) -> bool:
-        """Return whether a norm follows the last block."""
+        """True if a norm follows the last block."""
         return self.final_norm
 
 
@@ -120,7 +120,7 @@ class DeepNormConfig(_BaseResidualConfig):
 
     @property
     def has_final_norm(self) -> bool:
-        """Return whether a norm follows the last block."""
+        """True if a norm follows the last block."""
         return self.final_norm
 
 
@@ -149,7 +149,7 @@ class ParallelBlockConfig(_BaseResidualConfig):
 
     @property
     def shares_input_norm(self) -> bool:
-        """Return whether the feed-forward reads the norm of the attention."""
+        """True if the feed-forward reads the output of the attention's norm."""
         return self.norms == 1
 
 

@@ -1,7 +1,7 @@
-"""What is learnt from the data, and how its loss is shaped: the `objective:` and `loss:` sections.
+"""Training objective and loss terms: the `objective:` and `loss:` sections.
 
-The objective follows from the model unless it is named: a decoder continues, an encoder-decoder translates, an encoder
-fills masks or classifies, as its head says.
+The default objective follows from the model: next-token prediction for a decoder, translation for an encoder-decoder,
+masked language modelling or classification for an encoder, by its head.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,20 +26,20 @@ class _BaseObjectiveConfig(Section):
 
 
 class NextTokenConfig(_BaseObjectiveConfig):
-    """Each token from those before it."""
+    """Predict each token from the tokens before it."""
 
     kind: Literal["next_token"] = "next_token"
 
 
 class TranslationConfig(_BaseObjectiveConfig):
-    """Each token of the target from the source and the target's tokens before it: p(y | x)."""
+    """Predict each target token from the source and the target tokens before it: p(y | x)."""
 
     kind: Literal["translation"] = "translation"
     has_padding: ClassVar[bool] = True
 
 
 class MaskedLmConfig(_BaseObjectiveConfig):
-    """Some tokens from all others (BERT, Devlin 2018, 3.1): of these, most are masked, some replaced, some kept."""
+    """Predict a random share of the tokens (BERT, Devlin 2018, 3.1): most are masked, some replaced, some unchanged."""
 
     kind: Literal["masked"] = "masked"
     mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are to be predicted.")
@@ -49,7 +49,7 @@ class MaskedLmConfig(_BaseObjectiveConfig):
 
 
 class ClassificationConfig(_BaseObjectiveConfig):
-    """The label of a text."""
+    """Predict the label of a text."""
 
     kind: Literal["classification"] = "classification"
     has_padding: ClassVar[bool] = True
@@ -63,7 +63,14 @@ ObjectiveConfig = Annotated[
 def infer_objective(
     values: dict[str, Any],
 ) -> NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig:
-    """The objective that a model is made for."""
+    """Return the default objective of a model.
+
+    Args:
+        values: validated fields of a RunConfig so far. Without `model`, a decoder is assumed.
+
+    Returns:
+        An objective section with default fields.
+    """
     model = values.get("model")
     family, head = (model.family, model.head.kind) if model is not None else ("decoder", "lm")
     if family == "encoder_decoder":
@@ -74,7 +81,7 @@ def infer_objective(
 
 
 class LossConfig(Section):
-    """`loss:` — what is added to plain cross entropy while training. Evaluation is always plain."""
+    """`loss:` — terms added to cross entropy in training. Evaluation always uses plain cross entropy."""
 
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="The true class is wanted with 1 - this, the others share this (Szegedy 2015)."

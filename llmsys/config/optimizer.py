@@ -1,8 +1,8 @@
 """The optimizer: the kinds of the `optimizer:` section.
 
-Each kind says which rule updates a parameter, how much state it has, and what a step moves and allocates. These are
-abstract, so that an added kind cannot be priced as AdamW. To add one: a class here and in `OptimizerConfig`, its rule
-in `UpdateRule`, and its build in llmsys/optim/build_optimizer.py.
+Each kind defines the update rule of every parameter, the size of its state, and the memory traffic of a step.
+These methods are abstract, so that a new kind cannot be estimated as AdamW by accident. To add a kind: add a class
+here and in `OptimizerConfig`, its rule in `UpdateRule`, and its construction in llmsys/optim/build_optimizer.py.
 """
 
 from abc import abstractmethod
@@ -17,7 +17,7 @@ UpdateRule = Literal["adamw", "muon"]
 
 
 class _BaseOptimizerConfig(Section):
-    """Fields of every optimizer: the rate, weight decay, clipping, and AdamW's for vectors."""
+    """Fields of every optimizer: learning rate, weight decay, clipping, and the AdamW fields used for vectors."""
 
     can_update_flat_shards: ClassVar[bool] = False  # the DeepSpeed engine, which has flat shards, builds it
 
@@ -50,7 +50,7 @@ class _BaseOptimizerConfig(Section):
     @property
     @abstractmethod
     def moved_bytes(self) -> int:
-        """Bytes that a step reads and writes for each parameter."""
+        """Bytes read and written per parameter and step."""
 
 
 class AdamWConfig(_BaseOptimizerConfig):
@@ -73,14 +73,14 @@ class AdamWConfig(_BaseOptimizerConfig):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes for each parameter: weight, gradient and moments read, three written, and the norm's reading."""
-        return 36
+        """Bytes read and written per parameter and step."""
+        return 36  # reads weight, gradient and moments, writes three of them, and reads again for the gradient norm
 
 
 class MuonConfig(_BaseOptimizerConfig):
-    """Orthogonal momentum for the matrices of blocks, experts too (Jordan 2024); AdamW for everything else.
+    """Orthogonalized momentum for the matrices of blocks and experts (Jordan 2024); AdamW for all other parameters.
 
-    Its steps are scaled to those of AdamW (Moonshot 2025), so rate and decay carry over from one to the other.
+    Updates are scaled to the RMS of AdamW updates (Moonshot 2025), so learning rate and weight decay carry over.
     """
 
     kind: Literal["muon"] = "muon"
@@ -96,17 +96,17 @@ class MuonConfig(_BaseOptimizerConfig):
         return "muon" if is_projection and num_dims >= 2 and not name.endswith("_bias") else "adamw"
 
     def count_moments(self, name: str, num_dims: int) -> int:
-        """Return 1 for Muon's momentum, 2 where AdamW updates."""
+        """Return 1 for parameters updated by Muon, 2 for those updated by AdamW."""
         return 1 if self.select_update_rule(name, num_dims) == "muon" else 2
 
     def count_update_elements(self, elements: int, largest_matrix: int) -> int:
-        """Return the updates, and a full matrix with its products while it becomes orthogonal."""
+        """Return one element per update, plus a full matrix and its products during orthogonalization."""
         return elements + 4 * largest_matrix
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes for each parameter as AdamW's: one moment less is read, but the update is written and read."""
-        return 36
+        """Bytes read and written per parameter and step."""
+        return 36  # as AdamW: one moment less, but the update is written and read
 
 
 OptimizerConfig = Annotated[AdamWConfig | MuonConfig, Field(discriminator="kind")]

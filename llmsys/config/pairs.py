@@ -1,6 +1,6 @@
-"""Datasets of lines: pairs of a source and its translation, and texts with a label.
+"""Sections for line-based datasets: translation pairs and labelled texts.
 
-Both become the same thing on disk, pairs of token sequences; the target of a labelled text is the number of its label.
+Both are stored as pairs of token sequences. The target of a labelled text is the index of its label.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ from llmsys.config.violation import Violation, raise_violations
 
 
 class PairsConfig(Section):
-    """Text files whose lines translate each other: line n of a target file belongs to line n of its source file.
+    """Parallel text files: line n of a target file is the translation of line n of its source file.
 
     Files are UTF-8, plain or .gz. A pair with an empty or unreadable side is dropped and counted. Training pairs longer
-    than `max_tokens` are dropped and counted too; held-out pairs never are, since scores are compared over all of them.
+    than `max_tokens` are also dropped and counted. Held-out pairs are never dropped for length,
+    because scores are compared over the full test set.
     """
 
     kind: Literal["pairs"] = "pairs"
@@ -51,7 +52,7 @@ class PairsConfig(Section):
 
 
 class LabelledTextConfig(Section):
-    """Texts with a label each, for classification: .tsv lines `label<TAB>text`, or .jsonl with `text` and `label`.
+    """Labelled texts for classification: .tsv lines `label<TAB>text`, or .jsonl with `text` and `label`.
 
     Plain or .gz. Texts longer than `max_tokens` are cut and counted.
     """

@@ -1,12 +1,10 @@
-"""What forbids splitting a model's matrices over `layout.tensor` or its sequences over `layout.context`.
+"""The `layout:` section: sizes of the parallel axes, and the constraints that model and run put on them.
 
-Read by Layout.fit and by RunConfig, so that a config is refused before a process starts. Each problem says the value,
-the rule, and values that would do.
+`ParallelLayout.resolve` computes `shard: -1` for a world size and a model. RunConfig checks the same constraints, so
+that an illegal config fails before a process starts.
 
-The parallel layout: how the ranks of a run share the model.
-
-A section of the config says what is wanted (`shard: -1` takes the ranks that are left); `resolve` resolves it for a
-world size and a model, or says which number does not divide and which would.
+Invariants:
+- Every message gives the value, the rule, and legal values.
 """
 
 from collections.abc import Iterator
@@ -21,7 +19,16 @@ from llmsys.errors import LayoutError
 
 
 def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig) -> Iterator[Violation]:
-    """What the model forbids, whatever the engine and the number of ranks."""
+    """Yield the violations of tensor and context sizes that follow from the model alone.
+
+    Args:
+        tensor: size of the tensor axis.
+        context: size of the context axis.
+        model: the architecture.
+
+    Returns:
+        An iterator over violations; keys are relative to `layout`.
+    """
     if tensor * context == 1:
         return
     yield from _find_kind_violations("tensor" if tensor > 1 else "context", model)
@@ -40,7 +47,7 @@ def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig
 def find_run_sharding_violations(
     tensor: int, context: int, engine: EngineConfig, sequence_length: int, compiled: bool
 ) -> Iterator[Violation]:
-    """What the rest of a config forbids."""
+    """Yield the violations of tensor and context sizes that follow from engine, batch and compilation."""
     parts = tensor * context
     if parts == 1:
         return
@@ -68,7 +75,7 @@ def find_run_sharding_violations(
 
 
 def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
-    """Choices that need whole sequences on each rank outside of attention, or that nobody has split yet."""
+    """Yield a violation for every model choice that needs full sequences on each rank or has no sharded version."""
     whole = {
         "model.family=encoder_decoder": model.family == "encoder_decoder",
         "model.head.kind=classification": model.head.kind == "classification",
@@ -106,7 +113,7 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
 
 
 def _can_share_heads(groups: int, ranks: int) -> bool:
-    """Whether ranks can have equally many heads, or as many ranks each of them."""
+    """Return whether each rank gets equally many heads, or each head equally many ranks."""
     return groups % ranks == 0 or ranks % groups == 0
 
 
@@ -119,7 +126,7 @@ def _build_head_violation(axis: str, ranks: int, groups: int, what: str) -> Viol
 
 
 def _iter_sharded_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
-    """Inner widths of what the tensor axis splits: dense layers and shared experts."""
+    """Yield config key and inner width of all sharded feed-forwards: dense layers and shared experts."""
     if model.num_dense_layers:
         yield "intermediate_size", model.intermediate_size
     if model.moe is not None and model.moe.shared_expert_size and model.num_moe_layers:
@@ -128,12 +135,13 @@ def _iter_sharded_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
 
 
 class ParallelLayout(Section):
-    """Axes of the mesh: replicate × shard × context × tensor = ranks; experts are carved out of the last three.
+    """Axes of the device mesh: replicate × shard × context × tensor = world size; `expert` divides the last three.
 
-    Ranks of different `replicate` or `shard` train on different sequences; those of one `context` share sequences
-    between them, and those of one `tensor` matrices too. Dense parameters are split over shard · context ranks, and
-    within a layer over `tensor`. Experts are dealt over `expert` of the shard · context · tensor ranks of one copy, and
-    what each of those holds is split over the rest; a single expert is never split by `tensor`.
+    - Ranks that differ in `replicate` or `shard` train on different sequences.
+    - Ranks of a context group share sequences. Ranks of a tensor group share sequences and matrices.
+    - Dense parameters are sharded over shard · context ranks, and within a layer over `tensor`.
+    - Routed experts are distributed over `expert` ranks and sharded over the remaining ranks of the replica. `tensor`
+      never splits a single expert.
     """
 
     replicate: int = Field(1, ge=1, description="Copies of the sharded model.")
@@ -150,32 +158,34 @@ class ParallelLayout(Section):
 
     @property
     def world_size(self) -> int:
-        """Ranks of a resolved layout."""
+        """Number of ranks. Requires a resolved layout."""
         return self.replicate * self.ranks_per_replica
 
     @property
     def ranks_per_replica(self) -> int:
-        """Ranks that hold one copy of the model together, of a resolved layout."""
+        """Ranks of one model replica. Requires a resolved layout."""
         return self.shard * self.context * self.tensor
 
     @property
     def data_parallel_size(self) -> int:
-        """Groups of ranks with sequences of their own, of a resolved layout."""
+        """Number of groups with different sequences. Requires a resolved layout."""
         return self.replicate * self.shard
 
     @property
     def sequence_parallel_size(self) -> int:
-        """Ranks that hold parts of the same sequences."""
+        """Ranks that share each sequence."""
         return self.context * self.tensor
 
     def get_data_rank(self, rank: int) -> int:
-        """Which of the `data_parallel_size` a rank belongs to: tensor is the innermost axis, then context."""
+        """Return the index of the data-parallel group of a global rank."""
+        # Tensor is the innermost axis, then context.
         return rank // self.sequence_parallel_size
 
     def resolve(self, world_size: int, model: ModelConfig) -> "ParallelLayout":
-        """This layout with `shard` resolved for `world_size` ranks.
+        """Return the layout with `shard` resolved for `world_size` ranks.
 
-        Raises LayoutError with the value, the rule and the values that would do.
+        Raises:
+            LayoutError: an axis does not divide the ranks, the model or its experts.
         """
         for problem in self._find_axis_violations(world_size):
             raise LayoutError(problem)
@@ -227,14 +237,21 @@ class ParallelLayout(Section):
             )
             yield (
                 f"{product} is {self._non_shard_ranks * self.shard}, but there are {world_size} ranks. "
-                f""
                 f"Use shard={world_size // self._non_shard_ranks}, or shard=-1, or start "
                 f"{self._non_shard_ranks * self.shard} processes."
             )
 
 
 def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
-    """What forbids dealing this model's experts over `expert` ranks, whatever the number of ranks."""
+    """Yield messages if the experts of a model cannot be distributed over `expert` ranks.
+
+    Args:
+        expert: size of the expert axis.
+        model: the architecture.
+
+    Returns:
+        An iterator over messages, for `layout.expert`.
+    """
     if model.moe is None:
         if expert > 1:
             yield f"A dense model has no experts to split over expert={expert}. Use expert=1, or add model.moe."

@@ -1,6 +1,6 @@
-"""One parameter tensor of a model as data: its name, its shape, where it stands and what it is multiplied with.
+"""Description of one parameter tensor: name, shape, component, layers and the input it is multiplied with.
 
-Everything the estimate counts is a sum over such rows; `tensors` makes them from a ModelConfig.
+Every count of the estimate is a sum over these descriptions.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "
 class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
-    `input` says with how many vectors a matrix is multiplied: one for each token, each source token, each sequence,
-    each distance between two tokens, or each visit of a token to an expert; None for what is looked up or added.
+    `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
+    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added.
     """
 
     name: str
@@ -42,31 +42,31 @@ class ParameterTensor:
 
     @property
     def num_copies(self) -> int:
-        """Blocks that have this tensor; 1 outside blocks."""
+        """Number of blocks that have this tensor; 1 outside blocks."""
         return len(self.layers) or 1
 
     @property
     def elements_per_copy(self) -> int:
-        """Elements of one copy."""
+        """Number of elements of one copy."""
         return prod(self.shape)
 
     @property
     def num_elements(self) -> int:
-        """Elements of all copies."""
+        """Number of elements of all copies."""
         return self.elements_per_copy * self.num_copies
 
     @property
     def elements_per_vector(self) -> int:
-        """Elements, over all copies, that one vector is multiplied with: of experts, those of a single one."""
+        """Elements that one vector is multiplied with, over all copies; a single expert's elements for experts."""
         return self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements
 
     @property
     def is_routed(self) -> bool:
-        """True for routed experts, of which a token visits a few."""
+        """True for routed experts, of which each token uses a few."""
         return ".experts." in self.name
 
     def iter_names(self) -> Iterator[str]:
-        """The full name of every copy."""
+        """Yield the full name of every copy."""
         if not self.layers:
             yield self.name
         else:
@@ -89,7 +89,7 @@ def _format_layers(layers: tuple[int, ...]) -> str:
 
 
 def _iter_layer_ranges(layers: tuple[int, ...]) -> Iterator[str]:
-    """Neighbouring numbers together: 0, 2..5, 9."""
+    """Yield ranges of consecutive layers: 0, 2..5, 9."""
     first = last = layers[0]
     for layer in (*layers[1:], -1):
         if layer == last + 1:

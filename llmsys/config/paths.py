@@ -1,7 +1,7 @@
-"""Where configs are found: a path, a folder with a config.json, or a name below one of the configs folders.
+"""Find config files by path, by the folder of a config.json, or by name below a configs folder.
 
-Looks beside the file that names them (or in the working directory), then in ./configs, in the checkout and in the copy
-that is installed with the package.
+Search order: the folder of the referring file (or the working directory), ./configs, the checkout, and the copy
+installed with the package.
 """
 
 import difflib
@@ -15,16 +15,25 @@ PROFILES = "data/languages"
 
 
 def list_config_roots() -> list[Path]:
-    """The folders whose files can be named, first match wins; each once."""
+    """Return the folders searched for config names, without duplicates; the first match wins."""
     package = Path(llmsys.__file__).resolve().parent
     wanted = [Path("configs").resolve(), package.parent / "configs", package / "configs"]
     return [root for i, root in enumerate(wanted) if root.is_dir() and root not in wanted[:i]]
 
 
 def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
-    """The file that `name` means when it stands in a file of `folder`.
+    """Return the config file that `name` refers to.
 
-    Raises ConfigError with the closest names when there is none, or with all of them when there are several.
+    Args:
+        name: a path, a folder with a config.json, or a config name such as `train/demo`.
+        folder: folder of the referring file, searched first.
+        asked_by: file or option that contains the name, for error messages.
+
+    Returns:
+        The resolved path of an existing file.
+
+    Raises:
+        ConfigError: no file matches (lists the closest names), or several do (lists all).
     """
     origin = f"{asked_by}: " if asked_by else ""
     require_local_path(name, asked_by or "CONFIG")
@@ -48,19 +57,20 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
 
 
 def list_config_names() -> list[str]:
-    """Every name that can be used instead of a path, such as `train/demo`."""
+    """Return every config name that can replace a path, such as `train/demo`, sorted."""
     return sorted(
         {_format_config_name(path, root) for root in list_config_roots() for path in _list_config_files(root, "*.yaml")}
     )
 
 
 def _list_config_files(root: Path, pattern: str) -> list[Path]:
-    """The files below a folder that describe runs and models; language profiles are named by what needs them."""
+    """Return the matching config files of runs and models below a folder, sorted."""
+    # Language profiles have names of their own and are not configs.
     return sorted(path for path in root.rglob(pattern) if root / PROFILES not in path.parents)
 
 
 def format_path(path: Path) -> str:
-    """A path as messages show it: relative to the working directory where that is shorter."""
+    """Return a path for messages: relative to the working directory if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -74,7 +84,11 @@ def _format_config_name(path: Path, root: Path) -> str:
 def _format_name_hint(name: str) -> str:
     known = list_config_names()
     stem = name.removesuffix(".yaml").removeprefix("configs/")
-    by_stem = [one for one in known if difflib.SequenceMatcher(None, stem, one.rpartition("/")[2]).ratio() > 0.6]
+    by_stem = [
+        known_name
+        for known_name in known
+        if difflib.SequenceMatcher(None, stem, known_name.rpartition("/")[2]).ratio() > 0.6
+    ]
     close = difflib.get_close_matches(stem, known, n=1) or by_stem[:1]
     if close:
         return f"Did you mean {close[0]}?"

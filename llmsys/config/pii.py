@@ -1,7 +1,4 @@
-"""What a YAML file can say about personal data in kept documents: what is replaced, and by what.
-
-Reads nothing, gives the tagged union `PiiConfig`.
-"""
+"""Sections for replacing personal data in kept documents: the tagged union `PiiConfig`."""
 
 from typing import Annotated, Literal
 
@@ -13,16 +10,16 @@ PiiKind = Literal["email", "ip", "phone"]
 
 
 class NoPiiReplacement(Section):
-    """Nothing is replaced."""
+    """Replace nothing."""
 
     kind: Literal["none"] = "none"
 
 
 class PiiReplacementConfig(Section):
-    """E-mail addresses, public IP addresses (IPv4 and IPv6) and telephone numbers are replaced.
+    """Replace e-mail addresses, public IP addresses (IPv4 and IPv6) and telephone numbers.
 
-    A replacement follows from the match and the seed (or from the document's id too), never from what was replaced
-    before it, so that neither workers nor the order of files change a text.
+    A replacement depends on the match, the seed and, with `consistency: document`, the document id. It never depends
+    on earlier replacements, so results are independent of workers and file order.
     """
 
     kind: Literal["replace"] = "replace"

@@ -1,6 +1,6 @@
 """Position encodings: the kinds of `model.position`, and the scalings of RoPE to longer contexts.
 
-Each kind lists its parameters, its matmuls and the tensors that it saves; its modules are in llmsys/model.
+Each kind lists its parameters, its matmuls and the tensors that it saves for backward. The modules are in llmsys/model.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from llmsys.config.section import Section
 
 
 class NoRopeScaling(Section):
-    """Angles as they are."""
+    """Unscaled RoPE frequencies."""
 
     kind: Literal["none"] = "none"
 
@@ -30,8 +30,8 @@ class LinearRopeScalingConfig(Section):
 class NtkRopeScalingConfig(Section):
     """The base grows with the sequence beyond the trained length ("dynamic NTK"; Hugging Face's `dynamic`).
 
-    Keys in a cache keep the rotation of the length at which they were computed, so beyond the trained length a
-    generation with a cache is not quite one without; the same holds for longrope where it changes its list.
+    Cached keys keep the rotation of the length at which they were computed. Generation beyond the trained length
+    therefore differs slightly with and without a cache. The same holds for longrope where it changes its list.
     """
 
     kind: Literal["ntk"] = "ntk"
@@ -40,7 +40,7 @@ class NtkRopeScalingConfig(Section):
 
 
 class YarnRopeScalingConfig(Section):
-    """Slow waves are interpolated, fast ones kept, and attention is made a little sharper (Peng 2023, YaRN)."""
+    """Low frequencies are interpolated, high ones unchanged, attention is sharpened slightly (Peng 2023, YaRN)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: float = Field(ge=1, description="How many times longer the context becomes.")
@@ -56,7 +56,7 @@ class YarnRopeScalingConfig(Section):
 
 
 class Llama3RopeScalingConfig(Section):
-    """Waves longer than the old context are divided by `factor`, with a smooth passage (Llama 3.1)."""
+    """Frequencies with wavelengths beyond the old context are divided by `factor`, with a smooth ramp (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
     factor: float = Field(ge=1, description="Divisor of the slowest waves.")
@@ -66,7 +66,7 @@ class Llama3RopeScalingConfig(Section):
 
 
 class LongRopeScalingConfig(Section):
-    """A divisor for each wave, one list for short sequences and one for long ones (Ding 2024, LongRoPE; Phi)."""
+    """One divisor per frequency, with separate lists for short and long sequences (Ding 2024, LongRoPE; Phi)."""
 
     kind: Literal["longrope"] = "longrope"
     original_max_position_embeddings: int = Field(ge=1, description="Up to here the short list holds, in positions.")
@@ -106,7 +106,7 @@ class _BasePositionConfig(Section):
         yield from ()
 
     def count_query_products(self, distance_pairs: int, length: int) -> int:
-        """Return how many dot products of query length one head computes for positions.
+        """Return the number of query-length dot products that one head computes for positions.
 
         Args:
             distance_pairs: pairs of a query and a distance that are counted.
@@ -214,7 +214,7 @@ class TransformerXlPositionConfig(_BasePositionConfig):
 
 
 class NoPositionConfig(_BasePositionConfig):
-    """No position signal besides the mask."""
+    """No position encoding; the causal mask is the only position signal."""
 
     kind: Literal["none"] = "none"
 

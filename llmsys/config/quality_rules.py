@@ -1,13 +1,10 @@
-"""What a YAML file can say about the rule that asks whether a text is written in the language it was taken for.
+"""Sections of the document quality rules: the tagged union `RuleConfig`.
 
-Reads nothing, gives `NativeTextConfig`. Scripts and stop words come from the profile of the document's language unless
-they are written in the rule.
+Scripts and stop words of `native_text` come from the profile of the document's language unless the rule sets them.
 
-What a YAML file can say about the rules that keep or drop documents.
-
-Reads nothing, gives the tagged union `RuleConfig`. Every threshold is a field whose default is the published one, so
-that a rule without fields is the published rule. A limit named `max_…` drops what lies above it, one named `min_…`
-drops what lies below it, and a value equal to its limit always stays.
+Invariants:
+- Every threshold defaults to the published value, so a rule without fields is the published rule.
+- `max_…` drops values above the limit and `min_…` values below it. A value equal to the limit passes.
 """
 
 from typing import Annotated, Literal, Self, get_args
@@ -58,9 +55,9 @@ Script = Literal[
 
 
 class NativeTextConfig(NamedRuleConfig):
-    """Letters of the language's scripts, characters that no text holds, common words, and mixed Chinese variants.
+    """Limits on foreign scripts, garbage characters, missing stop words, and mixed Chinese variants.
 
-    What remains of a page in another script, in a wrong encoding, or made of keywords is dropped here.
+    Drops pages that are in another script, decoded with the wrong encoding, or lists of keywords.
     """
 
     kind: Literal["native_text"] = "native_text"
@@ -81,7 +78,7 @@ Dialect = Literal["datatrove", "paper", "dolma", "dclm"]
 
 
 class GopherRepetitionConfig(NamedRuleConfig):
-    """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), as the tool of the dialect measures them."""
+    """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), measured as the dialect's tool does."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
     dialect: Dialect = Field("datatrove", description="Whose reading; dolma has no test on paragraphs.")
@@ -101,9 +98,7 @@ class GopherRepetitionConfig(NamedRuleConfig):
 
 
 class GopherQualityConfig(NamedRuleConfig):
-    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), as the tool of the dialect
-    measures them.
-    """
+    """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), by dialect."""
 
     kind: Literal["gopher_quality"] = "gopher_quality"
     dialect: Dialect = Field("datatrove", description="Whose reading; descriptions below are datatrove's.")
@@ -140,7 +135,7 @@ class GopherQualityConfig(NamedRuleConfig):
 
 
 class FinewebQualityConfig(NamedRuleConfig):
-    """FineWeb's own tests on lines (Penedo et al. 2024), with the constants of the code."""
+    """FineWeb's line filters (Penedo et al. 2024), with the constants of its code."""
 
     kind: Literal["fineweb_quality"] = "fineweb_quality"
     min_end_mark_line_share: Share = Field(0.12, description="Lines that end with terminal punctuation / lines.")

@@ -1,8 +1,8 @@
-"""What a YAML file can say about reading: how records of documents name their fields, and what damage costs.
+"""Section for reading input documents: field names and the handling of damaged records.
 
-Reads nothing, gives `ReadConfig`. What a file is (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4 or plain)
-shows in its bytes and needs no setting. Keys and endpoints of remote storage come from the environment (AWS_*,
-FSSPEC_S3_*), never from a config, because the config is written into the dataset.
+The format of a file (WARC, WET, ARC, jsonl, parquet, Arrow; gzip, zstd, lz4 or plain) is detected from its bytes.
+Keys and endpoints of remote storage come from the environment (AWS_*, FSSPEC_S3_*), because the config is written
+into the dataset and must not contain secrets.
 """
 
 from typing import Literal
@@ -13,7 +13,7 @@ from llmsys.config.section import Section
 
 
 class ReadConfig(Section):
-    """How crawl files and files of documents are read."""
+    """Options for reading crawl files and document files."""
 
     text_field: str = Field(
         "text", min_length=1, description="Field of jsonl, parquet and Arrow that holds the text; a.b: b in a."

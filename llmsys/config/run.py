@@ -1,6 +1,6 @@
-"""RunConfig: everything a run can be told, in one frozen object.
+"""RunConfig: all settings of a run in one frozen object, with the constraints between sections.
 
-Gives the sections their names and checks the rules between them. Read by every room; written into every run folder.
+Every package reads it, and every run folder has a copy.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.engine_constraints import find_deepspeed_violations, find_torch_violations, resolve_layout
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
-from llmsys.config.generation_constraints import generation_problems
+from llmsys.config.generation_constraints import find_generation_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
@@ -42,7 +42,7 @@ from llmsys.config.train import (
 from llmsys.config.violation import Violation, format_choices, raise_violations
 from llmsys.errors import ConfigError
 
-# What a config without a `model:` section builds: small enough for a laptop core.
+# Default for a config without a `model:` section: small enough for one laptop core.
 SMALL_MODEL = ModelConfig(
     vocab_size=8192,
     hidden_size=256,
@@ -54,7 +54,7 @@ SMALL_MODEL = ModelConfig(
 
 
 class RunConfig(Section):
-    """One run, from crawl to report."""
+    """Configuration of one run, from raw text to the report."""
 
     run: RunNameConfig = Field(RunNameConfig(), description="Name, folder and seed.")
     data: DataConfig = Field(CrawlConfig(), description="From files of text to token shards.")
@@ -100,8 +100,8 @@ class RunConfig(Section):
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
         yield from find_task_violations(self.evaluation, self.objective.kind)
-        yield from self._precision_problems()
-        yield from generation_problems(self.generation, self.model)
+        yield from self._find_precision_violations()
+        yield from find_generation_violations(self.generation, self.model)
         yield from find_torch_violations(self.engine, self.layout, self.train, self.model)
         for problem in find_expert_violations(self.layout.expert, self.model):
             yield Violation("layout.expert", problem)
@@ -122,8 +122,8 @@ class RunConfig(Section):
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
 
-    def _precision_problems(self) -> Iterator[Violation]:
-        """`auto` passes here, and is checked again once it is resolved (`with_precision`)."""
+    def _find_precision_violations(self) -> Iterator[Violation]:
+        # `auto` passes here; `resolve_precision` checks again with the resolved type.
         bf16 = self.train.precision in ("auto", "bf16")
         if self.train.compile == "block" and not bf16 and self.model.moe is not None:
             yield Violation(
@@ -170,7 +170,7 @@ class RunConfig(Section):
         elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
             legal = (data, "mixture") if data == "crawl" else (data,)
             if self.data.kind not in legal:
-                wanted = format_choices([f"data.kind={one}" for one in legal])
+                wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data cannot teach {kind}. Use {wanted}.")
         windows = kind in ("next_token", "masked")
         problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
@@ -190,7 +190,7 @@ class RunConfig(Section):
 
     def _find_budget_violations(self) -> Iterator[Violation]:
         budget, schedule = self.train.tokens, self.schedule
-        first = self.batch.get_tokens_at(0)
+        first = self.batch.get_step_tokens(0)
         if "train" in self.model_fields_set and budget < first:
             yield Violation(
                 "train.tokens",
@@ -210,7 +210,7 @@ class RunConfig(Section):
 
     @property
     def trajectory_settings(self) -> dict[str, Any]:
-        """The settings that the weights of each step depend on, with the data; everything else may change on resume."""
+        """Settings that determine the weights of each step. All other settings may change on resume."""
         # Stored in checkpoints and compared with them: keys in the spelling of the first version.
         stored = to_recorded_names(self.model_dump(mode="json"))
         sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
@@ -224,7 +224,7 @@ class RunConfig(Section):
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
-        if self.train.reproducibility == "bitwise":  # what bits depend on, and nothing else
+        if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
             sections["bitwise"] = {
                 "threads_per_process": self.train.threads_per_process,
                 "micro_sequences": self.batch.micro_sequences,
@@ -236,35 +236,44 @@ class RunConfig(Section):
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
 
-    def with_precision(self, precision: Precision, why: str = "") -> Self:
-        """Return the config with a number type in place of `auto`; unchanged where it names one.
+    def resolve_precision(self, precision: Precision, why: str = "") -> Self:
+        """Return the config with `precision` in place of `auto`; unchanged if it names a type already.
 
-        Raises ConfigError with `why` it is this type where other settings need another one.
+        Args:
+            precision: number type of weights and activations in matmuls.
+            why: reason for this type, for the error message.
+
+        Raises:
+            ConfigError: another setting does not allow this type.
         """
         if self.train.precision != "auto":
             return self
-        made = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
+        resolved = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
         problems = [
-            *made._precision_problems(),
-            *find_torch_violations(made.engine, made.layout, made.train, made.model),
+            *resolved._find_precision_violations(),
+            *find_torch_violations(resolved.engine, resolved.layout, resolved.train, resolved.model),
         ]
         if problems:
             reason = f" ({why})" if why else ""
-            listed_problems = "; ".join(f"{one.key}: {one.message}" for one in problems)
+            listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
             raise ConfigError(f"train.precision=auto is {precision} here{reason}, and that breaks: {listed_problems}")
-        return made
+        return resolved
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
-        """The layout with every axis resolved for a number of ranks. LayoutError where it cannot be."""
+        """Return the layout with every axis resolved for `ranks` ranks.
+
+        Raises:
+            LayoutError: the axes do not divide the ranks or the model.
+        """
         return resolve_layout(self.layout, self.engine, self.model, ranks)
 
     @property
     def evaluation_sequences(self) -> int:
-        """Sequences in one forward pass of an evaluation; the number of ranks does not change it."""
+        """Sequences per evaluation forward pass, independent of the number of ranks."""
         training = self.batch.resolve_micro_sequences(self.batch.sequences_per_step)
         return self.evaluation.micro_sequences or min(MAX_DEFAULT_SEQUENCES, training)
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole run: the last one completes the budget of tokens."""
+        """Optimizer steps of the run; the last one completes the token budget."""
         return self.batch.count_steps_for(self.train.tokens)

@@ -1,6 +1,6 @@
-"""Tensors that a block saves for its backward, and the shape of a micro-batch that their bytes follow from.
+"""Tensors that a block saves for backward, and the micro-batch shape that determines their bytes.
 
-Config kinds list their tensors in these terms; llmsys/estimate decides which of them a recompute policy keeps.
+Config kinds list their tensors; llmsys/estimate selects those that an activation-checkpoint policy saves.
 Bytes are those of one micro-batch on one rank. No torch.
 """
 
@@ -33,7 +33,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class ActivationShape:
-    """Size of one micro-batch on one rank, and the properties of the training program that change what is saved.
+    """Size of one micro-batch on one rank, and the settings that change the set of saved tensors.
 
     Attributes:
         sequences: sequences of one forward pass.
@@ -68,7 +68,7 @@ class ActivationShape:
 
     @property
     def num_tokens(self) -> int:
-        """Positions that meet a matmul on this rank."""
+        """Positions that enter a matmul on this rank."""
         return self.sequences * self.length // self.context
 
     def compute_residual_bytes(self, channels: float, value_bytes: int | None = None) -> int:
@@ -97,7 +97,7 @@ class ActivationShape:
 
 @dataclass(frozen=True)
 class ScoreShape:
-    """Scores and weighted sums of one attention layer: all that kernels, and the FLOPs between activations, depend on.
+    """Shape of the attention computation of one layer, for kernel selection and FLOPs.
 
     Attributes:
         heads: query heads.

@@ -1,4 +1,4 @@
-"""What `llmsys scale` can be asked: a budget in operations, hours, money or energy, and what limits its use."""
+"""Options of `llmsys scale`: a budget in FLOPs, hours, money or energy, and the limits on its use."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ ENERGY = {"KWH": 1.0, "MWH": 1e3, "GWH": 1e6}
 
 
 class ScalingLawConfig(Section):
-    """Everything but the budget has a default; what is assumed is printed with the answer."""
+    """Budget and assumptions of `llmsys scale`. The assumptions are printed with the result."""
 
     budget: float | str = Field(
         description="FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or energy (30MWh)."
@@ -58,7 +58,11 @@ class ScalingLawConfig(Section):
 
     @property
     def parsed_budget(self) -> tuple[float, str]:
-        """(amount, unit): FLOPs, H, a currency, or KWH. Raises ValueError when it is none of these."""
+        """Amount and unit of the budget: FLOPs, H, a currency, or KWH.
+
+        Raises:
+            ValueError: the text is none of these.
+        """
         if isinstance(self.budget, int | float):
             return float(self.budget), "FLOPs"
         found = re.fullmatch(r"\s*([\d_.]+(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*", self.budget)

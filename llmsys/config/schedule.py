@@ -1,9 +1,7 @@
-"""The learning-rate schedule: its shape over the tokens of a run.
+"""The learning-rate schedule, and piecewise-linear factors on weight decay and expert balance.
 
-All lengths are tokens, so that a change of batch size does not move them; only the original counts steps, as its
-formula does. Every shape rises linearly from 0 to the peak first.
-
-Factors on other settings that change over the tokens of a run: straight lines between given points.
+Lengths are in tokens, so that they do not depend on the batch size. Only `noam` counts steps, as its formula does.
+Every schedule starts with a linear warm-up from 0 to the peak.
 """
 
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ Final = Annotated[float, Field(ge=0, le=1, description="Share of the peak rate t
 
 
 class WsdScheduleConfig(Section):
-    """Constant at the peak, then a linear fall over the last decay_tokens (MiniCPM, Hu 2024)."""
+    """Constant at the peak, then linear decay over the last `decay_tokens` (MiniCPM, Hu 2024)."""
 
     kind: Literal["wsd"] = "wsd"
     warmup_tokens: Warmup = 0
@@ -28,7 +26,7 @@ class WsdScheduleConfig(Section):
 
 
 class CosineScheduleConfig(Section):
-    """A half cosine from the peak to the end (Loshchilov and Hutter 2016)."""
+    """Half-cosine decay from the peak to the end (Loshchilov and Hutter 2016)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup_tokens: Warmup = 0
@@ -36,7 +34,7 @@ class CosineScheduleConfig(Section):
 
 
 class LinearScheduleConfig(Section):
-    """A straight line from the peak to the end."""
+    """Linear decay from the peak to the end."""
 
     kind: Literal["linear"] = "linear"
     warmup_tokens: Warmup = 0
@@ -44,23 +42,23 @@ class LinearScheduleConfig(Section):
 
 
 class ConstantScheduleConfig(Section):
-    """The peak, to the end."""
+    """Constant at the peak."""
 
     kind: Literal["constant"] = "constant"
     warmup_tokens: Warmup = 0
 
 
 class InverseSqrtScheduleConfig(Section):
-    """1/sqrt(tokens) after the warm-up (Vaswani 2017, 5.3), scaled to 1 where the warm-up ends."""
+    """Decay as 1/sqrt(tokens) after the warm-up (Vaswani 2017, 5.3), scaled to 1 at its end."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     warmup_tokens: int = Field(ge=1, description="Tokens over which the rate rises; the fall is measured in it.")
 
 
 class NoamScheduleConfig(Section):
-    """Vaswani 2017, 5.3, to the letter: hidden_size^-1/2 · min(t^-1/2, t · warmup_steps^-3/2) at step t = 1, 2, …
+    """Schedule of Vaswani 2017, 5.3: hidden_size^-1/2 · min(t^-1/2, t · warmup_steps^-3/2) at step t = 1, 2, …
 
-    optimizer.learning_rate is a factor on it, 1 in the original. The peak is at t = warmup_steps.
+    `optimizer.learning_rate` multiplies it (1 in the paper). The peak is at t = warmup_steps.
     """
 
     kind: Literal["noam"] = "noam"
@@ -82,9 +80,9 @@ Point = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
 
 class MultiplierScheduleConfig(Section):
-    """`factors:` — each a list of points [tokens, factor]: constant before the first and after the last of them.
+    """`factors:` — lists of points [tokens, factor], interpolated linearly and constant outside the points.
 
-    Two points at the same tokens are a jump: [[0, 1], [900, 1], [900, 0]] is 1 up to 900 tokens and 0 from there on.
+    Two points at the same token count are a step: [[0, 1], [900, 1], [900, 0]] is 1 before 900 tokens and 0 from 900.
     """
 
     weight_decay: tuple[Point, ...] = Field((), description="On optimizer.weight_decay; empty: always 1.")
@@ -101,19 +99,28 @@ class MultiplierScheduleConfig(Section):
 
     def _find_violations(self) -> Iterator[Violation]:
         for name in ("weight_decay", "balance"):
-            places = [tokens for tokens, _ in getattr(self, name)]
-            if places != sorted(places):
-                text = f"the points are at {', '.join(map(str, places))} tokens. Sort them by tokens."
+            positions = [tokens for tokens, _ in getattr(self, name)]
+            if positions != sorted(positions):
+                text = f"the points are at {', '.join(map(str, positions))} tokens. Sort them by tokens."
                 yield Violation(name, text)
 
     @property
     def is_active(self) -> bool:
-        """Whether any factor is ever another than 1."""
+        """True if any factor has points."""
         return bool(self.weight_decay or self.balance)
 
 
 def interpolate_multiplier(points: tuple[Point, ...], tokens: int) -> float:
-    """The factor after so many tokens; of two points at the same tokens the later holds."""
+    """Return the factor after `tokens` training tokens.
+
+    Args:
+        points: (tokens, factor) pairs sorted by tokens; empty: the factor is 1. Of two points at the same token count,
+            the later one applies.
+        tokens: training tokens so far.
+
+    Returns:
+        The linearly interpolated factor.
+    """
     before = [point for point in points if point[0] <= tokens]
     after = [point for point in points if point[0] > tokens]
     if not before:

@@ -1,6 +1,6 @@
-"""What a YAML file can say about the tokenizer: train a SentencePiece model on the documents, or use a file.
+"""Tokenizer sections: train a SentencePiece model or use a file. Defines the tagged union `TokenizerConfig`.
 
-Reads nothing, gives the tagged union `TokenizerConfig`. Option names follow SentencePiece's where it has one.
+Option names are those of SentencePiece where it has the option.
 """
 
 from collections.abc import Iterator
@@ -58,8 +58,8 @@ class SentencePieceConfig(Section):
         return self
 
     def _find_violations(self) -> Iterator[Violation]:
-        symbols = [*((one, "control_symbols") for one in self.control_symbols)]
-        symbols += [(one, "user_defined_symbols") for one in self.user_defined_symbols]
+        symbols = [(symbol, "control_symbols") for symbol in self.control_symbols]
+        symbols += [(symbol, "user_defined_symbols") for symbol in self.user_defined_symbols]
         for number, (symbol, field) in enumerate(symbols):
             if symbol in ("<unk>", "<s>", "</s>"):
                 yield Violation(field, f"{symbol} is a piece of every model already. Leave it out.")
@@ -67,12 +67,12 @@ class SentencePieceConfig(Section):
                 yield Violation(
                     field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space."
                 )
-            elif symbol in [one for one, _ in symbols[:number]]:
+            elif symbol in [earlier for earlier, _ in symbols[:number]]:
                 yield Violation(field, f"{symbol!r} is given twice, and a piece is one or the other. Give it once.")
 
 
 class FileTokenizerConfig(Section):
-    """A tokenizer that exists already, SentencePiece's or a tokenizer.json; it is copied into the dataset folder."""
+    """An existing SentencePiece model or tokenizer.json. It is copied into the dataset folder."""
 
     kind: Literal["file"] = "file"
     path: LocalPath = Field(
@@ -86,7 +86,7 @@ class FileTokenizerConfig(Section):
 
 
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
-    """What a tokenizer cannot be trained by on this kind of data."""
+    """Yield a violation if language weights are set for data without language labels."""
     if isinstance(tokenizer, SentencePieceConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
         message = f"the texts of data.kind={data} are not told apart by language. Leave the weights out."
         yield Violation("tokenizer.language_weights", message)

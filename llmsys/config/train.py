@@ -1,7 +1,4 @@
-"""Which steps count as bad, beside those that are not finite.
-
-Sections about the run itself: its name, processes, budget, faults, samples, tracking and how operations count.
-"""
+"""Sections of the run itself: name, processes, budget, bad steps, generation, tracking and FLOP counting."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -15,9 +12,9 @@ from llmsys.errors import ConfigError
 
 
 class SpikeDetectionConfig(Section):
-    """A step is a spike when its number is more than so many times the median of the steps before it.
+    """Limits on the ratio of a step's loss and gradient norm to the median of previous steps.
 
-    The median is over the last `window_steps` steps that were taken; before there are as many, nothing is a spike.
+    The median covers the last `window_steps` steps that were applied. No step is a spike before there are that many.
     """
 
     max_grad_norm_ratio: float = Field(
@@ -44,11 +41,11 @@ class SpikeDetectionConfig(Section):
 
 
 Precision = Literal["bf16", "fp16", "fp32"]
-"""Number types that weights and activations can have in products."""
+"""Number types of weights and activations in matmuls."""
 
 
 class RunNameConfig(Section):
-    """`run:` — what the run is called and where it writes."""
+    """`run:` — name, output folder and seed of the run."""
 
     name: str = Field("run", min_length=1, description="Name in logs, reports and trackers.")
     folder: LocalPath = Field(
@@ -58,7 +55,7 @@ class RunNameConfig(Section):
 
 
 class LaunchConfig(Section):
-    """`launch:` — how `llmsys train` starts processes on this machine."""
+    """`launch:` — processes that `llmsys train` starts on this machine."""
 
     processes: int = Field(1, ge=0, description="Processes to start; 0 starts one per accelerator.")
     port: int = Field(0, ge=0, le=65535, description="TCP port where they meet; 0 takes any free one.")
@@ -136,7 +133,11 @@ class TrainConfig(Section):
 
     @property
     def resolved_precision(self) -> Precision:
-        """The number type of products. Raises ConfigError while it is still `auto`."""
+        """Number type of matmuls.
+
+        Raises:
+            ConfigError: the precision is still `auto`.
+        """
         if self.precision == "auto":
             raise ConfigError(
                 "train.precision=auto is known only on a device. "
@@ -146,7 +147,7 @@ class TrainConfig(Section):
 
 
 class GenerationConfig(Section):
-    """`generation:` — prompts that are continued at the end of a run and by `llmsys generate`."""
+    """`generation:` — prompts and sampling options of `llmsys generate` and of the samples after a run."""
 
     prompts: tuple[str, ...] = Field((), description="Texts to continue.")
     prefix_pieces: tuple[str, ...] | None = Field(
@@ -168,7 +169,7 @@ class GenerationConfig(Section):
 
 
 class TrackingConfig(Section):
-    """`tracking:` — services beside events.jsonl, which is always written."""
+    """`tracking:` — experiment trackers in addition to events.jsonl, which is always written."""
 
     tensorboard: bool = Field(False, description="Write TensorBoard files into the run folder.")
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
@@ -176,7 +177,7 @@ class TrackingConfig(Section):
 
 
 class FlopsConfig(Section):
-    """`flops:` — how floating-point operations are counted."""
+    """`flops:` — convention for counting floating-point operations, and the device profile."""
 
     convention: Literal["causal", "full", "hardware"] = Field(
         "causal",

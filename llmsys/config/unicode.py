@@ -1,7 +1,4 @@
-"""What a YAML file can say about damaged text: whether and how its Unicode is repaired, before its language is asked.
-
-Reads nothing, gives the tagged union `UnicodeConfig`.
-"""
+"""Sections for Unicode repair before language identification: the tagged union `UnicodeConfig`."""
 
 from typing import Annotated, Literal
 
@@ -11,16 +8,16 @@ from llmsys.config.section import Section
 
 
 class NoUnicodeRepair(Section):
-    """Text stays as extraction gave it."""
+    """Leave the extracted text unchanged."""
 
     kind: Literal["none"] = "none"
 
 
 class FtfyRepairConfig(Section):
-    """Text decoded with the wrong encoding is mended with ftfy (Speer 2019) under datatrove's settings.
+    """Repair text decoded with the wrong encoding with ftfy (Speer 2019), with datatrove's settings.
 
-    Mojibake, C1 controls, lone surrogates, control characters and terminal escapes go; quotes, ligatures, width and
-    line ends stay as they were written.
+    Fixes mojibake and C1 controls, and removes lone surrogates, control characters and terminal escapes. Quotes,
+    ligatures, character width and line endings are unchanged.
     """
 
     kind: Literal["ftfy"] = "ftfy"
@@ -31,7 +28,7 @@ class FtfyRepairConfig(Section):
 
 
 class NfcNormalizationConfig(Section):
-    """Characters are composed (Unicode NFC) and nothing else is touched."""
+    """Apply Unicode NFC composition only."""
 
     kind: Literal["nfc"] = "nfc"
 

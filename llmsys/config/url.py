@@ -1,6 +1,6 @@
-"""What a YAML file can say about URLs: which pages are refused by their address, before anything is spent on them.
+"""Sections for filtering pages by URL: the tagged union `UrlConfig`.
 
-Reads `llmsys.config.entry_list`, gives the tagged union `UrlConfig`.
+URL filters run first, because they need no extraction.
 """
 
 from pathlib import Path
@@ -15,13 +15,13 @@ _NOTHING = EntryListConfig()
 
 
 class NoUrlFilter(Section):
-    """No page is refused by its URL."""
+    """Filter no pages by URL."""
 
     kind: Literal["none"] = "none"
 
 
 class UrlFilterConfig(Section):
-    """Pages whose URL is listed are refused, test by test in datatrove's order; the lists are the user's."""
+    """Drop pages whose URL matches a list. The tests run in datatrove's order; the user supplies the lists."""
 
     kind: Literal["lists"] = "lists"
     hosts: EntryListConfig = Field(
@@ -44,7 +44,7 @@ class UrlFilterConfig(Section):
     def files(self) -> tuple[Path, ...]:
         """The list files."""
         lists = (self.hosts, self.urls, self.hard_words, self.soft_words, self.substrings, self.allow_list)
-        return tuple(path for one in lists for path in one.files)
+        return tuple(path for entries in lists for path in entries.files)
 
 
 UrlConfig = Annotated[NoUrlFilter | UrlFilterConfig, Field(discriminator="kind")]

@@ -1,6 +1,6 @@
-"""pydantic's errors as lines a person can act on: where, key, value, rule, next step.
+"""Convert a pydantic ValidationError to a ConfigError with one line per problem.
 
-Reads a ValidationError together with the values and their origins; gives one line per problem.
+Each line has the origin, key, value, rule and next step.
 """
 
 import difflib
@@ -35,7 +35,7 @@ _NOT_A = {
 
 
 class _KeyLocation(NamedTuple):
-    """A key path, the section classes around its last key, and those that its value can be."""
+    """A key path, the section classes that own its last key, and those that its value can be."""
 
     keys: Keys
     owners: list[SectionType]
@@ -43,14 +43,26 @@ class _KeyLocation(NamedTuple):
 
 
 def build_config_error(error: ValidationError, root: SectionType, layer: ConfigLayer, source: str) -> ConfigError:
-    """All problems of one validation as one ConfigError."""
+    """Return one ConfigError with all problems of a validation.
+
+    Args:
+        error: the error that pydantic raised.
+        root: the validated section class.
+        layer: merged values and the origin (file and line) of each key.
+        source: name of the config, used for keys without an origin.
+
+    Returns:
+        The error, not raised. Duplicate lines are removed.
+    """
     lines = []
     details = error.errors(include_url=False)
     for detail in details:
         if detail["type"] == "default_factory_not_called" and len(details) > 1:
             continue  # the default follows from another field, whose own problem is in the list
-        place = _resolve_location(root, layer.values, detail["loc"])
-        lines += [_format_line(keys, message, layer, source) for keys, message in _iter_messages(detail, place, root)]
+        location = _resolve_location(root, layer.values, detail["loc"])
+        lines += [
+            _format_line(keys, message, layer, source) for keys, message in _iter_messages(detail, location, root)
+        ]
     lines = list(dict.fromkeys(lines))
     head = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     return ConfigError("\n  ".join([f"{head} in {source}:", *lines]))
@@ -61,7 +73,7 @@ def _format_line(keys: Keys, message: str, layer: ConfigLayer, source: str) -> s
 
 
 def _resolve_location(root: SectionType, values: Any, loc: tuple[int | str, ...]) -> _KeyLocation:
-    """Drops what pydantic adds to a location: union tags and validator names."""
+    """Return the config key of a pydantic location, without the union tags and validator names it adds."""
     keys: list[str] = []
     members = owners = [root]
     for element in loc:
@@ -74,12 +86,13 @@ def _resolve_location(root: SectionType, values: Any, loc: tuple[int | str, ...]
             keys.append(element)
             owners = members
             values = values.get(element) if isinstance(values, dict) else None
-            members = [one for field in list_fields(members, element) for one in list_section_types(field.annotation)]
+            fields = list_fields(members, element)
+            members = [section for field in fields for section in list_section_types(field.annotation)]
     return _KeyLocation(tuple(keys), owners, members)
 
 
-def _iter_messages(detail: ErrorDetails, place: _KeyLocation, root: SectionType) -> Iterator[tuple[Keys, str]]:
-    keys, owners, members = place
+def _iter_messages(detail: ErrorDetails, location: _KeyLocation, root: SectionType) -> Iterator[tuple[Keys, str]]:
+    keys, owners, members = location
     context = detail.get("ctx", {})
     kind, value = detail["type"], detail["input"]
     if kind == "rules":
@@ -124,7 +137,7 @@ def _format_renamed_key(keys: Keys, root: SectionType, value: object) -> str | N
 
 
 def _has_old_name(keys: Keys, values: object) -> bool:
-    """Return whether the mapping that misses `keys` has it under an old name, which is in the list already."""
+    """Return whether the mapping has the missing key under an old name, which is reported already."""
     return isinstance(values, dict) and any(find_new_key((*keys[:-1], str(key))) == ".".join(keys) for key in values)
 
 

@@ -1,8 +1,7 @@
-"""How a section refuses values that are legal one by one but not together.
+"""Violations of constraints between config values, and helpers to suggest legal values.
 
-A section's after-validator collects every broken rule as (key, message) and calls `raise_violations`; the loader
-spreads them again, so that a person sees all of them at once, each under its own key. Also the small searches for the
-nearest value that would have been legal.
+The after-validator of a section collects violations and calls `raise_violations`. The loader reports all of them at
+once, each under its own key.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,38 +11,56 @@ from pydantic_core import PydanticCustomError
 
 
 class Violation(NamedTuple):
-    """One broken rule: the key inside the section (dotted if deeper) and what to do about it."""
+    """One broken constraint: the key inside the section (dotted if nested) and a message with the fix."""
 
     key: str
     message: str
 
 
 def raise_violations(problems: Iterable[Violation]) -> None:
-    """Raise one validation error that carries every problem, or return when there is none."""
+    """Raise one validation error with all violations, if there are any.
+
+    Raises:
+        PydanticCustomError: type `rules`; the context holds (key, message) pairs.
+    """
     found = list(problems)
     if found:
         text = "; ".join(f"{key}: {message}" for key, message in found)
-        raise PydanticCustomError("rules", "{text}", {"text": text, "problems": [tuple(one) for one in found]})
+        raise PydanticCustomError("rules", "{text}", {"text": text, "problems": [tuple(problem) for problem in found]})
 
 
 def list_divisors(number: int) -> list[int]:
-    """All positive divisors of a positive number, ascending."""
+    """Return all divisors of a number.
+
+    Args:
+        number: a positive integer.
+
+    Returns:
+        The positive divisors in ascending order.
+    """
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def find_nearest(value: int, legal: Sequence[int]) -> int:
-    """The legal value closest to `value`; the smaller one when two are equally close."""
+    """Return the legal value closest to `value`; the smaller one of a tie."""
     return min(legal, key=lambda candidate: (abs(candidate - value), candidate))
 
 
 def find_nearest_multiples(value: int, unit: int) -> tuple[int, ...]:
-    """The positive multiples of `unit` directly below and above `value`."""
+    """Return the positive multiples of `unit` next to `value`: at or below it, and above it."""
     below = value // unit * unit
     return tuple(multiple for multiple in (below, below + unit) if multiple > 0)
 
 
 def format_choices(values: Sequence[object]) -> str:
-    """`1, 2, 3 or 6`."""
+    """Format values for a message: `1, 2, 3 or 6`.
+
+    Args:
+        values: at least one value.
+
+    Returns:
+        The values joined by commas and a final `or`.
+    """
     words = [str(value) for value in values]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,8 +1,11 @@
-"""YAML as people write it: text in, plain values with their line numbers out, and back.
+"""Parse YAML to plain values with line numbers, and write values as YAML.
 
-Differs from PyYAML's defaults where those surprise: `3e-4`, `1_000_000` and `1e9` are numbers; only true and false are
-booleans (so `no` is Norwegian); dates and times stay text; a key given twice is an error. Every error is a ConfigError
-with file and line.
+Differences from PyYAML's defaults:
+- `3e-4`, `1_000_000` and `1e9` are numbers.
+- Only true and false are booleans; `no` is text (the language code of Norwegian).
+- Dates and times are text.
+- A duplicate key is an error.
+Every error is a ConfigError with file and line.
 """
 
 import re
@@ -27,13 +30,13 @@ _SCALARS = (
 
 
 MAX_DEPTH = 64
-"""Levels of a document: no config has ten."""
+"""Largest nesting depth of a document; real configs have fewer than ten levels."""
 MAX_ALIASED_VALUES = 1_000
-"""Values that aliases may repeat: nine lines of nine aliases each stand for a billion."""
+"""Most values that aliases may repeat; nine nested lines of nine aliases expand to 9^9 values."""
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Reads with our scalars only, and not deeper than any config is."""
+    """SafeLoader with the scalars above and a depth limit."""
 
     name_shown = ""
     _depth = 0
@@ -52,7 +55,7 @@ class _YamlLoader(yaml.SafeLoader):
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Writes plain what _Reader reads back as the same value, and quotes the rest."""
+    """SafeDumper that quotes every text that `_YamlLoader` would read as another type."""
 
 
 _YamlLoader.yaml_implicit_resolvers = {}
@@ -73,9 +76,17 @@ _YamlLoader.add_constructor("tag:yaml.org,2002:float", lambda _, node: _parse_nu
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
-    """The value of one YAML document and, for every key path in it, the line it stands on (from 1).
+    """Parse one YAML document.
 
-    `name` is what error messages call the text. An empty document is None.
+    Args:
+        text: the document.
+        name: name of the text in error messages.
+
+    Returns:
+        The value (None for an empty document), and the line of every key path, counted from 1.
+
+    Raises:
+        ConfigError: the text is not legal YAML, or exceeds a limit of this module.
     """
     try:
         reader = _YamlLoader(text)
@@ -104,12 +115,19 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
 
 
 def dump_yaml(value: object) -> str:
-    """YAML text that `parse_yaml` reads back to the same value, keys in their order."""
+    """Return YAML text that `parse_yaml` parses to the same value.
+
+    Args:
+        value: mappings, lists and scalars.
+
+    Returns:
+        The text in block style, with keys in their order.
+    """
     return str(yaml.dump(value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=110))
 
 
 def format_inline(value: object) -> str:
-    """The same on one line, for a scalar or a short list."""
+    """Return YAML on one line, for a scalar or a short list."""
     text = yaml.dump(
         value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=2**20, default_flow_style=True
     )
@@ -117,7 +135,7 @@ def format_inline(value: object) -> str:
 
 
 class _YamlConverter:
-    """Walks the nodes of one document, because only nodes know their lines and their duplicate keys."""
+    """Converter of the nodes of one document; plain values have no lines and no duplicate keys."""
 
     def __init__(self, reader: _YamlLoader, name: str, lines: dict[Keys, int]) -> None:
         self.reader, self.name, self.lines = reader, name, lines
@@ -137,7 +155,7 @@ class _YamlConverter:
         return self.reader.construct_object(node)
 
     def _count(self, node: yaml.Node) -> None:
-        """Refuse a document whose aliases repeat more values than anybody writes."""
+        """Raise ConfigError if aliases repeat more than MAX_ALIASED_VALUES values."""
         if id(node) not in self._seen:
             self._seen.add(id(node))
             return

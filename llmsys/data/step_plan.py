@@ -67,7 +67,7 @@ class RunPlan:
 
     def get_step_plan(self, step: int) -> tuple[int, StepPlan]:
         """Return the number of the first sequence of a step, and the step's plan."""
-        return self.batch.count_sequences_before(step), self._plans[self.batch.get_sequences_at(step)]
+        return self.batch.count_sequences_before(step), self._plans[self.batch.get_step_sequences(step)]
 
     @cached_property
     def _plans(self) -> dict[int, StepPlan]:

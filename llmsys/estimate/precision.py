@@ -40,7 +40,7 @@ def resolve_for_profile(config: RunConfig, device: DeviceProfile | None = None) 
         return config
     if device is None and config.flops.device is not None:
         device = load_device_profile(config.flops.device)
-    return config.with_precision(*select_precision(device))
+    return config.resolve_precision(*select_precision(device))
 
 
 def describe_precision(config: RunConfig, device: DeviceProfile | None = None) -> dict[str, str]:

@@ -3,7 +3,8 @@
 Reads a `Manifest`; returns None where no set was searched for.
 """
 
-from llmsys.manifest import ContaminatedDocument, Manifest, SetContamination
+from llmsys.contamination_summary import ContaminatedDocument, SetContamination, SparedItem
+from llmsys.manifest import Manifest
 from llmsys.report.html_markup import (
     Html,
     build_definition_list,
@@ -16,7 +17,6 @@ from llmsys.report.html_markup import (
     join_html,
 )
 from llmsys.report.report_section import ReportSection, build_report_section
-from llmsys.spared_item import SparedItem
 
 
 def build_contamination_section(manifest: Manifest) -> ReportSection | None:

@@ -135,7 +135,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
     def decide() -> str:
         asked = config.train.precision
         precision, why = (asked, "") if asked != "auto" else select_precision(config.run.folder, support)
-        resolved = config.with_precision(precision, why).train.resolved_precision
+        resolved = config.resolve_precision(precision, why).train.resolved_precision
         if why:
             log.info("train.precision=auto takes %s: %s", resolved, why)
         if warning := describe_slowness(resolved, device, own, kept=asked == "auto"):
@@ -143,7 +143,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
         return resolved
 
     precision: Precision = run_on_rank_zero(decide)  # type: ignore[assignment]
-    return config.with_precision(precision)
+    return config.resolve_precision(precision)
 
 
 def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precision, str]:

@@ -106,7 +106,7 @@ class StepMeter:
 
     def record_step(self, number: int, seconds: float) -> None:
         """Record the seconds of one step without its data stall. Smaller steps of a growing batch do not count."""
-        if self.config.batch.get_tokens_at(number - 1) == self.config.batch.tokens_per_step:
+        if self.config.batch.get_step_tokens(number - 1) == self.config.batch.tokens_per_step:
             self.seconds.append(seconds)
         if self._only_steps:
             # Peaks never fall, so the last reading before other work is the peak of the steps.

@@ -126,7 +126,7 @@ class Trainer:
         self.steps_done = number
         seconds = time.perf_counter() - began
         self.observability.step_meter.record_step(number, seconds)
-        batch_tokens = config.batch.get_tokens_at(step)
+        batch_tokens = config.batch.get_step_tokens(step)
         shown = self.observability.format_progress(batch_tokens)
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
         if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
@@ -250,7 +250,7 @@ class Trainer:
             result,
             learning_rate=rate,
             tokens_done=self.tokens_done,
-            batch_tokens=self.config.batch.get_tokens_at(step),
+            batch_tokens=self.config.batch.get_step_tokens(step),
             seconds=seconds,
             wait_seconds=loader.wait_seconds,
             batch_digest=self.data.hash_batches(batches, self.engine.device),

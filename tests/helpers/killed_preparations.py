@@ -27,11 +27,11 @@ from tests.helpers.process import has_ended, wait_until
 from tests.helpers.tiny_crawl import fingerprints, make_crawl
 
 OFF: dict[str, Any] = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
-SMALL_RANGES = {"keys": {"kind": "sorted", "keys_per_task": 700}, "index": {"kind": "kept"}}
+SMALL_RANGES = {"key_filter": {"kind": "sorted", "keys_per_task": 700}, "index": {"kind": "kept"}}
 MINHASH = {"minhash": {"kind": "minhash", "buckets": 20, "hashes_per_bucket": 4}}
 URL = {"url": {"kind": "url"}}
 SUBSTRING = {"substring": {"kind": "substring", "min_characters": 60, "min_words": 20}}
-BLOOM = {"keys": {"kind": "bloom", "keys_per_task": 700}}
+BLOOM = {"key_filter": {"kind": "bloom", "keys_per_task": 700}}
 
 
 def spans(kind: str, **more: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def run_rank(answers: Any, folder: str, rank: int, processes: int, name: str, st
 def build_mode_engine(config: RunConfig) -> Engine:
     """Return the engine of one mode, as a run would build it."""
     device = torch.device("cpu")
-    config = config.with_precision("bf16" if find_bf16_support(device).is_native else "fp32")
+    config = config.resolve_precision("bf16" if find_bf16_support(device).is_native else "fp32")
     layout = config.layout.resolve(dist.get_world_size(), config.model)
     return build_engine(config, build_device_meshes(layout, device), device)
 

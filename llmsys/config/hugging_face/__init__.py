@@ -1,1 +1,1 @@
-"""Hugging Face's `config.json` as a model config, and back. Knows the published formats; imports nothing of theirs."""
+"""Conversion between Hugging Face's `config.json` and ModelConfig, without importing transformers."""

@@ -1,11 +1,8 @@
-"""Keys of a config.json that never change what a model computes, in any family, whatever their value.
+"""Typed reader of a config.json that tracks every key, and the list of keys that never change the computation.
 
-Each is here because somebody looked it up; a key that is not here and not understood is refused.
-
-A config.json, read so that no key is overlooked.
-
-Gives typed values by name and remembers every key that somebody asked for. Promises that `raise_violations` names all
-that is wrong at once: values of a wrong type, values that cannot be built, and every key that nobody understood.
+Invariants:
+- A key that was not read and is not in HARMLESS is an error.
+- `raise_violations` reports all problems at once: wrong types, unsupported values and unknown keys.
 """
 
 import difflib
@@ -22,7 +19,7 @@ _FILE = """
     model_type tokenizer_class architectures keys_to_ignore_at_inference unsloth_fixed unsloth_version
     custom_pipelines transformers.js_config
 """
-# How transformers runs a model: kernels, memory, what is given back beside the result.
+# Runtime options of transformers: kernels, memory, additional outputs.
 _RUN = """
     use_cache gradient_checkpointing chunk_size_feed_forward return_dict use_return_dict output_attentions
     output_hidden_states output_past output_scores
@@ -30,12 +27,12 @@ _RUN = """
     _attn_implementation _attn_implementation_internal _attn_implementation_autoset _experts_implementation
     _experts_implementation_internal experts_implementation _flash_attn_2_enabled use_flash_attention_2 tf_legacy_loss
 """
-# Token ids have a meaning for text, not for the network; where one does, its family reads it.
+# Token ids do not change the network. The model types where one does read it themselves.
 _IDS = """
     pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id
     forced_bos_token_id forced_eos_token_id force_bos_token_to_be_generated prefix
 """
-# Labels and heads of fine-tuning; the classification head reads its own.
+# Labels and heads of fine-tuning. The classification head reads its own keys.
 _TASKS = """
     id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params classifier_dropout
     classif_dropout summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type
@@ -58,10 +55,10 @@ _log = get_logger(__name__)
 
 
 class ConfigJsonReader:
-    """The keys of one mapping, with the defaults of its model type for those that are left out.
+    """Reader of one mapping, with the defaults of its model type.
 
-    Getters take the key and other spellings of it. A value of a wrong type is noted as a problem, and some legal value
-    is given back, so that one reading finds every problem.
+    `read_…` methods take the key and its other spellings. A value of a wrong type is recorded as a problem and a legal
+    value is returned, so that one pass finds every problem.
     """
 
     def __init__(self, values: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> None:
@@ -71,25 +68,25 @@ class ConfigJsonReader:
         self.notes: list[str] = []
 
     def read_int(self, *names: str) -> int:
-        """A whole number; null is a problem."""
+        """Return an integer; null is a problem."""
         found = self._read_typed(names, _to_int, "a whole number")
         return 1 if found is None else int(found)
 
     def read_optional_int(self, *names: str) -> int | None:
-        """A whole number or null."""
+        """Return an integer or None."""
         return self._read_typed(names, _to_int, "a whole number", null=True)  # type: ignore[no-any-return]
 
     def read_float(self, *names: str) -> float:
-        """A finite number."""
+        """Return a finite number; null is a problem."""
         found = self._read_typed(names, _to_float, "a finite number")
         return 1.0 if found is None else float(found)
 
     def read_optional_float(self, *names: str) -> float | None:
-        """A finite number or null."""
+        """Return a finite number or None."""
         return self._read_typed(names, _to_float, "a finite number", null=True)  # type: ignore[no-any-return]
 
     def read_positive_float(self, *names: str) -> float:
-        """A number above 0."""
+        """Return a number above 0."""
         value = self.read_float(*names)
         if value > 0:
             return value
@@ -97,41 +94,41 @@ class ConfigJsonReader:
         return 1.0
 
     def read_bool(self, *names: str) -> bool:
-        """True or false; null counts as false, as it does in Python."""
+        """Return a boolean; null is False, as in Python."""
         return bool(self._read_typed(names, _to_bool, "true or false", null=True))
 
     def read_str(self, *names: str) -> str:
-        """Text."""
+        """Return text; null is a problem."""
         return str(self._read_typed(names, _to_str, "text") or "")
 
     def read_float_list(self, name: str) -> list[float]:
-        """A list of numbers; null counts as an empty one."""
+        """Return a list of numbers; null is an empty list."""
         return self._read_typed((name,), _build_list_converter(_to_float), "a list of numbers", null=True) or []
 
     def read_int_list(self, name: str) -> list[int]:
-        """A list of whole numbers; null counts as an empty one."""
+        """Return a list of integers; null is an empty list."""
         return self._read_typed((name,), _build_list_converter(_to_int), "a list of whole numbers", null=True) or []
 
     def read_str_list(self, name: str) -> list[str]:
-        """A list of texts; null counts as an empty one."""
+        """Return a list of texts; null is an empty list."""
         return self._read_typed((name,), _build_list_converter(_to_str), "a list of texts", null=True) or []
 
     def read_section(self, name: str, defaults: dict[str, Any]) -> "ConfigJsonReader":
-        """The mapping under `name`; empty when it is left out or null. Hand it to `merge_section` when it is read."""
+        """Return a reader of the mapping under `name`, empty if missing or null. Call `merge_section` after reading."""
         values = self._read_typed((name,), _to_mapping, "a mapping", null=True)
         return ConfigJsonReader(values or {}, defaults, f"{self.prefix}{name}.")
 
     def merge_section(self, section: "ConfigJsonReader") -> None:
-        """Take over what was found in a nested mapping, its unknown keys included."""
+        """Add the problems, unknown keys and notes of a nested mapping."""
         self.problems += section.problems + section.find_unknown_keys()
         self.notes += section.notes
 
     def has_value(self, name: str) -> bool:
-        """Whether the file itself has the key, with a value that is not null."""
+        """Return whether the file itself has the key with a value other than null."""
         return self.values.get(name) is not None
 
     def read_choice(self, name: str, legal: Iterable[str]) -> str:
-        """One of the legal words."""
+        """Return one of the legal values; the first one if the value is not legal."""
         words, value = list(legal), self.read_str(name)
         if value in words:
             return value
@@ -141,29 +138,30 @@ class ConfigJsonReader:
         return words[0]
 
     def require_value(self, name: str, *legal: Any, why: str) -> None:
-        """A key that may be left out, and is understood at these values alone."""
+        """Record a problem if the optional key has a value other than the legal ones."""
         self.asked.add(name)
         value = self.values.get(name, legal[0])
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in legal):
-            shown = format_choices([_format_json(one) for one in legal])
+        # In Python 0 == False and 1 == True, but they differ in JSON.
+        if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in legal):
+            shown = format_choices([_format_json(choice) for choice in legal])
             self.add_violation(name, f"{_format_json(value)} is not supported: {why}. Only {shown} can be built.")
 
     def ignore_keys(self, *names: str) -> None:
-        """Keys of this model type that change nothing that is built here."""
+        """Accept keys of this model type that do not change the model."""
         self.asked.update(names)
 
     def add_note(self, name: str, text: str) -> None:
-        """A key that is left out of the model on purpose, and that a person should hear about."""
+        """Accept a key that is deliberately not converted, and log `text` if it is set."""
         self.asked.add(name)
         if self.values.get(name):
             self.notes.append(f"{self.prefix}{name}: {text}")
 
     def add_violation(self, name: str, message: str) -> None:
-        """Note one problem."""
+        """Record one problem."""
         self.problems.append(Violation(self.prefix + name, message))
 
     def find_unknown_keys(self) -> list[Violation]:
-        """A problem for each key that nobody asked for."""
+        """Return a problem for each key that was not read and is not harmless."""
         known = self.asked | self.defaults.keys()
         return [
             Violation(self.prefix + key, _format_unknown_key(key, sorted(known)))
@@ -172,7 +170,7 @@ class ConfigJsonReader:
         ]
 
     def raise_violations(self, source: str) -> None:
-        """Raise a ConfigError with every problem, or log the notes."""
+        """Raise a ConfigError with all problems, or log the notes if there are none."""
         found = [*self.problems, *self.find_unknown_keys()]
         if found:
             head = "1 problem" if len(found) == 1 else f"{len(found)} problems"
@@ -227,8 +225,8 @@ def _to_mapping(value: Any) -> Any:
 
 def _build_list_converter(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def convert_list(value: Any) -> Any:
-        entries = [read(one) for one in value] if isinstance(value, list) else [_MISSING]
-        return _MISSING if any(one is _MISSING for one in entries) else entries
+        entries = [read(entry) for entry in value] if isinstance(value, list) else [_MISSING]
+        return _MISSING if any(entry is _MISSING for entry in entries) else entries
 
     return convert_list
 

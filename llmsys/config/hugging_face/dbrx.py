@@ -1,4 +1,4 @@
-"""DBRX, whose config.json nests attention and experts in sections of their own."""
+"""Reader and writer of DBRX, whose config.json nests attention and experts in sections."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.moe import NOISE
@@ -18,7 +18,7 @@ _NORMED = "chosen weights are divided by their sum or left as they are"
 
 
 def read_dbrx(fields: ConfigJsonReader) -> Values:
-    """LayerNorm without biases, clipped queries, keys and values, fine-grained experts in every layer."""
+    """Read DBRX: LayerNorm without biases, clipped queries, keys and values, fine-grained experts in every layer."""
     check_common_keys(fields)
     read_architecture(fields, {"DbrxForCausalLM": "lm"}, "lm")
     fields.ignore_keys("router_aux_loss_coef")  # a copy of ffn_config.moe_loss_weight
@@ -71,7 +71,7 @@ def _read_moe_section(experts: ConfigJsonReader) -> Values:
 
 
 def write_dbrx(model: Values) -> Values:
-    """As `read_dbrx` reads it."""
+    """Write the fields of `read_dbrx`."""
     moe, rope = model["moe"], write_rope(model["position"])
     attention = {
         "attn_pdrop": model["dropout"]["attention"],

@@ -1,4 +1,4 @@
-"""DeepSeek's mixtures and their kin: deepseek_v2, deepseek_v3 (latent attention) and glm4_moe."""
+"""Readers and writers of DeepSeek-style MoE decoders: deepseek_v2, deepseek_v3 (latent attention) and glm4_moe."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from llmsys.config.hugging_face.shared_fields import (
 
 
 def read_deepseek_v2(fields: ConfigJsonReader) -> Values:
-    """Softmax scores, a loss for each sequence, and the best groups by their best expert."""
+    """Read DeepSeek-V2: softmax scores, sequence-wise balance loss, groups ranked by their best expert."""
     fields.require_value("scoring_func", "softmax", why="deepseek_v2 scores with softmax")
     fields.require_value(
         "norm_topk_prob", False, None, why="the published code and transformers disagree on what it does"
@@ -31,7 +31,7 @@ def read_deepseek_v2(fields: ConfigJsonReader) -> Values:
 
 
 def read_deepseek_v3(fields: ConfigJsonReader) -> Values:
-    """Sigmoid scores, a bias per expert for the balance, and the best groups by their best two experts."""
+    """Read DeepSeek-V3: sigmoid scores, a balance bias per expert, groups ranked by their best two experts."""
     fields.require_value("scoring_func", "sigmoid", why="deepseek_v3 scores with sigmoid")
     fields.require_value("topk_method", "noaux_tc", why="deepseek_v3 chooses with a bias per expert")
     pairing = "neighbours" if fields.read_bool("rope_interleave") else "halves"
@@ -42,7 +42,7 @@ def read_deepseek_v3(fields: ConfigJsonReader) -> Values:
 
 
 def read_glm4_moe(fields: ConfigJsonReader) -> Values:
-    """GLM-4.5: DeepSeek-V3's experts behind ordinary attention with half of each head rotated."""
+    """Read GLM-4.5: DeepSeek-V3's experts with ordinary attention and RoPE on half of each head."""
     require_full_attention(fields)
     fields.require_value("scoring_func", "sigmoid", why="glm4_moe scores with sigmoid")
     fields.require_value("topk_method", "noaux_tc", why="glm4_moe chooses with a bias per expert")
@@ -54,7 +54,8 @@ def read_glm4_moe(fields: ConfigJsonReader) -> Values:
 
 
 def _read_latent_decoder(fields: ConfigJsonReader, stem: str, pairing: str) -> Values:
-    """Everything but the experts. Each head has its key, whatever num_key_value_heads says; head_dim is computed."""
+    """Read all fields except the experts."""
+    # Latent attention has one key per head: num_key_value_heads has no effect, and head_dim is computed.
     require_full_attention(fields)
     fields.ignore_keys("pretraining_tp", "qk_head_dim")
     values = read_llama_decoder(fields, stem)
@@ -139,7 +140,7 @@ def _write_latent_decoder(model: Values) -> Values:
 
 
 def write_deepseek_v2(model: Values) -> Values:
-    """As `read_deepseek_v2` reads it."""
+    """Write the fields of `read_deepseek_v2`."""
     moe = model["moe"] or {"balance": {}, "groups": None}
     method = "greedy" if moe["groups"] is None else "group_limited_greedy"
     loss = {"aux_loss_alpha": moe["balance"].get("weight", 0.0), "seq_aux": moe["balance"].get("scope") == "sequence"}
@@ -151,13 +152,13 @@ def write_deepseek_v2(model: Values) -> Values:
 
 
 def write_deepseek_v3(model: Values) -> Values:
-    """As `read_deepseek_v3` reads it; without modules for further tokens."""
+    """Write the fields of `read_deepseek_v3`, without multi-token prediction modules."""
     interleaved = model["position"]["pairing"] == "neighbours"
     return _write_latent_decoder(model) | {"rope_interleave": interleaved, "num_nextn_predict_layers": 0}
 
 
 def write_glm4_moe(model: Values) -> Values:
-    """As `read_glm4_moe` reads it."""
+    """Write the fields of `read_glm4_moe`."""
     values = _write_moe_decoder(model)
     values["rope_parameters"]["partial_rotary_factor"] = model["position"]["fraction"]
     norm = model["attention"]["qk_norm"] == "head"

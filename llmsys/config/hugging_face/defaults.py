@@ -1,6 +1,6 @@
-"""What a key that is left out of config.json means, by model type: the defaults of Hugging Face's own config classes.
+"""Defaults of missing config.json keys by model type, taken from Hugging Face's config classes.
 
-Data only. A test holds every line to the installed transformers.
+Data only. A test compares every value with the installed transformers.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Encoders: bert, roberta, and xlnet, which is counted only."""
+"""Readers and writers of encoders: bert, roberta, and xlnet (estimates only)."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.gpt import build_attention_section, read_layer_norm
@@ -24,7 +24,7 @@ ROBERTA_CLASSES = {
 
 
 def read_bert(fields: ConfigJsonReader) -> Values:
-    """BERT; the class says which head stands on it."""
+    """Read BERT. The class in `architectures` selects the head."""
     fields.ignore_keys("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     fields.ignore_keys("pooler_size_per_head", "pooler_type")
     values = _read_bert_encoder(
@@ -34,7 +34,7 @@ def read_bert(fields: ConfigJsonReader) -> Values:
 
 
 def read_roberta(fields: ConfigJsonReader) -> Values:
-    """BERT whose positions are counted from pad_token_id + 1, in a table that has room for that."""
+    """Read RoBERTa: BERT with positions that start at pad_token_id + 1, and a longer position table."""
     values = _read_bert_encoder(fields, read_architecture(fields, ROBERTA_CLASSES, "mlm"), "gelu")
     offset = fields.read_int("pad_token_id") + 1
     if values["max_position_embeddings"] <= offset:
@@ -83,7 +83,7 @@ def _read_head(fields: ConfigJsonReader, head: str, activation: str) -> Values:
 
 
 def read_xlnet(fields: ConfigJsonReader) -> Values:
-    """XLNet: relative positions with segment encodings in every layer, and the permutation objective's mask vector."""
+    """Read XLNet: relative positions and segment encodings in every layer, and the mask vector of its objective."""
     check_common_keys(fields)
     read_architecture(fields, {"XLNetLMHeadModel": "permutation"}, "permutation")
     fields.ignore_keys("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "bi_data", "start_n_top", "end_n_top")
@@ -132,12 +132,12 @@ def _write_bert_encoder(model: Values) -> Values:
 
 
 def write_bert(model: Values) -> Values:
-    """As `read_bert` reads it, with the class that has this head."""
+    """Write the fields of `read_bert`, with the class of this head."""
     return _write_bert_encoder(model) | {"architectures": [_get_architecture(model, BERT_CLASSES)]}
 
 
 def write_roberta(model: Values) -> Values:
-    """As `read_roberta` reads it, with the class that has this head."""
+    """Write the fields of `read_roberta`, with the class of this head."""
     offset = model["position"]["offset"]
     rows = {"max_position_embeddings": model["max_position_embeddings"] + offset, "pad_token_id": offset - 1}
     return _write_bert_encoder(model) | rows | {"architectures": [_get_architecture(model, ROBERTA_CLASSES)]}
@@ -150,7 +150,7 @@ def _get_architecture(model: Values, classes: dict[str, str]) -> str:
 
 
 def write_xlnet(model: Values) -> Values:
-    """As `read_xlnet` reads it."""
+    """Write the fields of `read_xlnet`."""
     return {
         "vocab_size": model["vocab_size"],
         "d_model": model["hidden_size"],

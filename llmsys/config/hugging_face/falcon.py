@@ -1,4 +1,4 @@
-"""Decoders of the large open models of 2022 and 2023: bloom and falcon."""
+"""Readers and writers of bloom and falcon."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.gpt import SIZES, build_attention_section, read_layer_norm, read_sizes
@@ -12,7 +12,7 @@ from llmsys.config.hugging_face.shared_fields import (
 
 
 def read_bloom(fields: ConfigJsonReader) -> Values:
-    """BLOOM: ALiBi, a norm after the embedding, biases everywhere. Its length is only a description."""
+    """Read BLOOM: ALiBi, a norm after the embedding, biases everywhere. `seq_length` adds no parameters."""
     fields.ignore_keys("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi")
     fields.ignore_keys("skip_bias_add", "pretraining_tp")
     fields.require_value("slow_but_exact", False, why="it adds partial products in another order")
@@ -39,7 +39,7 @@ def read_bloom(fields: ConfigJsonReader) -> Values:
 
 
 def read_falcon(fields: ConfigJsonReader) -> Values:
-    """Falcon 7B (one key-value head, one norm), 40B and 180B (groups, two norms), and RW (ALiBi, one after another)."""
+    """Read Falcon 7B (one key-value head, one norm), 40B and 180B (groups, two norms), RW (ALiBi, sequential)."""
     require_full_attention(fields)
     fields.ignore_keys("ff_factor")
     fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
@@ -93,7 +93,7 @@ def _read_residual(fields: ConfigJsonReader) -> Values:
 
 
 def write_bloom(model: Values) -> Values:
-    """As `read_bloom` reads it."""
+    """Write the fields of `read_bloom`."""
     return {
         "vocab_size": model["vocab_size"],
         "hidden_size": model["hidden_size"],
@@ -109,7 +109,7 @@ def write_bloom(model: Values) -> Values:
 
 
 def write_falcon(model: Values) -> Values:
-    """As `read_falcon` reads it."""
+    """Write the fields of `read_falcon`."""
     residual, heads, pairs = model["residual"], model["num_attention_heads"], model["num_key_value_heads"]
     new = residual.get("norms") == 2 or pairs not in (1, heads)
     values = {name: model[name] for name in (*SIZES, "max_position_embeddings", "initializer_range")} | {

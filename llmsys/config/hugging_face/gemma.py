@@ -1,4 +1,4 @@
-"""Gemma 2 and the text model of Gemma 3: norms around every branch, scaled embeddings, alternating windows."""
+"""Readers and writers of Gemma 2 and the text model of Gemma 3: sandwich norms, alternating windows."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.rope import read_rope, read_scaling, write_rope
@@ -20,7 +20,7 @@ from llmsys.config.hugging_face.shared_fields import (
 
 
 def read_gemma2(fields: ConfigJsonReader) -> Values:
-    """Every other layer slides, the first one too; scores and logits are capped."""
+    """Read Gemma 2: sliding windows in layers 0, 2, 4, …, and soft caps on scores and logits."""
     values = _read_gemma_decoder(fields, "Gemma2", 2)
     fields.require_value(
         "sliding_window_size", values.get("sliding_window"), None, why="sliding_window says another width"
@@ -29,7 +29,7 @@ def read_gemma2(fields: ConfigJsonReader) -> Values:
 
 
 def read_gemma3(fields: ConfigJsonReader) -> Values:
-    """Every sixth layer is full and rotates by a base of its own; norms on queries and keys."""
+    """Read Gemma 3: full attention with its own RoPE base in every sixth layer, and query-key norms."""
     fields.defaults = fields.defaults | {"sliding_window_pattern": 6}
     pattern = fields.read_int("sliding_window_pattern", "_sliding_window_pattern") or 1
     values = _read_gemma_decoder(fields, "Gemma3", pattern)
@@ -61,7 +61,7 @@ def _read_gemma_decoder(fields: ConfigJsonReader, stem: str, pattern: int) -> Va
 
 
 def _read_dual_rope(fields: ConfigJsonReader) -> Values:
-    """One base for full layers, which may be stretched, and one for sliding layers, which may not."""
+    """Read the RoPE base and scaling of full layers, and the base of sliding layers, which cannot be scaled."""
     nested = fields.read_section("rope_parameters", {})
     full, sliding = nested.read_section("full_attention", {}), nested.read_section("sliding_attention", {})
     old = fields.read_section("rope_scaling", {})
@@ -94,12 +94,12 @@ def _write_gemma_decoder(model: Values) -> Values:
 
 
 def write_gemma2(model: Values) -> Values:
-    """As `read_gemma2` reads it."""
+    """Write the fields of `read_gemma2`."""
     return _write_gemma_decoder(model) | {"rope_parameters": write_rope(model["position"])}
 
 
 def write_gemma3(model: Values) -> Values:
-    """As `read_gemma3` reads it."""
+    """Write the fields of `read_gemma3`."""
     sliding = {"rope_type": "default", "rope_theta": model["position"]["sliding_theta"]}
     both = {"full_attention": write_rope(model["position"]), "sliding_attention": sliding}
     return _write_gemma_decoder(model) | {"rope_parameters": both}

@@ -1,4 +1,4 @@
-"""Decoders with LayerNorm and biases: gpt2, gpt_neox, opt."""
+"""Readers and writers of decoders with LayerNorm and biases: gpt2, gpt_neox, opt."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from llmsys.config.hugging_face.shared_fields import (
 
 
 def read_sizes(fields: ConfigJsonReader, stem: str, *classes: str, **names: tuple[str, ...]) -> Values:
-    """Sizes under each family's own names, and its class."""
+    """Read the sizes under the key names of a model type, and check its class."""
     check_common_keys(fields)
     tied = fields.read_bool("tie_word_embeddings")
     check_decoder_class(fields, stem, tied, *classes)
@@ -23,17 +23,17 @@ def read_sizes(fields: ConfigJsonReader, stem: str, *classes: str, **names: tupl
 
 
 def read_layer_norm(fields: ConfigJsonReader, name: str) -> Values:
-    """A LayerNorm with a bias."""
+    """Read a LayerNorm section; `name` is the key of its eps."""
     return {"kind": "layernorm", "eps": fields.read_positive_float(name)}
 
 
 def build_attention_section(bias: bool, **more: Any) -> Values:
-    """Attention whose maps all have a bias, or none."""
+    """Build an attention section whose projections all have a bias, or none."""
     return {"kind": "multi_head", "qkv_bias": bias, "output_bias": bias, **more}
 
 
 def read_gpt2(fields: ConfigJsonReader) -> Values:
-    """GPT-2 and GPT-3: learned positions, tanh GELU, biases everywhere."""
+    """Read GPT-2: learned positions, tanh GELU, biases everywhere."""
     fields.ignore_keys("n_ctx", "n_special", "predict_special_tokens", "is_decoder")
     fields.require_value("scale_attn_by_inverse_layer_idx", False, why="all layers scale their scores alike")
     fields.require_value("reorder_and_upcast_attn", False, why="scores are computed in the run's precision")
@@ -56,7 +56,7 @@ def read_gpt2(fields: ConfigJsonReader) -> Values:
 
 
 def read_gpt_neox(fields: ConfigJsonReader) -> Values:
-    """GPT-NeoX and Pythia: both branches look at the same input, each through a norm of its own."""
+    """Read GPT-NeoX and Pythia: parallel branches with one norm each."""
     fields.ignore_keys("is_decoder", "num_steps")
     for name in ("attention_probs_dropout_prob", "hidden_dropout_prob"):
         fields.require_value(name, 0, why="the dropouts of GPT-NeoX are attention_dropout and hidden_dropout")
@@ -77,7 +77,7 @@ def read_gpt_neox(fields: ConfigJsonReader) -> Values:
 
 
 def read_opt(fields: ConfigJsonReader) -> Values:
-    """OPT: learned positions that begin at row 2; ReLU."""
+    """Read OPT: learned positions that start at row 2, and ReLU."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     values = read_sizes(fields, "OPT", intermediate_size=("ffn_dim",), **{name: (name,) for name in names})
     fields.require_value(
@@ -102,7 +102,7 @@ def read_opt(fields: ConfigJsonReader) -> Values:
 
 
 def write_gpt2(model: Values) -> Values:
-    """As `read_gpt2` reads it."""
+    """Write the fields of `read_gpt2`."""
     return {
         "vocab_size": model["vocab_size"],
         "n_positions": model["max_position_embeddings"],
@@ -125,7 +125,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 
 
 def write_gpt_neox(model: Values) -> Values:
-    """As `read_gpt_neox` reads it."""
+    """Write the fields of `read_gpt_neox`."""
     rope = write_rope(model["position"]) | {"partial_rotary_factor": model["position"]["fraction"]}
     names = (*SIZES, "intermediate_size", "max_position_embeddings", "initializer_range")
     return {name: model[name] for name in names} | {
@@ -140,7 +140,7 @@ def write_gpt_neox(model: Values) -> Values:
 
 
 def write_opt(model: Values) -> Values:
-    """As `read_opt` reads it."""
+    """Write the fields of `read_opt`."""
     return {name: model[name] for name in (*SIZES, "max_position_embeddings")} | {
         "ffn_dim": model["intermediate_size"],
         "word_embed_proj_dim": model["hidden_size"],

@@ -1,4 +1,4 @@
-"""Llama and its dense relatives: llama, mistral, qwen2, qwen3, smollm3, olmo2."""
+"""Readers and writers of Llama and its dense relatives: llama, mistral, qwen2, qwen3, smollm3, olmo2."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.rope import read_rope, write_rope
@@ -24,9 +24,13 @@ from llmsys.config.hugging_face.shared_fields import (
 def read_llama_decoder(
     fields: ConfigJsonReader, stem: str, *classes: str, theta: float = 10000.0, fraction: float | None = None
 ) -> Values:
-    """What all relatives of Llama share: sizes, RMSNorm before each branch, rotary positions.
+    """Read the fields that all relatives of Llama share: sizes, RMSNorm before each branch, and RoPE.
 
-    `classes` are more names of the class with the head.
+    Args:
+        stem: prefix of the class names, such as `Llama`.
+        classes: further names of the class with the language-model head.
+        theta: default RoPE base of the model type.
+        fraction: default share of rotated channels; None: all channels are rotated.
     """
     check_common_keys(fields)
     values = read_shape(fields)
@@ -40,13 +44,13 @@ def read_llama_decoder(
 
 
 def read_gated_feed_forward(fields: ConfigJsonReader, bias: bool = False) -> Values:
-    """A dense gated feed-forward and its width."""
+    """Read a dense gated feed-forward and its width."""
     kind = read_gated_kind(fields, "hidden_act")
     return {"intermediate_size": fields.read_int("intermediate_size"), "feed_forward": {"kind": kind, "bias": bias}}
 
 
 def read_llama(fields: ConfigJsonReader) -> Values:
-    """Llama 1 to 3, and the many that share its class (DeepSeek 67B, Yi, …)."""
+    """Read Llama 1 to 3 and models that use its class (DeepSeek 67B, Yi, …)."""
     require_full_attention(fields)
     fields.ignore_keys("max_sequence_length", "is_llama_config")  # records; max_position_embeddings is what counts
     fields.require_value("rope_interleaved", False, None, why="the channels that turn together are half a head apart")
@@ -58,7 +62,7 @@ def read_llama(fields: ConfigJsonReader) -> Values:
 
 
 def read_mistral(fields: ConfigJsonReader) -> Values:
-    """Llama with a window in every layer."""
+    """Read Mistral: Llama with a sliding window in every layer."""
     values = (
         read_llama_decoder(fields, "Mistral") | read_gated_feed_forward(fields) | {"attention": {"kind": "multi_head"}}
     )
@@ -66,20 +70,20 @@ def read_mistral(fields: ConfigJsonReader) -> Values:
 
 
 def read_qwen2(fields: ConfigJsonReader) -> Values:
-    """Biases on queries, keys and values; windows, if they are on, from layer max_window_layers on."""
+    """Read Qwen2: biases on queries, keys and values; optional windows from layer `max_window_layers`."""
     fields.require_value("use_mrope", False, None, why="positions have one axis")
     values = read_llama_decoder(fields, "Qwen2") | read_gated_feed_forward(fields)
     return values | read_late_windows(fields) | {"attention": {"kind": "multi_head", "qkv_bias": True}}
 
 
 def read_qwen3(fields: ConfigJsonReader) -> Values:
-    """Norms on the queries and keys of each head in place of Qwen2's biases."""
+    """Read Qwen3: norms on the queries and keys of each head instead of Qwen2's biases."""
     values = read_llama_decoder(fields, "Qwen3") | read_gated_feed_forward(fields)
     return values | read_late_windows(fields) | {"attention": read_attention_bias(fields) | {"qk_norm": "head"}}
 
 
 def read_late_windows(fields: ConfigJsonReader) -> Values:
-    """Windows in the layers from max_window_layers on; the width counts only while use_sliding_window is true."""
+    """Read windows in the layers from `max_window_layers`; the width is ignored unless `use_sliding_window`."""
     layers, first = fields.read_int("num_hidden_layers"), fields.read_int("max_window_layers")
     width = fields.read_optional_int("sliding_window") if fields.read_bool("use_sliding_window") else None
     if not fields.read_bool("use_sliding_window"):
@@ -92,7 +96,7 @@ def read_late_windows(fields: ConfigJsonReader) -> Values:
 
 
 def read_smollm3(fields: ConfigJsonReader) -> Values:
-    """Llama without rotation in every fourth layer; no_rope_layers says 1 where a layer does rotate."""
+    """Read SmolLM3: Llama without RoPE in every fourth layer. `no_rope_layers` is 1 for layers with RoPE."""
     fields.ignore_keys("pretraining_tp", "max_window_layers")
     layers, interval = fields.read_int("num_hidden_layers"), int(fields.read_positive_float("no_rope_layer_interval"))
     rotates = fields.read_int_list("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
@@ -112,14 +116,14 @@ def read_smollm3(fields: ConfigJsonReader) -> Values:
 
 
 def read_olmo2(fields: ConfigJsonReader) -> Values:
-    """Norms after each branch, and over all queries and all keys at once."""
+    """Read OLMo 2: norms after each branch, and over all query and all key channels."""
     require_full_attention(fields)
     values = read_llama_decoder(fields, "Olmo2") | read_gated_feed_forward(fields) | {"residual": {"kind": "output"}}
     return values | {"attention": read_attention_bias(fields) | {"qk_norm": "full"}}
 
 
 def write_llama_decoder(model: Values) -> Values:
-    """The inverse of `read_llama_decoder` and `read_gated_feed_forward`."""
+    """Write the fields of `read_llama_decoder` and `read_gated_feed_forward`."""
     return write_shape(model) | {
         "intermediate_size": model["intermediate_size"],
         "hidden_act": get_activation_name(model["feed_forward"]["kind"]),
@@ -128,18 +132,18 @@ def write_llama_decoder(model: Values) -> Values:
 
 
 def write_llama(model: Values) -> Values:
-    """As `read_llama` reads it."""
+    """Write the fields of `read_llama`."""
     biases = {"attention_bias": model["attention"]["qkv_bias"], "mlp_bias": model["feed_forward"]["bias"]}
     return write_llama_decoder(model) | biases
 
 
 def write_mistral(model: Values) -> Values:
-    """As `read_mistral` reads it."""
+    """Write the fields of `read_mistral`."""
     return write_llama_decoder(model) | {"sliding_window": model["sliding_window"]}
 
 
 def write_windows(model: Values) -> Values:
-    """Windows as Qwen says them, with every layer's kind written out."""
+    """Write the window keys of Qwen, with one layer type per layer."""
     kinds = write_layer_types(model)
     first = kinds.index("sliding_attention") if "sliding_attention" in kinds else len(kinds)
     window = model["sliding_window"]
@@ -148,17 +152,17 @@ def write_windows(model: Values) -> Values:
 
 
 def write_qwen2(model: Values) -> Values:
-    """As `read_qwen2` reads it."""
+    """Write the fields of `read_qwen2`."""
     return write_llama_decoder(model) | write_windows(model)
 
 
 def write_qwen3(model: Values) -> Values:
-    """As `read_qwen3` reads it."""
+    """Write the fields of `read_qwen3`."""
     return write_llama_decoder(model) | write_windows(model) | {"attention_bias": model["attention"]["qkv_bias"]}
 
 
 def write_smollm3(model: Values) -> Values:
-    """As `read_smollm3` reads it."""
+    """Write the fields of `read_smollm3`."""
     rotates = model["position"]["layers"]
     layers = [int(rotates[layer % len(rotates)]) for layer in range(model["num_hidden_layers"])]
     window = {"use_sliding_window": model["sliding_window"] is not None, "sliding_window": model["sliding_window"]}
@@ -166,5 +170,5 @@ def write_smollm3(model: Values) -> Values:
 
 
 def write_olmo2(model: Values) -> Values:
-    """As `read_olmo2` reads it."""
+    """Write the fields of `read_olmo2`."""
     return write_llama_decoder(model) | {"attention_bias": model["attention"]["qkv_bias"]}

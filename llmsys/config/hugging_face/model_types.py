@@ -1,4 +1,4 @@
-"""The model types that are understood, each with its way in and its way out."""
+"""Registry of the supported model types, with their readers and writers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from llmsys.config.hugging_face.shared_fields import Values
 
 
 class ModelType(NamedTuple):
-    """One model type: its usual class, and the functions between its config.json and the values of a ModelConfig."""
+    """One model type: its usual class, and the conversions between config.json and ModelConfig values."""
 
     architecture: str
     read: Callable[[ConfigJsonReader], Values]
     write: Callable[[Values], Values]
 
 
-# In the order in which a model is tried: the plainest type that can say it comes first.
+# In the order in which a model is tried, so that the simplest type that can express it is written.
 FAMILIES: dict[str, ModelType] = {
     "llama": ModelType("LlamaForCausalLM", llama.read_llama, llama.write_llama),
     "mistral": ModelType("MistralForCausalLM", llama.read_mistral, llama.write_mistral),

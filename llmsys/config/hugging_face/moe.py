@@ -1,4 +1,4 @@
-"""Decoders with a mixture of experts and ordinary attention: mixtral, qwen2_moe, qwen3_moe, olmoe, phimoe, gpt_oss."""
+"""Readers and writers of MoE decoders: mixtral, qwen2_moe, qwen3_moe, olmoe, phimoe, gpt_oss."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ NOISE = "noise on the router's input in training, is left out"
 
 
 def read_moe_section(fields: ConfigJsonReader, count: tuple[str, ...], width: str, **more: Any) -> Values:
-    """A `moe:` section of gated experts, balanced by a loss over the batch."""
+    """Read a `moe:` section of gated experts with a batch-wise balance loss."""
     balance = {"kind": "auxiliary_loss", "weight": fields.read_float("router_aux_loss_coef")}
     return {
         "num_experts": fields.read_int(*count),
@@ -32,7 +32,7 @@ def read_moe_section(fields: ConfigJsonReader, count: tuple[str, ...], width: st
 
 
 def read_mixtral(fields: ConfigJsonReader) -> Values:
-    """Experts in every layer; a softmax over the chosen two."""
+    """Read Mixtral: experts in every layer, softmax over the selected two."""
     fields.add_note("router_jitter_noise", NOISE)
     values = read_llama_decoder(fields, "Mixtral", theta=1e6) | {"attention": {"kind": "multi_head"}}
     values |= build_window_values(fields.read_optional_int("sliding_window"), ("sliding_attention",))
@@ -40,7 +40,7 @@ def read_mixtral(fields: ConfigJsonReader) -> Values:
 
 
 def read_qwen2_moe(fields: ConfigJsonReader) -> Values:
-    """A shared layer behind a gate of its own; windows, if they are on, in every other early layer."""
+    """Read Qwen2-MoE: a gated shared expert; optional windows in every other early layer."""
     layers, first = fields.read_int("num_hidden_layers"), fields.read_int("max_window_layers")
     slides = fields.read_bool("use_sliding_window")
     otherwise = [
@@ -59,7 +59,7 @@ def read_qwen2_moe(fields: ConfigJsonReader) -> Values:
 
 
 def read_qwen3_moe(fields: ConfigJsonReader) -> Values:
-    """Qwen3's attention; windows, if they are on, in every layer."""
+    """Read Qwen3-MoE: Qwen3's attention; optional windows in every layer."""
     fields.require_value("qkv_bias", False, None, why="attention_bias says it")
     fields.require_value("use_qk_norm", True, None, why="queries and keys have norms")
     fields.require_value("shared_expert_intermediate_size", 0, None, why="qwen3_moe has no shared experts")
@@ -71,7 +71,7 @@ def read_qwen3_moe(fields: ConfigJsonReader) -> Values:
 
 
 def _read_sparse_layers(fields: ConfigJsonReader, **more: Any) -> Values:
-    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not keep dense."""
+    """Read experts in every `decoder_sparse_step`-th layer except those in `mlp_only_layers`."""
     layers, every = fields.read_int("num_hidden_layers"), fields.read_int("decoder_sparse_step")
     dense = tuple(layer for layer in fields.read_int_list("mlp_only_layers") if 0 <= layer < layers)
     chosen = {"every": every, "dense_layers": dense, "norm_topk_prob": fields.read_bool("norm_topk_prob")}
@@ -86,7 +86,7 @@ def _read_sparse_layers(fields: ConfigJsonReader, **more: Any) -> Values:
 
 
 def read_olmoe(fields: ConfigJsonReader) -> Values:
-    """Norms over all queries and all keys; the chosen weights stay as the softmax over all gives them."""
+    """Read OLMoE: norms over all query and all key channels; router weights are not renormalized by default."""
     require_full_attention(fields)
     values = read_llama_decoder(fields, "Olmoe")
     clip = fields.read_optional_float("clip_qkv")
@@ -97,7 +97,7 @@ def read_olmoe(fields: ConfigJsonReader) -> Values:
 
 
 def read_phimoe(fields: ConfigJsonReader) -> Values:
-    """Phi-3.5-MoE: LayerNorm in spite of the name of its eps, two experts by sparsemixer, a bias on the logits."""
+    """Read Phi-3.5-MoE: LayerNorm despite `rms_norm_eps`, two experts by sparsemixer, a bias on the logits."""
     fields.add_note("input_jitter_noise", NOISE)
     fields.require_value("hidden_dropout", 0, why="the published code never drops there")
     values = read_llama_decoder(fields, "Phimoe", "PhiMoEForCausalLM", theta=1e6)
@@ -112,7 +112,7 @@ def read_phimoe(fields: ConfigJsonReader) -> Values:
 
 
 def read_gpt_oss(fields: ConfigJsonReader) -> Values:
-    """Windows in every other layer, attention sinks, clamped experts with biases."""
+    """Read gpt-oss: windows in every other layer, attention sinks, clamped experts with biases."""
     fields.ignore_keys("initial_context_length")
     fields.require_value("hidden_act", "silu", why="its experts compute a clamped SwiGLU")
     layers = fields.read_int("num_hidden_layers")
@@ -132,7 +132,7 @@ def read_gpt_oss(fields: ConfigJsonReader) -> Values:
 
 
 def write_experts(model: Values) -> Values:
-    """The keys that all mixtures share."""
+    """Write the keys that all MoE model types share."""
     moe = model["moe"]
     return {
         "num_experts_per_tok": moe["num_experts_per_tok"],
@@ -149,7 +149,7 @@ def _write_moe_decoder(model: Values, count: str) -> Values:
 
 
 def write_mixtral(model: Values) -> Values:
-    """As `read_mixtral` reads it."""
+    """Write the fields of `read_mixtral`."""
     return _write_moe_decoder(model, "num_local_experts") | {"sliding_window": model["sliding_window"]}
 
 
@@ -167,7 +167,7 @@ def _write_sparse_layers(model: Values) -> Values:
 
 
 def write_qwen2_moe(model: Values) -> Values:
-    """As `read_qwen2_moe` reads it."""
+    """Write the fields of `read_qwen2_moe`."""
     values = _write_sparse_layers(model) | write_windows(model) | {"qkv_bias": model["attention"]["qkv_bias"]}
     if model["moe"] is not None:
         values["shared_expert_intermediate_size"] = model["moe"]["shared_intermediate_size"]
@@ -175,19 +175,19 @@ def write_qwen2_moe(model: Values) -> Values:
 
 
 def write_qwen3_moe(model: Values) -> Values:
-    """As `read_qwen3_moe` reads it."""
+    """Write the fields of `read_qwen3_moe`."""
     window = {"use_sliding_window": model["sliding_window"] is not None, "sliding_window": model["sliding_window"]}
     return _write_sparse_layers(model) | window | {"attention_bias": model["attention"]["qkv_bias"]}
 
 
 def write_olmoe(model: Values) -> Values:
-    """As `read_olmoe` reads it."""
+    """Write the fields of `read_olmoe`."""
     attention = {"attention_bias": model["attention"]["qkv_bias"], "clip_qkv": model["attention"]["clip"]}
     return _write_moe_decoder(model, "num_experts") | attention | {"norm_topk_prob": model["moe"]["norm_topk_prob"]}
 
 
 def write_phimoe(model: Values) -> Values:
-    """As `read_phimoe` reads it."""
+    """Write the fields of `read_phimoe`."""
     return _write_moe_decoder(model, "num_local_experts") | {
         "sliding_window": model["sliding_window"],
         "router_jitter_noise": model["moe"]["jitter"],
@@ -197,7 +197,7 @@ def write_phimoe(model: Values) -> Values:
 
 
 def write_gpt_oss(model: Values) -> Values:
-    """As `read_gpt_oss` reads it."""
+    """Write the fields of `read_gpt_oss`."""
     expert = model["moe"]["expert"]
     return _write_moe_decoder(model, "num_local_experts") | {
         "hidden_act": "silu",

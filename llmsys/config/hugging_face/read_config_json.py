@@ -1,7 +1,8 @@
-"""From the text of a config.json to the values of a ModelConfig.
+"""Convert the text of a config.json to the values of a ModelConfig.
 
-Every key is accounted for: understood, harmless by name, understood at one value only, or refused. Raises ConfigError
-with the file and every key that is wrong.
+Invariants:
+- Every key is converted, known to be harmless, restricted to supported values, or an error.
+- A ConfigError names the file and every wrong key.
 """
 
 import difflib
@@ -14,12 +15,22 @@ from llmsys.errors import ConfigError
 
 
 def read_model_values(values: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
-    """The values of a `model:` section that mean the same as this config.json.
+    """Convert a config.json to the values of the equivalent `model:` section.
 
-    `num_nextn_predict_layers` is read over: Hugging Face's classes do not build that module, so neither does the config
-    by itself; `multi_token_prediction: {depth: 1}` does.
+    `num_nextn_predict_layers` is ignored, because Hugging Face's classes do not build that module. Set
+    `multi_token_prediction: {depth: 1}` to build it.
+
+    Args:
+        values: the parsed config.json.
+        source: name of the file in error messages.
+
+    Returns:
+        Values for ModelConfig, not yet validated.
+
+    Raises:
+        ConfigError: the model type or a key is not supported.
     """
-    # Twelve modules of model types: most runs read no config.json.
+    # Local imports: most runs read no config.json, and these are twelve modules.
     from llmsys.config.hugging_face.config_json import ConfigJsonReader
     from llmsys.config.hugging_face.defaults import DEFAULTS
     from llmsys.config.hugging_face.model_types import FAMILIES
@@ -32,7 +43,18 @@ def read_model_values(values: dict[str, Any], source: str = "config.json") -> di
 
 
 def parse_json(text: str, source: str) -> dict[str, Any]:
-    """The mapping that a JSON text holds."""
+    """Parse a JSON text that holds one mapping.
+
+    Args:
+        text: the JSON text.
+        source: name of the file in error messages.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        ConfigError: the text is not JSON, has a duplicate key, or is not a mapping.
+    """
 
     def build_mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
         for i, (key, _) in enumerate(entries):
@@ -52,7 +74,14 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
 
 
 def is_hugging_face(path: Path) -> bool:
-    """Whether a config file is read as Hugging Face's: by its suffix, since ours are YAML."""
+    """Return whether a config file has Hugging Face's format.
+
+    Args:
+        path: path of the file, which need not exist.
+
+    Returns:
+        True for the suffix `.json`. Configs of this project are YAML.
+    """
     return path.suffix == ".json"
 
 

@@ -1,7 +1,4 @@
-"""Rotary positions in a config.json: the old spelling (`rope_theta`, `rope_scaling`) and the new (`rope_parameters`).
-
-Gives the values of a `position:` section, and back the mapping that both spellings share.
-"""
+"""Read and write RoPE parameters of a config.json: old keys (`rope_theta`, `rope_scaling`) and `rope_parameters`."""
 
 import math
 from typing import Any
@@ -22,9 +19,10 @@ def read_rope(
     theta_names: tuple[str, ...] = ("rope_theta",),
     fraction_names: tuple[str, ...] = ("partial_rotary_factor",),
 ) -> Values:
-    """The `position:` section. `fraction` is the default share of rotated channels; None: this family rotates all.
+    """Read the `position:` section.
 
-    The names are those outside `rope_parameters`; inside, they are the same for all.
+    The names are the keys outside `rope_parameters`; inside, the keys are the same for all model types. `fraction` is
+    the default share of rotated channels; None: the model type rotates all.
     """
     inner = _read_rope_parameters(fields)
     outer = fields.read_optional_float(*theta_names)
@@ -42,7 +40,8 @@ def read_rope(
 
 
 def _select_first(*values: float | None) -> float:
-    """The first that is given; 0 is given, and is for the model's own rules to refuse."""
+    """Return the first value that is not None."""
+    # 0 counts as a value; ModelConfig's own constraints reject it.
     return next(value for value in values if value is not None)
 
 
@@ -55,7 +54,7 @@ def _read_rope_parameters(fields: ConfigJsonReader) -> ConfigJsonReader:
 
 
 def read_scaling(inner: ConfigJsonReader, fields: ConfigJsonReader) -> Values:
-    """The `scaling:` section from a mapping of rotary parameters; `fields` is the file around it."""
+    """Read the `scaling:` section from RoPE parameters; `fields` is the surrounding config.json."""
     inner.defaults = {"rope_type": "default"}
     name = inner.read_str("rope_type", "type")
     if name not in KINDS:
@@ -113,9 +112,9 @@ def _read_longrope(inner: ConfigJsonReader, old_length: int) -> Values:
 
 
 def compute_yarn_score_scale(position: Values, rotary: Any, channels: int) -> float | None:
-    """DeepSeek's factor on the scores: 1 / sqrt(channels) · m², m as YaRN's with `mscale_all_dim`; None: no m.
+    """Return DeepSeek's scale of the scores, 1 / sqrt(channels) · m², with YaRN's m; None without `mscale_all_dim`.
 
-    `rotary` are the file's own parameters, where mscale_all_dim may stand without mscale.
+    `rotary` holds the RoPE parameters of the file, which may have `mscale_all_dim` without `mscale`.
     """
     stretch = rotary.get("mscale_all_dim") if isinstance(rotary, dict) else None
     if position["scaling"]["kind"] == "none" or not isinstance(stretch, int | float) or not stretch or channels < 1:
@@ -126,7 +125,7 @@ def compute_yarn_score_scale(position: Values, rotary: Any, channels: int) -> fl
 
 
 def write_rope(position: Values) -> Values:
-    """`rope_parameters` of a rope section, as transformers 5 spells them."""
+    """Write `rope_parameters` with the keys of transformers 5."""
     scaling = dict(position["scaling"])
     names = {kind: name for name, kind in KINDS.items()}
     values = {"rope_theta": position["theta"], "rope_type": names[scaling.pop("kind")]}

@@ -1,4 +1,4 @@
-"""Encoder-decoders with LayerNorm and biases: bart, marian."""
+"""Readers and writers of encoder-decoders with LayerNorm and biases: bart, marian."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.gpt import build_attention_section
@@ -12,7 +12,7 @@ from llmsys.config.hugging_face.shared_fields import (
 
 
 def check_encoder_decoder_keys(fields: ConfigJsonReader) -> None:
-    """What every encoder-decoder may say, and can be built at one value only."""
+    """Check the keys of encoder-decoders that are supported at one value only."""
     check_common_keys(fields, encoder_decoder=True)
     fields.require_value("is_decoder", False, None, why="both stacks are built")
     for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
@@ -20,11 +20,10 @@ def check_encoder_decoder_keys(fields: ConfigJsonReader) -> None:
 
 
 def read_bart(fields: ConfigJsonReader) -> Values:
-    """BART: learned positions that begin at row 2, a norm after the embedding."""
+    """Read BART: learned positions that start at row 2, and a norm after the embedding."""
     read_architecture(fields, {"BartForConditionalGeneration": "lm", "BartModel": "lm"}, "lm")
-    fields.ignore_keys(
-        "save_step", "replacing_rate", "student_encoder_layers", "student_decoder_layers"
-    )  # how it was distilled
+    # Records of distillation.
+    fields.ignore_keys("save_step", "replacing_rate", "student_encoder_layers", "student_decoder_layers")
     fields.require_value("tie_word_embeddings", True, why="embedding and head are one matrix")
     fields.require_value("static_position_embeddings", False, why="BART's positions are trained")
     fields.require_value("normalize_embedding", True, why="BART has a norm after the embedding")
@@ -35,13 +34,12 @@ def read_bart(fields: ConfigJsonReader) -> Values:
 
 
 def read_marian(fields: ConfigJsonReader) -> Values:
-    """Marian's translators, and the original Transformer: sinusoids, one vocabulary for both sides or one each."""
+    """Read Marian and the original Transformer: sinusoidal positions; shared or separate vocabularies."""
     read_architecture(fields, {"MarianMTModel": "lm"}, "lm")
     fields.require_value("static_position_embeddings", True, why="Marian's positions are sinusoids")
     fields.require_value("normalize_embedding", False, why="Marian has no norm after the embedding")
-    fields.ignore_keys(
-        "extra_pos_embeddings"
-    )  # pad_token_id + 1 in old files; sinusoids begin at position 0 all the same
+    # pad_token_id + 1 in old files, but sinusoids start at position 0 regardless.
+    fields.ignore_keys("extra_pos_embeddings")
     vocabulary, tied = fields.read_int("vocab_size"), fields.read_bool("tie_word_embeddings")
     target = fields.read_optional_int("decoder_vocab_size") or vocabulary
     values = _read_stacks(fields) | {"vocab_size": target, "tie_word_embeddings": tied}
@@ -59,7 +57,7 @@ def read_marian(fields: ConfigJsonReader) -> Values:
 
 
 def _read_stacks(fields: ConfigJsonReader) -> Values:
-    """What BART and Marian share: norms after each branch, biases everywhere, a fixed bias on the logits."""
+    """Read the fields that BART and Marian share: post-norm, biases everywhere, a fixed bias on the logits."""
     check_encoder_decoder_keys(fields)
     fields.require_value("normalize_before", False, why="norms stand after each branch")
     fields.require_value("add_final_layer_norm", False, why="no norm stands after the last layer")
@@ -105,7 +103,7 @@ _SIDES = ("encoder", "decoder")
 
 
 def _check_aliases(fields: ConfigJsonReader) -> None:
-    """Names that transformers keeps for the encoder's sizes."""
+    """Check that the generic names of the encoder sizes agree with the `encoder_…` keys."""
     fields.read_int("encoder_layers", "num_hidden_layers")
     fields.read_int("encoder_attention_heads", "num_attention_heads")
 
@@ -134,12 +132,13 @@ def _write_stacks(model: Values) -> Values:
 
 
 def write_bart(model: Values) -> Values:
-    """As `read_bart` reads it."""
+    """Write the fields of `read_bart`."""
     return _write_stacks(model) | {"vocab_size": model["vocab_size"]}
 
 
 def write_marian(model: Values) -> Values:
-    """As `read_marian` reads it; its class wants a padding token, and the one that opens targets serves."""
+    """Write the fields of `read_marian`."""
+    # MarianMTModel requires a padding token; the token that starts targets serves as one.
     source, target = model["embedding"]["source_vocab_size"], model["vocab_size"]
     words = {"vocab_size": source or target, "decoder_vocab_size": target}
     padding = {"pad_token_id": model["encoder"]["decoder_start_token_id"]}

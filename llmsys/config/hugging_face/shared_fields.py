@@ -1,6 +1,6 @@
-"""What many model types have in common: activations, kinds of layers, the class in `architectures`, the plain decoder.
+"""Conversions shared by model types: activations, layer types, `architectures`, and the fields of plain decoders.
 
-Reading turns the fields of a config.json into the values of a ModelConfig; writing turns those values back.
+`read_…` functions convert config.json fields to ModelConfig values. `write_…` functions convert them back.
 """
 
 from typing import Any
@@ -27,22 +27,22 @@ _GATED_NAMES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_t
 
 
 def read_activation(fields: ConfigJsonReader, name: str) -> str:
-    """Our name of a plain activation."""
+    """Return the ModelConfig name of an activation."""
     return ACTIVATIONS[fields.read_choice(name, ACTIVATIONS)]
 
 
 def read_gated_kind(fields: ConfigJsonReader, name: str) -> str:
-    """The kind of a gated feed-forward."""
+    """Return the ModelConfig kind of a gated feed-forward."""
     return GATED[ACTIVATIONS[fields.read_choice(name, [key for key, ours in ACTIVATIONS.items() if ours in GATED])]]
 
 
 def get_activation_name(kind: str) -> str:
-    """Hugging Face's name of a feed-forward kind's activation; the kind itself where there is none."""
+    """Return Hugging Face's activation name of a feed-forward kind; the kind itself if there is none."""
     return _PLAIN_NAMES.get(kind) or _GATED_NAMES.get(kind, kind)
 
 
 def read_architecture(fields: ConfigJsonReader, legal: dict[str, str], default: str) -> str:
-    """What the class in `architectures` is for, by `legal`; without one, `default`."""
+    """Return the value in `legal` of the class in `architectures`; `default` if the file names no class."""
     names = fields.read_str_list("architectures")
     if not names:
         return default
@@ -53,7 +53,7 @@ def read_architecture(fields: ConfigJsonReader, legal: dict[str, str], default: 
 
 
 def check_decoder_class(fields: ConfigJsonReader, stem: str, tied: bool, *more: str) -> None:
-    """A decoder needs its language-modelling class; the bare model is as good where the embedding is the head."""
+    """Check that `architectures` has a language-model head. The bare model is accepted with tied embeddings."""
     bare = f"{stem}Model"
     found = read_architecture(fields, dict.fromkeys((f"{stem}ForCausalLM", *more), "lm") | {bare: "bare"}, "lm")
     if found == "bare" and not tied:
@@ -64,7 +64,7 @@ def check_decoder_class(fields: ConfigJsonReader, stem: str, tied: bool, *more: 
 
 
 def check_common_keys(fields: ConfigJsonReader, *, encoder_decoder: bool = False) -> None:
-    """Keys that every model type may carry, and that can be built at one value only."""
+    """Check the keys that every model type may have and that are supported at one value only."""
     fields.require_value("is_encoder_decoder", encoder_decoder, why="it contradicts the model type")
     fields.require_value("add_cross_attention", False, None, why="a decoder with cross attention has no encoder here")
     fields.require_value("cross_attention_hidden_size", None, why="cross attention has the decoder's width")
@@ -76,15 +76,15 @@ def check_common_keys(fields: ConfigJsonReader, *, encoder_decoder: bool = False
 
 
 def find_shortest_period(entries: list[Any]) -> tuple[Any, ...]:
-    """The shortest beginning that gives the whole list when it is repeated."""
+    """Return the shortest prefix that gives the full list when repeated."""
     for length in range(1, len(entries) + 1):
-        if all(one == entries[i % length] for i, one in enumerate(entries)):
+        if all(entry == entries[i % length] for i, entry in enumerate(entries)):
             return tuple(entries[:length])
     return ()
 
 
 def read_layer_types(fields: ConfigJsonReader, layers: int, otherwise: list[str]) -> tuple[str, ...]:
-    """`layer_types` as the shortest repeating list; `otherwise` is what a file without them means."""
+    """Return `layer_types` as the shortest repeating tuple; `otherwise` is the default of the model type."""
     kinds = fields.read_str_list("layer_types") or otherwise
     for kind in sorted(set(kinds) - {"full_attention", "sliding_attention"}):
         fields.add_violation("layer_types", f"{kind!r} is not understood. Known: full_attention and sliding_attention.")
@@ -94,14 +94,14 @@ def read_layer_types(fields: ConfigJsonReader, layers: int, otherwise: list[str]
 
 
 def build_window_values(window: int | None, kinds: tuple[str, ...]) -> Values:
-    """`sliding_window` and `layer_types`, as short as they can be said."""
+    """Return `sliding_window` and `layer_types`, without values that equal the defaults."""
     if window is None or "sliding_attention" not in kinds:
         return {}
     return {"sliding_window": window} | ({"layer_types": kinds} if "full_attention" in kinds else {})
 
 
 def require_full_attention(fields: ConfigJsonReader) -> None:
-    """Model types without windows still meet the keys of those that have them."""
+    """Check that the sliding-window keys are off. Files of other model types may have them."""
     fields.require_value("sliding_window", None, why="this model type has no windows")
     fields.require_value("use_sliding_window", False, None, why="this model type has no windows")
     if set(fields.read_str_list("layer_types")) - {"full_attention"}:
@@ -109,7 +109,7 @@ def require_full_attention(fields: ConfigJsonReader) -> None:
 
 
 def read_shape(fields: ConfigJsonReader) -> Values:
-    """Sizes under the names that Llama and its relatives share with us."""
+    """Read the sizes whose names ModelConfig shares with Llama and its relatives."""
     values: Values = {
         name: fields.read_int(name)
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -124,23 +124,23 @@ def read_shape(fields: ConfigJsonReader) -> Values:
 
 
 def read_rms_norm(fields: ConfigJsonReader, **more: Any) -> Values:
-    """The norm of Llama and its relatives."""
+    """Read the RMSNorm section of Llama and its relatives."""
     return {"kind": "rmsnorm", "eps": fields.read_positive_float("rms_norm_eps"), **more}
 
 
 def read_attention_bias(fields: ConfigJsonReader) -> Values:
-    """One switch for the biases of queries, keys, values and output."""
+    """Read `attention_bias`, which covers the query, key, value and output projections."""
     bias = fields.read_bool("attention_bias")
     return {"kind": "multi_head", "qkv_bias": bias, "output_bias": bias}
 
 
 def read_attention_dropout(fields: ConfigJsonReader) -> Values:
-    """The only dropout of Llama and its relatives."""
+    """Read attention dropout, the only dropout of Llama and its relatives."""
     return {"attention": fields.read_float("attention_dropout")}
 
 
 def write_shape(model: Values) -> Values:
-    """The inverse of `read_shape`, with the norm's eps and attention's dropout."""
+    """Write the fields of `read_shape`, the norm's eps and attention dropout."""
     names = (
         "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
         "max_position_embeddings", "initializer_range", "tie_word_embeddings",
@@ -150,6 +150,6 @@ def write_shape(model: Values) -> Values:
 
 
 def write_layer_types(model: Values) -> list[str]:
-    """One kind for each layer."""
+    """Write one layer type per layer."""
     kinds = model["layer_types"] or ["full_attention" if model["sliding_window"] is None else "sliding_attention"]
     return [kinds[layer % len(kinds)] for layer in range(model["num_hidden_layers"])]

@@ -1,4 +1,4 @@
-"""The encoder-decoders of the T5 family: T5, T5 1.1, Flan-T5."""
+"""Reader and writer of the T5 family: T5, T5 1.1, Flan-T5."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.seq2seq import check_encoder_decoder_keys
@@ -6,10 +6,10 @@ from llmsys.config.hugging_face.shared_fields import ACTIVATIONS, GATED, Values,
 
 
 def read_t5(fields: ConfigJsonReader) -> Values:
-    """T5 and T5 1.1: relative positions, no biases, scores that are not scaled.
+    """Read T5 and T5 1.1: relative positions, no biases, unscaled scores.
 
-    `tie_word_embeddings: false` (T5 1.1, Flan-T5) gives the head a matrix of its own, as their weights have it, and
-    logits that are not scaled; `scale_decoder_outputs` says the latter alone.
+    `tie_word_embeddings: false` (T5 1.1, Flan-T5) gives the head its own matrix, as in the published weights, and
+    unscaled logits. `scale_decoder_outputs` overrides the scaling only.
     """
     check_encoder_decoder_keys(fields)
     read_architecture(fields, {"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"}, "lm")
@@ -62,7 +62,7 @@ def _read_feed_forward_kind(fields: ConfigJsonReader) -> str:
 
 
 def write_t5(model: Values) -> Values:
-    """As `read_t5` reads it."""
+    """Write the fields of `read_t5`."""
     kind = model["feed_forward"]["kind"]
     words = {"geglu_tanh": "gated-gelu", "geglu": "gated-gelu_python", "swiglu": "gated-silu"}
     return {

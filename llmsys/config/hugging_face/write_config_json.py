@@ -1,7 +1,10 @@
-"""From a ModelConfig to the config.json that means the same.
+"""Convert a ModelConfig to the equivalent config.json.
 
-Every model type is tried: its writer says what it can, its reader reads that back, and what comes back decides. So no
-config.json is written whose reading would be another model.
+Every model type is tried: its writer produces a config.json, its reader converts it back, and the result is compared
+with the model.
+
+Invariants:
+- Reading the result gives the same model, except for fields that only training uses.
 """
 
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ from llmsys.config.violation import format_choices
 from llmsys.errors import ConfigError
 from llmsys.log import get_logger
 
-# What only training reads. A model type that cannot say it is still the same model.
+# Fields that only training uses. A model type that cannot express them is still equivalent.
 TRAINING_ONLY = (
     "dropout.", "initializer", "initializer_range", "embedding.initializer_range", "moe.z_loss_weight",
     "moe.balance.rate", "moe.balance.weight", "moe.balance.scope", "moe.balance.sequence_weight",
@@ -29,11 +32,20 @@ _log = get_logger(__name__)
 
 
 def build_config_json(model: ModelConfig, model_type: str | None = None) -> dict[str, Any]:
-    """The values of a config.json whose reading gives this model, of the plainest model type that has it.
+    """Build the config.json of a model, with the simplest model type that can express it.
 
-    `model_type` asks for one type. What only training reads (dropout, starting weights, the weights of balancing
-    losses) is left out with a log line where the type cannot say it. Raises ConfigError that names the fields which no
-    model type can say.
+    Fields that only training uses (dropout, initialization, weights of balancing losses) are omitted with a log line
+    if the type cannot express them.
+
+    Args:
+        model: the architecture.
+        model_type: Hugging Face model type; None: the simplest type that fits.
+
+    Returns:
+        The values of the config.json, with `model_type` and `architectures`.
+
+    Raises:
+        ConfigError: no model type can express the model. Names the fields that differ.
     """
     if model_type is not None and model_type not in FAMILIES:
         raise ConfigError(f"model_type: {model_type!r} is not understood. Known: {', '.join(FAMILIES)}.")
@@ -46,10 +58,10 @@ def build_config_json(model: ModelConfig, model_type: str | None = None) -> dict
         if not differences:
             return values
         found.append((differences, values))
-    harmless = [one for one in found if not _select_model_keys(one[0])]
+    harmless = [candidate for candidate in found if not _select_model_keys(candidate[0])]
     if not harmless:
         raise ConfigError(_format_refusal(model, found, model_type))
-    differences, values = min(harmless, key=lambda one: len(one[0]))
+    differences, values = min(harmless, key=lambda candidate: len(candidate[0]))
     left_out = ", ".join(f"{key}={_get_value(model, key)}" for key in differences)
     _log.info("config.json of %s cannot say %s; only training reads it", values["model_type"], left_out)
     return values
@@ -60,7 +72,7 @@ def _select_model_keys(differences: list[str]) -> list[str]:
 
 
 def _try_build_values(name: str, model: ModelConfig) -> dict[str, Any] | None:
-    """What this type's writer says; None where the model lacks something that the writer needs."""
+    """Return the config.json of this model type; None if the model lacks a field that its writer needs."""
     family = FAMILIES[name]
     try:
         values = family.write(model.model_dump() | {"encoder": _build_encoder_section(model)})
@@ -72,7 +84,7 @@ def _try_build_values(name: str, model: ModelConfig) -> dict[str, Any] | None:
 
 
 def _build_encoder_section(model: ModelConfig) -> Values | None:
-    """The encoder's section, written out where it is the decoder's twin."""
+    """Return the encoder section, filled in if the encoder has the sizes of the decoder."""
     if model.family != "encoder_decoder" or model.encoder is not None:
         return None if model.encoder is None else model.encoder.model_dump()
     twin = {"num_hidden_layers": model.num_hidden_layers, "decoder_start_token_id": 0}
@@ -80,7 +92,7 @@ def _build_encoder_section(model: ModelConfig) -> Values | None:
 
 
 def _find_differences(model: ModelConfig, name: str, values: dict[str, Any]) -> list[str] | None:
-    """Dotted keys at which the reading of `values` is not this model; None where it is no model at all."""
+    """Return the dotted keys that differ after reading `values` back; None if they are not a legal model."""
     fields = ConfigJsonReader(values, DEFAULTS[name])
     read = FAMILIES[name].read(fields)
     if fields.problems or fields.find_unknown_keys():
@@ -93,7 +105,7 @@ def _find_differences(model: ModelConfig, name: str, values: dict[str, Any]) -> 
 
 
 def _to_normalized_values(model: ModelConfig) -> Values:
-    """The model as values, with everything in one spelling that can be spelled in two."""
+    """Return the model as values, with one canonical form for equivalent settings."""
     values = model.model_dump()
     kinds = [model.get_layer_type(layer) for layer in range(model.num_hidden_layers)]
     values["layer_types"] = kinds
@@ -120,12 +132,12 @@ def _to_normalized_values(model: ModelConfig) -> Values:
 
 def _iter_unequal_keys(ours: Values, theirs: Values, keys: tuple[str, ...]) -> Iterator[str]:
     for key in dict.fromkeys((*ours, *theirs)):
-        one, other = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
-        if isinstance(one, dict) and isinstance(other, dict) and one.get("kind") == other.get("kind"):
-            yield from _iter_unequal_keys(one, other, (*keys, key))
-        elif isinstance(one, dict) and isinstance(other, dict):
+        value, other = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
+        if isinstance(value, dict) and isinstance(other, dict) and value.get("kind") == other.get("kind"):
+            yield from _iter_unequal_keys(value, other, (*keys, key))
+        elif isinstance(value, dict) and isinstance(other, dict):
             yield ".".join((*keys, key, "kind"))
-        elif one != other:
+        elif value != other:
             yield ".".join((*keys, key))
 
 
@@ -142,7 +154,7 @@ def _format_refusal(model: ModelConfig, found: list[tuple[list[str], dict[str, A
     head = "No Hugging Face model type has this model" if asked is None else f"{asked} cannot say this model"
     if not found:
         return f"{head}. Choose another type, or keep the model in this format."
-    differences, values = min(found, key=lambda one: len(_select_model_keys(one[0])))
-    said = format_choices([f"{key}={_get_value(model, key)}" for key in _select_model_keys(differences)[:5]])
+    differences, values = min(found, key=lambda candidate: len(_select_model_keys(candidate[0])))
+    fields = format_choices([f"{key}={_get_value(model, key)}" for key in _select_model_keys(differences)[:5]])
     nearest = f"The nearest is {values['model_type']}, which" if asked is None else "It"
-    return f"{head}. {nearest} cannot say {said}. Change these fields, or keep the model in this format."
+    return f"{head}. {nearest} cannot say {fields}. Change these fields, or keep the model in this format."

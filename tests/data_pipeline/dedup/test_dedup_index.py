@@ -109,7 +109,7 @@ ALL_KINDS: dict[str, Any] = {
     "minhash": MINHASH,
     "substring": {"kind": "substring", "min_characters": 60, "min_words": 20},
     "index": {"kind": "kept"},
-    "keys": {"kind": "sorted", "keys_per_task": 1_500},
+    "key_filter": {"kind": "sorted", "keys_per_task": 1_500},
 }
 
 

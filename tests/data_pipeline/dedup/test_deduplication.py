@@ -174,7 +174,7 @@ def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(tmp_path: Path
     assert 0 < len(expected) < len(documents)
     for files, keys in ((1, {"kind": "sorted"}), (3, {"kind": "sorted", "keys_per_task": 100}), (2, {"kind": "bloom"})):
         random.Random(files).shuffle(documents)
-        found = kept_by_stages(tmp_path / str(files), documents, files, minhash=LOOSE.model_dump(), keys=keys)
+        found = kept_by_stages(tmp_path / str(files), documents, files, minhash=LOOSE.model_dump(), key_filter=keys)
         assert found == expected
 
 

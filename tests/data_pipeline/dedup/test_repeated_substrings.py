@@ -96,7 +96,7 @@ def test_strings_equal_a_suffix_array_of_the_whole_corpus(tmp_path: Path, seed: 
     rows = [document(f"{number:032x}", text) for number, text in enumerate(texts)]
     for files, keys in RANGES:
         random.Random(files).shuffle(rows)
-        asked = NOTHING | {"substring": {"kind": "substring", "min_characters": 20, "min_words": 0}, "keys": keys}
+        asked = NOTHING | {"substring": {"kind": "substring", "min_characters": 20, "min_words": 0}, "key_filter": keys}
         kept, gone = deduplicated(tmp_path / f"{seed}{files}", rows, asked, files)
         found = {row["id"]: row["text"] for row in kept} | {row["id"]: "" for row in gone}
         touched = {number for number, text in enumerate(texts) if expected[number] != text.strip()}

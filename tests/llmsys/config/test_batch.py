@@ -31,9 +31,9 @@ def test_steps_follow_each_other_without_gap_or_overlap(config: BatchConfig) -> 
         assert config.count_tokens_before(step) == sequences * LENGTH
         assert config.count_steps_for(sequences * LENGTH) == step
         assert config.count_steps_for(sequences * LENGTH + 1) == step + 1
-        assert config.get_tokens_at(step) == config.get_sequences_at(step) * LENGTH
-        assert config.get_sequences_at(step) in config.step_sizes
-        sequences += config.get_sequences_at(step)
+        assert config.get_step_tokens(step) == config.get_step_sequences(step) * LENGTH
+        assert config.get_step_sequences(step) in config.step_sizes
+        sequences += config.get_step_sequences(step)
 
 
 @pytest.mark.parametrize("config", RAMPS)
@@ -44,17 +44,17 @@ def test_a_ramp_is_the_straight_line_in_tokens_on_whole_quanta(config: BatchConf
     for step in range(200):
         share = min(1.0, config.count_tokens_before(step) / over)
         line = start + (full - start) * share
-        assert line - quantum < config.get_sequences_at(step) <= line + 1e-9
-        assert config.get_sequences_at(step) % quantum == 0
-    assert config.get_sequences_at(0) == start
-    assert config.get_sequences_at(config.count_steps_for(over)) == full
+        assert line - quantum < config.get_step_sequences(step) <= line + 1e-9
+        assert config.get_step_sequences(step) % quantum == 0
+    assert config.get_step_sequences(0) == start
+    assert config.get_step_sequences(config.count_steps_for(over)) == full
 
 
 def test_the_ramp_of_gpt3_is_quick_to_ask_about() -> None:
     ramp = {"start_tokens": 32_768, "ramp_tokens": 4_000_000_000}
     config = BatchConfig(sequence_length=2048, tokens=3_145_728, ramp=ramp)
-    assert config.get_sequences_at(0) == 16
-    assert config.get_sequences_at(10**6) == 1536
+    assert config.get_step_sequences(0) == 16
+    assert config.get_step_sequences(10**6) == 1536
     rungs = sum(1 / (16 * rung) for rung in range(1, 96))  # equally many tokens at each of the 95 sizes
     assert config.count_steps_for(4_000_000_000) == pytest.approx(4e9 / 95 / 2048 * rungs, rel=0.02)
     assert config.count_tokens_before(config.count_steps_for(300_000_000_000)) >= 300_000_000_000
@@ -73,9 +73,9 @@ def test_the_budget_of_a_run_counts_the_small_steps_at_its_start() -> None:
 
 def test_the_ramp_belongs_to_the_trajectory_and_no_ramp_leaves_it_as_it_was() -> None:
     ramp = {"batch": {"ramp": {"start_tokens": 512, "ramp_tokens": 10_000}}}
-    with_ramp = RunConfig.model_validate(ramp).with_precision("fp32")
+    with_ramp = RunConfig.model_validate(ramp).resolve_precision("fp32")
     assert with_ramp.trajectory_settings["batch"]["ramp"]["over_tokens"] == 10_000
-    without = RunConfig().with_precision("fp32")
+    without = RunConfig().resolve_precision("fp32")
     assert set(without.trajectory_settings["batch"]) == {
         "sequence_length",
         "length_groups",

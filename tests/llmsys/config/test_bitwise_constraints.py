@@ -21,9 +21,9 @@ def refusal(*overrides: str) -> str:
 
 
 def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> None:
-    config = load_run_config("train/demo", BITWISE).with_precision("fp32")
+    config = load_run_config("train/demo", BITWISE).resolve_precision("fp32")
     assert config.trajectory_settings["bitwise"] == {"threads_per_process": 1, "micro_sequences": 2, "deal": "in_order"}
-    assert "bitwise" not in load_run_config("train/demo", ()).with_precision("fp32").trajectory_settings
+    assert "bitwise" not in load_run_config("train/demo", ()).resolve_precision("fp32").trajectory_settings
 
 
 @pytest.mark.parametrize(

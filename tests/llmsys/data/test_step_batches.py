@@ -87,7 +87,7 @@ def test_a_ramp_gives_every_sequence_once_whatever_the_ranks_and_wherever_it_is_
             seen += [row for batch in batches for row in batch.tokens_BT.tolist()]
     sizes = BatchConfig.model_validate({"sequence_length": LENGTH, **RAMP})
     assert len(seen) == sizes.count_sequences_before(14)
-    assert [sizes.get_sequences_at(step) for step in (0, 13)] == [4, 12]
+    assert [sizes.get_step_sequences(step) for step in (0, 13)] == [4, 12]
     assert seen == packed.get_rows(np.arange(len(seen))).tokens[:, :-1].tolist()
 
 

@@ -23,7 +23,7 @@ def test_a_profile_decides(profile: str, number: Precision) -> None:
     config = RunConfig()
     assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
     found = estimate_run(config, device=load_device_profile(profile))
-    named = estimate_run(config.with_precision(number))
+    named = estimate_run(config.resolve_precision(number))  # type: ignore[arg-type]
     assert found["precision"]["number"] == number
     assert found["memory"] == named["memory"]
     text = format_estimate(found)
@@ -50,7 +50,7 @@ def test_time_and_plan_resolve_for_their_device() -> None:
     for precision, profile in cases:
         device = load_device_profile(profile)
         assert estimate_step_time(config, layout, device) == estimate_step_time(
-            config.with_precision(precision), layout, device
+            config.resolve_precision(precision), layout, device
         )
 
 

@@ -40,7 +40,7 @@ def test_factors_follow_the_tokens_of_the_run_and_belong_to_its_trajectory() -> 
     assert compute_learning_rate(run, 25) == run.optimizer.learning_rate
     assert [compute_balance_factor(run, step) for step in (49, 50)] == [1.0, 0.0]
     assert run.trajectory_settings["factors"]["balance"] == [[500, 1.0], [500, 0.0]]
-    assert "factors" not in RunConfig().with_precision("fp32").trajectory_settings
+    assert "factors" not in RunConfig().resolve_precision("fp32").trajectory_settings
 
 
 def test_a_share_of_weight_decay_is_taken_and_given_back() -> None:

@@ -84,7 +84,7 @@ def test_steps_of_a_growing_batch_are_not_measured(monkeypatch: pytest.MonkeyPat
     small = [
         number
         for number in range(1, 60)
-        if one.config.batch.get_tokens_at(number - 1) < one.config.batch.tokens_per_step
+        if one.config.batch.get_step_tokens(number - 1) < one.config.batch.tokens_per_step
     ]
     assert small
     for number in small:

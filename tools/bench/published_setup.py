@@ -1,6 +1,6 @@
 """Types and builders of published setups: a config, a layout, a device, a software, and the measured number.
 
-Reads data/published_tables.yaml (software generations, devices, shapes) and tests/estimate/data/published_models.json.
+Reads data/published_tables.yaml (software generations, devices, shapes) and tests/data/estimate/published_models.json.
 """
 
 import json

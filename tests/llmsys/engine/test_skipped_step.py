@@ -54,7 +54,7 @@ def test_a_refused_step_leaves_weights_moments_and_count_as_they_were() -> None:
     by_rank = run_ranks(refuse_second, 2, list(CASES.values()))
     for name, mine, theirs in zip(CASES, *by_rank, strict=True):
         refused, asked, (state, steps), (expected, expected_steps) = mine
-        assert not refused.applied, name
+        assert not refused.is_applied, name
         assert refused.extras == (3.0, 10.0), name
         assert asked == [(refused.loss, refused.gradient_norm)] == theirs[1], name
         assert steps == expected_steps == 2, name

@@ -104,7 +104,7 @@ def test_more_pieces_than_rows_are_refused(write: Write) -> None:
         ("engine.zero_stage=1", "engine.zero_stage: unknown key here; it belongs to kind deepspeed. Set engine.kind"),
         ("train.zzz=1", "train.zzz: unknown key. Known here: tokens, precision,"),
         ("engine.kind=torhc", "engine.kind: 'torhc' is not torch, deepspeed or accelerate. Did you mean torch?"),
-        ("train.precision=fp8", "train.precision: 'fp8' is not bf16, fp16 or fp32."),
+        ("train.precision=fp8", "train.precision: 'fp8' is not auto, bf16, fp16 or fp32."),
         ("train.tokens=1.5", "train.tokens: 1.5 is not a whole number."),
         ("train.tokens=-1", "train.tokens: -1 should be greater than or equal to 1."),
         ("optimizer.learning_rate=.inf", "optimizer.learning_rate: inf should be a finite number."),

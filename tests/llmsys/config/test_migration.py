@@ -30,7 +30,7 @@ from llmsys.train.initial_state import require_same_settings
 
 # What version 094b5d9 made of three configs that name every renamed key: each as it was given, as the run folder and
 # the manifest kept it, and as checkpoints and task keys did.
-RECORDED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "old_config_names.json").read_text())
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "old_config_names.json").read_text())
 OLD_NAMES = [(section, old, new) for section, names in RENAMED_KEYS.items() for old, new in names.items()]
 
 

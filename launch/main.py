@@ -17,6 +17,7 @@ from typing import NamedTuple
 from llmsys import __version__
 from llmsys.errors import LlmsysError, to_data_error
 
+# the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
 
 
@@ -144,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `llmsys show … | head`
+        # or the interpreter's own flush at exit would fail once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OUTPUT_CLOSED
     except OSError as error:
@@ -176,6 +178,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
         epilog=f"example: {verb.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        # an abbreviation could change its meaning with every new option
         allow_abbrev=False,
     )
     if verb.takes_config:
@@ -188,6 +191,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
 
 def _run_command(name: str, words: Sequence[str]) -> int:
     parser = build_parser(name)
+    # parse_args takes no overrides behind an option that follows CONFIG
     arguments = parser.parse_intermixed_args(words)
     if os.environ.get("LLMSYS_PARENT"):
         from launch.process.parent_watch import die_with_parent
@@ -197,6 +201,7 @@ def _run_command(name: str, words: Sequence[str]) -> int:
 
     configure_logging()
     status: int = importlib.import_module(f"launch.commands.{name}").run(arguments)
+    # a closed pipe must show while its error can still be caught
     sys.stdout.flush()
     return status
 

@@ -27,6 +27,7 @@ from llmsys.log import configure_logging, get_logger
 from llmsys.train.stop_request import HANGUP, HANGUP_SAVES
 
 CRASHED, MENDABLE, LOST_PEER, HUNG, UNMET, STOPPED = 1, 2, 3, 4, 5, 75
+# gloo and NCCL raise plain RuntimeErrors, which only their text tells apart
 LOST_PEER_WORDS = (
     "Connection closed by peer", "Connection reset by peer", "Connection refused", "Connection was likely closed",
     "Broken pipe", "Timed out waiting", "Gloo", "gloo", "NCCL communicator was aborted", "ncclRemoteError",
@@ -121,6 +122,7 @@ def _get_rank() -> str:
 
 if __name__ == "__main__":
     status = main()
+    # os._exit flushes nothing
     sys.stdout.flush()
     sys.stderr.flush()
     # A library's clean-up at interpreter exit may wait for peers that are gone; everything of ours is on disk by now.

@@ -49,6 +49,7 @@ def describe_batch(data: pa.Buffer, batch: pa.RecordBatch) -> TokenBatch:
     return TokenBatch(
         rows=batch.num_rows,
         tokens=len(values),
+        # buffers are views of the map, so their addresses tell where they lie in the file
         begin=min((buffer.address - data.address for buffer in buffers), default=0),
         end=max((buffer.address - data.address + buffer.size for buffer in buffers), default=0),
         checksum=xxhash.xxh64_hexdigest(values.data),
@@ -69,6 +70,7 @@ def compute_lineage_checksum(batch: pa.RecordBatch) -> str:
     lineage = xxhash.xxh64()
     for name in SIDE_COLUMNS:
         for buffer in batch.column(name).buffers():
+            # Arrow leaves out the validity bitmap of a column without nulls
             lineage.update(b"" if buffer is None else memoryview(buffer))
     return lineage.hexdigest()
 

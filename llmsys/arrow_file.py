@@ -61,6 +61,7 @@ class ArrowFileWriter:
         self.path = path
         self.schema = schema
         self.options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+        # in the same folder: a rename is atomic within one file system only
         self.aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
     def __enter__(self) -> "ArrowFileWriter":
@@ -93,6 +94,7 @@ class ArrowFileWriter:
                 return
             self.arrow.close()
             self.file.flush()
+            # after a power failure the name could otherwise be there without its bytes
             os.fsync(self.file.fileno())
             os.replace(self.aside, self.path)
             sync_folder(self.path.parent)
@@ -231,6 +233,7 @@ def get_document_lengths(batch: pa.RecordBatch) -> Integers:
     Returns:
         Token counts, (rows,) int64.
     """
+    # Arrow's list offsets are int32
     lengths: Integers = np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.int64)
     return lengths
 

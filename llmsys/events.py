@@ -34,8 +34,10 @@ class EventWriter:
         """Open the file at `path`, or create it with its folder; a half-written last line is closed off."""
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        # O_APPEND: every write goes to the end, also where several processes write
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(self._descriptor).st_size
+        # the next event must not join a line that a killed writer left without its end
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
 
@@ -43,11 +45,13 @@ class EventWriter:
         """Append one event with the time of now (3 decimals). Raises OSError when the disk is full."""
         record = {"time": round(time.time(), 3), "event": event, **fields}
         text = json.dumps(_to_json_value(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        # text of pages and models may hold lone surrogates, which UTF-8 has not
         line = text.encode("utf-8", errors="replace") + b"\n"
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from None  # os.write does not know its file
+        # a disk that is almost full takes part of a write without an error
         if written != len(line):
             raise OSError(errno.ENOSPC, "event written only in part", str(self.path))
 

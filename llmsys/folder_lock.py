@@ -46,6 +46,7 @@ def lock_folder(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
         ) from None
     try:
         _acquire_lock(handle, folder, wait_seconds)
+        # only the holder writes here, so that the number names it
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield handle
@@ -58,6 +59,7 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
     is_logged = False
     while True:
         try:
+            # it belongs to the open file, so children that inherit the descriptor hold it too
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError as error:
@@ -92,6 +94,7 @@ def find_mount(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
     except OSError:
         return "a file system", "an unknown place"
     whole = folder.resolve()
+    # /proc/mounts writes a space as \040
     places = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
     around = [(place, kind) for place, kind in places if place == whole or place in whole.parents]
     if not around:

@@ -61,7 +61,9 @@ class HuggingFaceTokenizer:
         self._library.add_special_tokens(
             [AddedToken(self.special[role]) for role in ("bos", "eos") if role in self.special]
         )
+        # the library then takes "</s>" in a text for text
         self._library.encode_special_tokens = True
+        # ids may have gaps, so the number of pieces is no bound
         self.vocab_size: int = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         self._spelled = dict(self._iter_spellings())
 
@@ -133,6 +135,7 @@ class HuggingFaceTokenizer:
 
     def _get_surrounding_pieces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the tokens that the post-processor puts before and after a text."""
+        # only the post-processor knows what it adds, so a letter is encoded to see it
         encoding = self._library.encode("a")
         marks = encoding.special_tokens_mask
         if 0 not in marks:
@@ -162,6 +165,7 @@ class HuggingFaceTokenizer:
         unknown = {token.id for token in model.tokenize(NOWHERE)}
         for number, token in self._library.get_added_tokens_decoder().items():
             if token.special and number not in unknown and model.token_to_id(token.content) == number:
+                # given as a whole, the model would return the control token again
                 head, tail = token.content[:1], token.content[1:]
                 yield number, [one.id for part in (head, tail) if part for one in model.tokenize(part)]
 
@@ -206,6 +210,7 @@ def _load_library(file: Path, data: bytes) -> Library:
             f"{file} is not a tokenizer.json of the library `tokenizers` ({error}). Fetch it again, or name another "
             f"with tokenizer.kind=file tokenizer.path=FILE."
         ) from None
+    # a file may carry the limit of its model, and documents are longer
     library.no_truncation()
     library.no_padding()
     return library

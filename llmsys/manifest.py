@@ -269,6 +269,7 @@ def load_manifest(folder: Path | str) -> Manifest:
 
 def _compute_checksum(text: bytes, checksum: str) -> str:
     """Return the checksum of a manifest, in which its own field counts as empty."""
+    # from the end, because the checksum is the last field
     begin, _, end = text.rpartition(checksum.encode())
     return xxhash.xxh3_128_hexdigest(begin + end)
 

@@ -30,6 +30,7 @@ def describe_port_conflict(port: int, address: str = LOOPBACK) -> str:
         The error text of the system. "" when the port is free.
     """
     with socket.socket() as probe:
+        # connections in TIME_WAIT do not hold a port
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))

@@ -129,6 +129,7 @@ def _format_details(details: dict[str, object]) -> str:
 def _format_amount(value: float, unit: str = "") -> str:
     """Return a count with its unit and a thousands prefix: 3 pages, 1.2k steps, 12.3 MB."""
     power = 0
+    # 999.5 would be rounded to 1000
     while abs(value) >= 999.5 and power < 5:
         value, power = value / 1000, power + 1
     prefix = ("", "k", "M", "G", "T", "P")[power]

@@ -29,6 +29,7 @@ def read_source(package: Path = PACKAGE) -> dict[str, Any]:
     installed = _read_installed_commit() if package == PACKAGE else None
     source = {"version": llmsys.__version__, "folder": str(package.parent), "branch": None}
     found = source | {"commit": installed, "uncommitted_changes": None}
+    # an environment may lie inside an unrelated repository
     if _ask_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return found
     commit = _ask_git(package, "rev-parse", "HEAD")
@@ -44,6 +45,7 @@ def read_source(package: Path = PACKAGE) -> dict[str, Any]:
 
 def _ask_git(folder: Path, *arguments: str) -> str | None:
     """Return the output of git. None when it fails or is not installed."""
+    # git sets these in hooks, and they would lead it to another repository
     command = ["env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "git", "-C", str(folder)]
     try:
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)

@@ -44,6 +44,7 @@ def read_special_tokens(
         values = read_json_object(folder / name)
         for role in ROLES:
             token = values.get(f"{role}_token_id")
+            # Llama 3's generation_config.json lists several ends of a text
             token = token[0] if isinstance(token, list) and token else token
             if isinstance(token, int) and token >= 0 and (named := piece_of(token)) is not None:
                 found.setdefault(role, named)
@@ -65,6 +66,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
+        # utf-8-sig: some editors write a byte order mark, which JSON does not allow
         values = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise DataError(f"{file} is not JSON ({error}). Fetch it again, or remove it.") from None

@@ -204,6 +204,7 @@ def verify_checksums(folder: Path | str) -> Manifest:
     for split in manifest.splits.values():
         for entry in split.files:
             path = folder / "tokens" / entry.name
+            # before Arrow parses the file: it may crash on a bad header
             _require_digest(path, entry)
             if (found := describe_token_file(path)) != entry:
                 fields = [name for name in TokenFile.model_fields if getattr(entry, name) != getattr(found, name)]

@@ -78,6 +78,7 @@ class SentencePieceTokenizer:
     def find_piece_id(self, piece: str) -> int | None:
         """Return the id of a piece such as <mask>; None when the vocabulary has none of that name."""
         found: int = self._processor.piece_to_id(piece)
+        # SentencePiece gives the unknown id for a piece that it does not have
         return None if found == self._processor.unk_id() else found
 
     def encode(self, text: str) -> list[int]:

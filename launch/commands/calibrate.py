@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--processes {arguments.processes} cannot measure anything. Use 1 or more.")
     if not arguments.output.absolute().parent.is_dir():
         raise ConfigError(f"{arguments.output.parent} is not a folder. Make it, or choose another --output.")
+    # the ranks run this same command, and their launcher has set WORLD_SIZE
     if arguments.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _start_ranks(arguments.processes)
     from llmsys.calibrate.calibration import measure_machine

@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table; status 0 when everything passed, 1 when something failed."""
     if arguments.check == "crash" and arguments.config is not None:
         raise ConfigError(f"doctor crash trains a toy run of its own, and not {arguments.config}. Leave it out.")
+    # torch reads it at import; the reference run here then sums on one thread, as the ranks do
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return _run_parity_check(arguments) if arguments.check == "parity" else _run_crash_check(arguments)
 

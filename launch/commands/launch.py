@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = build_commands(launcher, plan, over_ssh=not arguments.no_ssh and len(hosts) > 1)
     lines = [(command.host, command.format_shell_line(plan)) for command in chosen]
     text = "".join(f"# on {host or 'this host, which reaches the others by pdsh'}:\n{line}\n" for host, line in lines)
+    # the run folder is shared, and its commands are for their owner alone
     write_bytes_atomically(plan.folder / "run.sh", text.encode(), PRIVATE)
     if arguments.print:
         data = {"folder": str(plan.folder), "commands": [{"host": host, "line": line} for host, line in lines]}
@@ -93,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     everywhere = chosen[0].host is None  # pdsh goes to this host by ssh as well
     require_hosts(plan, [host.name for host in hosts if everywhere or not is_this_host(strip_user(host.name))])
     status = run_commands(plan, chosen)
+    # a launcher that was killed may exit with 0
     if status == 0:
         require_finish(config)
     return status

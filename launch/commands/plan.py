@@ -81,6 +81,7 @@ def _format_launch_command(best: dict[str, Any], devices: int, node_devices: int
 def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], data: dict[str, Any]) -> str:
     """Return a sparse config based on the one that was given."""
     best = data["best"][0]
+    # a name under configs/ is found from anywhere, a relative path is not
     base = str(resolved.source) if Path(asked).exists() else asked
     values: dict[str, Any] = {"model": {"base": base}} if resolved.is_model_only else {"base": base}
     _merge_values(values, _collect_overrides(resolved, words))

@@ -72,6 +72,7 @@ def _compute_budget(config: ScalingLawConfig) -> Any:
 
 
 def _fit_law(arguments: argparse.Namespace) -> int:
+    # intervals end at 5 and 95 %, and 5 % of fewer than 20 resamples is not one of them
     if arguments.resamples < 20:
         raise ConfigError(f"--resamples {arguments.resamples} gives no interval. Use 20 or more; 200 by default.")
     from llmsys.estimate.scaling.law_fit import fit_law

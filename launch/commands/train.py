@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         run_local_ranks(config, [arguments.config, *arguments.overrides])
+        # a launcher that was killed may exit with 0
         require_finish(config)
         result = read_final_evaluation(config.run.folder)
         message = f"trained {config.num_steps} steps into {config.run.folder}"

@@ -86,6 +86,7 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
         clock = float(answer.output.split()[-1])
     except (ValueError, IndexError):
         return HostFinding(host, "clock", f"`date +%s.%N` says {answer.output.strip()!r}", "Give it GNU date.")
+    # the clock was read at some time between the question and the answer
     uncertainty = answer.seconds / 2
     skew = clock - (answer.asked_at + uncertainty)
     if abs(skew) - uncertainty > MOST_SKEW_SECONDS:

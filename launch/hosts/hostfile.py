@@ -13,6 +13,7 @@ from llmsys.local_path import require_local_path
 
 HOSTFILE_LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
 NODE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")
+# no leading dash, which ssh would read as an option
 NAME = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 

@@ -13,6 +13,7 @@ import psutil
 from llmsys.errors import LaunchError
 
 ROUTES = Path("/proc/net/route")
+# RFC 863; any port does, because connecting a datagram socket sends nothing
 DISCARD_PORT = 9
 
 
@@ -53,6 +54,7 @@ def is_loopback(address: str) -> bool:
 def list_local_addresses() -> dict[str, str]:
     """Return address → interface for every interface of this host."""
     return {
+        # psutil writes a link-local address with its interface: fe80::1%eth0
         entry.address.partition("%")[0]: name
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
@@ -114,6 +116,7 @@ def _find_source_address(address: str) -> str | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
+            # the kernel chooses a route and a source address, and sends nothing
             probe.connect((address, DISCARD_PORT))
         except OSError:
             return None
@@ -123,6 +126,7 @@ def _find_source_address(address: str) -> str | None:
 def find_default_interface(routes: Path = ROUTES) -> str | None:
     """Return the interface of the default route with the lowest metric, else the only interface with a route."""
     try:
+        # the first line names the columns: 0 interface, 1 destination in hex, 6 metric
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:
         return None

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 CONNECT_SECONDS = 8
 SPARE_SECONDS = 2  # over the remote timeout, so that its status arrives
+# ssh's own status when it cannot connect, and that of timeout(1)
 SSH_FAILED, TIMED_OUT = 255, 124
 CHECKOUT = Path(__file__).resolve().parents[2]
 FORWARDED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -30,6 +31,7 @@ REMEDIES = {
     "Permission denied": "Put your public key there: ssh-copy-id {host}",
     "Could not resolve": "Correct the name, or give it an address in ~/.ssh/config or /etc/hosts",
     "Host key verification failed": "Look at its key once by hand: ssh {host} true",
+    # before "timed out", because that message has both and the first match counts
     "during banner exchange": "Its ssh port is open and nobody answers there: restart sshd, or the host",
     "timed out": "See that it is up, and that its ssh port is open to this machine",
     "No route to host": "See that it is up, and that the network between is",
@@ -76,6 +78,7 @@ def run_on_all_hosts(hosts: Sequence[str], command: Callable[[str], str], timeou
 
 def run_on_host(host: str, command: str, timeout_seconds: int) -> SshResult:
     """Run one shell line on a host; the status is 124 when it took longer than the timeout, connecting included."""
+    # ends the command on its host, where killing the local ssh would leave it running
     bounded = f"timeout {timeout_seconds} sh -c {shlex.quote(command)}"
     words = ["sh", "-c", bounded] if host in HERE else ["ssh", *_list_ssh_options(), host, bounded]
     asked_at, began = time.time(), time.monotonic()
@@ -127,6 +130,7 @@ def parse_last_json(answer: SshResult) -> dict[str, Any] | None:
     Returns:
         The object; None where there is none.
     """
+    # a shell's profile may have printed something before it
     for line in reversed(answer.output.splitlines()):
         if line.startswith("{"):
             parsed: dict[str, Any] = json.loads(line)

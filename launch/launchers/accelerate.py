@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if kind == "NO":
         print(ALONE.format(options.num_processes), file=sys.stderr)
         return MENDABLE
+    # without it accelerate starts one process here, whatever --num_processes says
     options.multi_gpu = kind in (None, "MULTI_CPU")
     return run_elastic_agent(lambda: launch_command(options))
 

@@ -143,6 +143,7 @@ def build_torchrun_arguments(plan: LaunchPlan, slots: int, endpoint: str, identi
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={identity}",
+        # torchrun would announce this host's own name, which may lead to loopback elsewhere
         f"--local-addr={address}",
         f"--rdzv-conf=join_timeout={plan.patience_seconds}",
         *plan.script_arguments,

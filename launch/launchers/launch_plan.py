@@ -68,6 +68,7 @@ def build_launch_plan(
         hosts=tuple(hosts),
         folder=get_bundle_folder(config),
         working_directory=Path.cwd(),
+        # a Slurm job derives its port from its id: no node can be asked now
         port=config.launch.port if launcher == "slurm" else choose_rendezvous_port(hosts, config.launch.port),
         name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
         min_hosts=min_hosts,

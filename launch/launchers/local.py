@@ -67,6 +67,7 @@ def build_local_command(engine: str, processes: int, port: int, words: Sequence[
     """Return the command that starts `processes` ranks of launch/train.py on this machine."""
     script = [str(SCRIPT), *words]
     if engine == "deepspeed":
+        # finds the deepspeed of this environment also where it is not activated
         places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         launcher = shutil.which("deepspeed", path=places)
         if launcher is None:
@@ -102,6 +103,7 @@ def _build_environment(config: RunConfig, processes: int) -> dict[str, str]:
     )
     if not _count_accelerators(or_one=False):
         environment.setdefault("DS_ACCELERATOR", "cpu")
+        # gloo would bind to the address of this host's name, and all ranks are here
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
 

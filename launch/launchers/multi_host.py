@@ -66,6 +66,7 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
         redirect_dead_terminal()
+        # one request may reach a process twice, by itself and by its group
         if number == signal.SIGTERM and number in asked:
             if time.monotonic() - asked[number] >= SECOND_SECONDS:
                 raise SystemExit(128 + number)
@@ -113,6 +114,7 @@ def combine_statuses(statuses: dict[str, int], plan: LaunchPlan) -> int:
     if not failed:
         return 0
     ended = set(failed.values())
+    # ranks agree on a stop at a step, so one that saved and stopped speaks for all
     if STOPPED in ended:
         return STOPPED
     if len(statuses) - len(failed) >= plan.min_hosts and len(statuses) > 1:
@@ -150,6 +152,7 @@ def _start_process(plan: LaunchPlan, command: HostCommand, *, again: bool = Fals
     quiet: tuple[str, ...] = ()
     if again:
         quiet, line = ("-q",), f"{_format_signal_command(plan, signal.SIGKILL)} >/dev/null; {line}"
+    # ssh gives up no sooner than the ranks themselves do
     silences = max(LEAST_SILENCES, math.ceil(plan.outage_seconds / SILENCE_SECONDS))
     alive = ("-o", f"ServerAliveInterval={SILENCE_SECONDS}", "-o", f"ServerAliveCountMax={silences}")
     return subprocess.Popen([*SSH, *quiet, *alive, command.host, line], stdin=subprocess.DEVNULL)

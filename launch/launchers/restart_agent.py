@@ -77,6 +77,7 @@ def _run_attempts(
         status, lived_until = _run_attempt(command, rendezvous, lost_at, patience_seconds, asked)
         if status in FINAL or asked:
             return status
+        # hosts that did not meet have lost no rank, and use up no restart
         if lived_until is not None:
             if left == 0:
                 if restarts:  # else the ranks have has_warned all
@@ -119,6 +120,7 @@ def _run_attempt(
     An agent without ranks is killed when the patience is over, or when its rendezvous has been unreachable for
     SHUT_SECONDS. Agent and ranks are gone afterwards.
     """
+    # a new process each time: an agent that lost its rendezvous blocks in a call without a timeout
     agent = subprocess.Popen(command, env=build_child_environment())
     ranks: list[psutil.Process] = []
     lived_until, open_at = None, time.monotonic()
@@ -131,6 +133,7 @@ def _run_attempt(
         waited = now - (lost_at if lived_until is None else lived_until)
         if waited > patience_seconds or now - open_at > SHUT_SECONDS:
             agent.kill()
+    # ranks outlive an agent that was killed: the process that they watch is this one
     left = [rank for rank in ranks if _kill_rank(rank)]
     if asked and status < 0 and not left:  # the ranks have stopped, and the agent found nobody left to tell
         return STOPPED, time.monotonic()

@@ -161,7 +161,9 @@ def read_code_state(root: Path) -> tuple[dict[str, Any], bytes]:
 
 def _read_code_difference(root: Path) -> bytes:
     present = [name for name in OURS if (root / name).exists()]
+    # --binary: `git apply` can then restore files that are not text
     changed = _run_git(root, "diff", "--binary", "HEAD", "--", *present) or b""
+    # git diff leaves out files that were never added
     new = (_run_git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *present) or b"").split(b"\0")
     added = [
         _run_git(root, "diff", "--binary", "--no-index", "--", os.devnull, os.fsdecode(name)) for name in new if name
@@ -175,4 +177,5 @@ def _run_git(root: Path, *arguments: str) -> bytes | None:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
     except OSError:
         return None
+    # `diff --no-index` exits with 1 where there is a difference
     return done.stdout if done.returncode in (0, 1) else None

@@ -83,6 +83,7 @@ def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int
     options = [f"--job-name={plan.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
     options += [
         "--open-mode=append",
+        # B: the batch script alone gets it, and forwards it to the ranks
         f"--signal=B:USR1@{NOTICE_SECONDS}",
         f"--output={_escape_percent(plan.folder)}/slurm-%j.out",
     ]
@@ -131,6 +132,7 @@ def _format_job_body(plan: LaunchPlan, slots: int, port: int) -> str:
 
 def _format_node_task(plan: LaunchPlan, slots: int) -> str:
     """Return the shell command of each node: torchrun, with $SLURM and $MASTER names left for the node's shell."""
+    # after a requeue, agents must not meet those of the start before
     identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
     words = build_torchrun_arguments(plan, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
     watch = WATCH.format(seconds=LOOK_SECONDS) if plan.min_hosts < len(plan.hosts) else ""

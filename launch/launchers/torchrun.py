@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", get_signals_to_handle())
     options = parse_args(sys.argv[1:] if arguments is None else list(arguments))
+    # torchrun would also restart ranks that were stopped on request
     if options.max_restarts:
         print(NO_RESTARTS.format(options.max_restarts), file=sys.stderr)
         return MENDABLE
@@ -59,6 +60,7 @@ def run_elastic_agent(start: Callable[[], None]) -> int:
     """Run torch's elastic agent by `start`; return 0, or the status of the rank that failed first."""
     die_with_parent()
     configure_logging()
+    # it logs a traceback for every failed rank, and one message is enough
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", get_signals_to_handle())
     bind_rendezvous(agents=True)
@@ -94,6 +96,7 @@ def _format_error(error: Exception) -> str:
 
 def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
     """Log the rank that failed first and return its status. A rank that lost its peer is not the cause."""
+    # after the first failure torch ends the other ranks with SIGTERM
     causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
     rank, first = (causes or failures)[0]
     if first.exitcode in (CRASHED, MENDABLE, LOST_PEER, STOPPED, HUNG):

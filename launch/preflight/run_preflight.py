@@ -100,6 +100,7 @@ def run_preflight(request: PreflightRequest) -> Iterator[HostFinding]:
         yield from _check_facts(request, facts, marker, cap_seconds(SHELL_SECONDS))
     finally:
         folder, run = shlex.quote(str(request.run_folder / marker)), shlex.quote(str(request.run_folder))
+        # rmdir leaves a run folder that holds anything else
         run_on_all_hosts(
             reachable, lambda _: f"rm -rf {folder}; rmdir {run} 2>/dev/null; true", cap_seconds(SHELL_SECONDS)
         )
@@ -159,6 +160,7 @@ def _check_sharing(
     wrote = [name for name, probe in facts.items() if "folder" in probe]
     numbers = [str(request.host_names.index(name)) for name in wrote]
     folder = shlex.quote(str(request.run_folder / marker))
+    # by name, because a listing may be cached
     look = "; ".join(f"test -e {folder}/{number} && echo {number}" for number in numbers)
     for name, answer in run_on_all_hosts(wrote, lambda _: f"{look}; true", seconds).items():
         seen = {wrote[numbers.index(one)] for one in answer.output.split() if one in numbers}

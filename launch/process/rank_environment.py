@@ -37,6 +37,7 @@ MPI_NAMES = (
 SLURM_FIRST_PORT = 20_000
 MPI_PORT = 29_500
 HERE = "127.0.0.1"
+# DeepSpeed's launcher sets LOCAL_SIZE where torchrun sets LOCAL_WORLD_SIZE
 DEEPSPEED_LOCAL_SIZE = "LOCAL_SIZE"
 FIRST_HOST = re.compile(r"(?P<prefix>[^\[,]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?")
 
@@ -133,6 +134,7 @@ def choose_interface(environment: Environment = os.environ) -> None:
     ranks = environment.get("WORLD_SIZE")
     if ranks is None or "MASTER_ADDR" not in environment:
         return
+    # loopback is right only when every rank is on this host
     if environment.get("LOCAL_WORLD_SIZE") == ranks:
         if (alone := get_loopback_interface()) is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", alone)

@@ -105,6 +105,7 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
         above = _move_model_keys(above)
     above = resolve_bases(above, (), Path.cwd(), (), _get_default_kind)
     layer = merge_layers(layer, above, (), _get_default_kind)
+    # pydantic asks every union for its tag, and a file may leave the default out
     values = fill_default_kinds(layer.values, [RunConfig])
     if model_only:
         values = _cap_sequence_length(values)

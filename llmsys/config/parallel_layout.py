@@ -103,6 +103,7 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
             f"Their product must be {format_choices(list_divisors(heads))}.",
         )
         return
+    # every query head has a key of its own there
     if model.attention.kind == "latent":
         return
     groups = model.num_key_value_heads

@@ -91,6 +91,7 @@ def _format_layers(layers: tuple[int, ...]) -> str:
 def _iter_layer_ranges(layers: tuple[int, ...]) -> Iterator[str]:
     """Yield ranges of consecutive layers: 0, 2..5, 9."""
     first = last = layers[0]
+    # -1 follows no layer, so it closes the last range
     for layer in (*layers[1:], -1):
         if layer == last + 1:
             last = layer

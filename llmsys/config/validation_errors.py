@@ -80,6 +80,7 @@ def _resolve_location(root: SectionType, values: Any, loc: tuple[int | str, ...]
         if isinstance(element, int):
             keys.append(str(element))
             values = values[element] if isinstance(values, list) and element < len(values) else None
+        # pydantic adds the tag of a union to the location, and the file has no such key
         elif len(members) > 1 and any(get_kind(member) == element for member in members):
             members = select_by_kind(members, element)
         elif list_fields(members, element) or (isinstance(values, dict) and element in values):
@@ -109,6 +110,7 @@ def _iter_messages(detail: ErrorDetails, location: _KeyLocation, root: SectionTy
         tags = re.findall(r"'([^']*)'", str(context["expected_tags"]))
         yield (*keys, "kind"), _format_illegal_value((*keys, "kind"), context["tag"], tags)
     elif kind == "literal_error":
+        # pydantic lists the legal values only as text: 'a', 'b' or 3
         legal = re.findall(r"'([^']*)'|(\d+)", str(context["expected"]))
         words = [word or number for word, number in legal]
         yield keys, _format_illegal_value(keys, value, words)

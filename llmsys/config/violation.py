@@ -26,6 +26,7 @@ def raise_violations(problems: Iterable[Violation]) -> None:
     found = list(problems)
     if found:
         text = "; ".join(f"{key}: {message}" for key, message in found)
+        # a ValueError carries text alone; this context carries every key
         raise PydanticCustomError("rules", "{text}", {"text": text, "problems": [tuple(problem) for problem in found]})
 
 

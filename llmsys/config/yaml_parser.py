@@ -58,6 +58,7 @@ class _YamlDumper(yaml.SafeDumper):
     """SafeDumper that quotes every text that `_YamlLoader` would read as another type."""
 
 
+# PyYAML's own read `no` as false and dates as dates
 _YamlLoader.yaml_implicit_resolvers = {}
 _YamlDumper.yaml_implicit_resolvers = {}
 
@@ -103,6 +104,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
     except yaml.YAMLError as error:
         raise ConfigError(_format_yaml_error(error, text, name)) from None
     except ValueError as error:
+        # Python refuses to parse integers of more than 4,300 digits
         if "digits" not in str(error):
             raise
         raise ConfigError(

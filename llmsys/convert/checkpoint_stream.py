@@ -63,6 +63,7 @@ def write_tensors(
     writer = _Writer(folder, {_build_index(piece.part): piece.nbytes for piece in pieces}, file_bytes)
     try:
         with _ignore_distributed_warning():
+            # the planner lists the tensors itself, so the state dict is empty
             dcp.save({}, storage_writer=writer, planner=_Planner(pieces, value_of), no_dist=True)
     except CheckpointException as error:  # a BaseException around what happened
         causes = [cause for cause, _ in error.failures.values()]
@@ -150,6 +151,7 @@ class CheckpointReader:
     def read(self, part: TensorPart) -> Tensor:
         """Return one tensor, on the CPU in the saved dtype. Weights are the running mean if the checkpoint has one."""
         if self._last is None or self._last[0] != part.name:
+            # freed before the next one is read, or both would be in memory
             self._last = None
             name = part.name
             if name.startswith("parameter/"):

@@ -96,6 +96,7 @@ def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> Conversio
 
 def list_parameters_and_buffers(model: ModelConfig) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Return names and shapes of the parameters, each tied one once, and of the saved buffers."""
+    # only names and shapes are needed, and the model may be larger than memory
     with torch.device("meta"):
         module = Transformer(model)
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}

@@ -31,6 +31,7 @@ def _map_bert_body(prefix: str) -> tuple[NameMapping, ...]:
     )
 
 
+# TensorFlow's names, which the first BERT files kept
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 

@@ -61,8 +61,10 @@ def publish_folder(destination: Path) -> Iterator[Path]:
     Raises ConfigError where the destination exists: a conversion never overwrites.
     """
     require_absent(destination)
+    # beside the destination: a rename is atomic within one file system only
     partial = destination.absolute().parent / f".{destination.name}.partial"
     if partial.is_symlink():
+        # rmtree refuses a link, and what it leads to is not ours
         partial.unlink()
     shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
     partial.mkdir(parents=True)

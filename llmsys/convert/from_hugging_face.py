@@ -242,5 +242,6 @@ def _build_run_config(model: ModelConfig, destination: Path, tokenizer: Imported
             values["objective"] = {"kind": "masked", "mask_token": tokenizer.mask_token}
     values["model"] = model.model_dump(mode="json")
     values["batch"] = {"sequence_length": min(model.max_position_embeddings, LENGTH)}
+    # a folder whose config does not load must not be published
     RunConfig.model_validate(values)
     return values

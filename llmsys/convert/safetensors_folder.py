@@ -172,6 +172,7 @@ class SafetensorsShardWriter:
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
         self._data = 8 + len(text)
+        # tensors come in any order, each at its own offset
         self._file.truncate(self._data + end)
         self._tensors = dict(tensors)
 
@@ -180,6 +181,7 @@ class SafetensorsShardWriter:
         if (tensor.dtype, tuple(tensor.shape)) != self._tensors[name]:
             raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, promised was {self._tensors[name]}")
         self._file.seek(self._data + self._places.pop(name))
+        # numpy has no bfloat16
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         self._file.write(flat.numpy().data)
 

@@ -91,6 +91,7 @@ def _read_prefix_pieces(file: Path, source: Path) -> tuple[str, ...]:
 
 
 SPACE = "▁"  # what SentencePiece writes for a space
+# a full-width letter and runs of spaces, which normalization rules would change
 PROBE = "  Ａ b  "
 
 
@@ -106,6 +107,7 @@ def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if exact else "LlamaTokenizer",
         "model_max_length": longest,
+        # transformers would drop spaces before punctuation as it decodes
         "clean_up_tokenization_spaces": False,
     }
     for name in ("bos", "eos", "unk", "pad"):

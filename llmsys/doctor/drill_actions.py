@@ -54,6 +54,7 @@ def build_damage_drill(damage: Callable[[Path], None]) -> Callable[[RunConfig], 
     """Return a drill that stops a run in the middle, damages its newest checkpoint, and trains on."""
 
     def damage_and_resume(config: RunConfig) -> str:
+        # a save comes every second step, so older ones are there to fall back on
         run_attempt(config, 1, Fault("before the backward pass", STEPS - 2))
         harmed = get_newest_checkpoint_folder(config.run.folder).name
         damage(config.run.folder)

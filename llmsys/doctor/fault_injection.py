@@ -98,6 +98,7 @@ def _wrap_call(real: Callable[..., Any], before: bool, fault: Fault) -> Callable
 
 def _trigger_fault(action: str) -> None:
     if action == "full_disk":
+        # a limit on file sizes needs no disk of its own and no root
         resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BYTES, resource.RLIM_INFINITY))
         return
     os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
@@ -214,6 +215,7 @@ def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, fault: Fault 
     os.environ |= {name: str(value) for name, value in local.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with log.open("a") as opened:
+        # torch's C++ writes to the descriptors, not to sys.stderr
         os.dup2(opened.fileno(), sys.stdout.fileno())
         os.dup2(opened.fileno(), sys.stderr.fileno())
     if fault is not None and fault.rank == rank:
@@ -238,4 +240,5 @@ def _run_rank(config: RunConfig, rank: int, ranks: int, port: int, fault: Fault 
         print(f"error: {problem}", flush=True)
         status = 2
     sys.stdout.flush()
+    # torch's clean-up would wait for peers that are gone
     os._exit(status)

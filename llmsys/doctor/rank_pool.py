@@ -127,5 +127,6 @@ def _run_rank(sender: Connection, task: Task, numbers: list[int], rank: int, ran
                 sender.send(("result", task(number)))
             except Exception as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
+                # as text, because not every exception can be pickled
                 sender.send(("error", f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"))
                 return

@@ -40,6 +40,7 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
             "log_every_steps": 1,
             "reproducibility": "bitwise",
             "threads_per_process": 1,
+            # short, because the drill of a stalled rank waits for it
             "hang_timeout_seconds": 8,
         },
         "checkpoint": {"every_steps": 2, "keep_last": 3},

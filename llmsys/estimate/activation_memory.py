@@ -96,6 +96,7 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
         groups.setdefault(key, []).append(layer)
     for (is_moe, _, _), layers in groups.items():
         window = model.get_attention_window(layers[0])
+        # a window as long as the sequence hides nothing, and needs no table
         is_cut = window is not None and window < shape.length and shape.uses_mask_tables
         own = replace(shape, mask_table="windows") if is_cut and shape.mask_table == "none" else shape
         name = "mixture" if is_moe else "dense"

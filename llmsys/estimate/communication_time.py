@@ -101,6 +101,7 @@ def estimate_tensor_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
         return 0.0
     volume = bench.shape.num_tokens / layout.context * model.hidden_size * bench.shape.value_bytes
     one = estimate_all_gather_seconds(RankGroup(layout.tensor), volume, bench.device)
+    # 4 forward, 4 backward, and 2 gathers of inputs for the weight gradients
     each_layer = 4 * (1 + passes.recomputed) + 6
     return each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
 
@@ -129,6 +130,7 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
         visits = min(visits, model.moe.groups.groups_per_token)
     sent = tokens * visits * model.hidden_size * bench.shape.value_bytes
     one = estimate_all_to_all_seconds(RankGroup(layout.expert), sent, bench.device)
+    # out and back, in the forward, the backward and a repeated forward
     times = 2 * (2 + passes.recomputed) * model.num_moe_layers / pipeline
     return times * one * (1 - bench.software.expert_overlap)
 
@@ -147,6 +149,7 @@ def estimate_data_parallel_seconds(
     gather = estimate_all_gather_seconds(shard, dense * size, device) + estimate_all_gather_seconds(
         sparse, experts * size, device
     )
+    # gradients are summed over ranks in float32
     scatter = estimate_all_gather_seconds(shard, dense * 4, device) + estimate_all_gather_seconds(
         sparse, experts * 4, device
     )

@@ -194,6 +194,7 @@ def count_flops(
     if convention == "hardware":
         repeated = 2 * _count_weight_multiplications(iter_recomputed_matrices(model, rows, recompute), vectors)
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
+    # the backward runs two products for each one of the forward
     return FlopsCount(convention, sequences * length, forward, 3 * forward + repeated, attention)
 
 

@@ -55,6 +55,7 @@ def find_largest_micro_batch(
         ConfigError: one window does not fit, with suggested fixes.
     """
     share = config.batch.sequences_per_step // layout.data_parallel_size
+    # every size of a ramp is cut into equal micro-batches
     for sequences in reversed(list_divisors(gcd(*config.batch.step_sizes) // layout.data_parallel_size)):
         batch = config.batch.model_copy(update={"micro_sequences": sequences})
         ledger = estimate_peak_memory(config.model_copy(update={"batch": batch}), layout, system=system)

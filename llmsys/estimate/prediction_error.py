@@ -111,6 +111,7 @@ class RunComparison:
     def compute_modelled_seconds(self, profile: DeviceProfile) -> float:
         """Return the modelled seconds of a step of this run on `profile`, without a residual."""
         time = estimate_step_time(self.config, self.config.resolve_layout(self.prediction["world_size"]), profile)
+        # a residual is fitted to the model without the residual of earlier runs
         return time.seconds.p50 / time.factor
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,6 +145,7 @@ def load_run_comparison(folder: Path) -> RunComparison:
     prediction: Event | None = None
     found: tuple[Event, Event] | None = None
     for event in iter_events(folder / "events.jsonl"):
+        # each start predicts anew, so a measurement belongs to the prediction before it
         if event["event"] == "prediction":
             prediction = event
         elif event["event"] == "measured" and prediction is not None:

@@ -72,5 +72,6 @@ def fit_run_residual(ratios: dict[str, float], published: ResidualModel) -> RunR
     """
     logarithms = [log(one) for one in ratios.values()]
     middle = fmean(logarithms)
+    # the published spread counts as one run more, because a single run has none
     squares = published.spread**2 + sum((one - middle) ** 2 for one in logarithms)
     return RunResidual(factor=exp(median(logarithms)), spread=sqrt(squares / len(ratios)), runs=ratios)

@@ -57,6 +57,7 @@ def estimate_goodput(cluster: ClusterCosts, ranks: int, checkpoint_seconds: floa
 
 def compute_expected_seconds(interval: float, save: float, restart: float, failure: float) -> float:
     """Seconds that `interval` seconds of progress take on average (Daly 2006)."""
+    # expm1 keeps its digits where failures are rare
     return failure * exp(restart / failure) * expm1((interval + save) / failure)
 
 

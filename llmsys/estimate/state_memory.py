@@ -107,6 +107,7 @@ def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: Mod
         return 1
     if part in SPLIT_BY_INPUTS and row.name.endswith("bias"):
         return 1
+    # key-value heads that the ranks do not divide stay whole on each
     whole_heads = part in ("k_proj", "v_proj") and model.num_key_value_heads % layout.tensor
     return 1 if whole_heads else layout.tensor
 
@@ -162,6 +163,7 @@ def _iter_parameter_groups(
     groups: dict[tuple[str, bool, int], int] = {}
     for row in rows:
         role = "experts" if row.is_routed else "embedding" if row.name in ("embed.weight", "head.weight") else "dense"
+        # stacked biases of experts have two dims, and do not decay
         decays = len(row.shape) >= 2 and not row.name.endswith("_bias")
         key = (role, decays, _count_moments(config, row))
         groups[key] = groups.get(key, 0) + count_full_elements(row, layout, config.model) * row.num_copies

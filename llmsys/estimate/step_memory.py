@@ -191,6 +191,7 @@ class StepMemory:
             self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups
         )
         if self.system.activations == "host":
+            # two blocks' activations are on their way to or from the host at a time
             total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
         table = (
             self._activation_shape.sequences * self._activation_shape.length**2

@@ -35,6 +35,7 @@ def estimate_host_seconds(
     """Return the seconds that the device waits for the host in eager mode: launches outlast kernels."""
     if bench.software.launch != "eager":
         return 0.0
+    # the backward starts about two kernels for each one of the forward
     host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
     return micro_batches * max(0.0, host - passes.forward - passes.backward)
 
@@ -174,6 +175,7 @@ def _estimate_part_seconds(
         "context": context * micro_batches,
         "expert": expert * micro_batches,
         "stages": stages * micro_batches,
+        # 1F1B; chunks of a stage shorten it as many times (Narayanan 2021)
         "bubble": one * (pipeline - 1) / interleave,
         "data": estimate_data_parallel_seconds(bench, config.engine, passes, max(1, round(micro_batches)), pipeline),
         "optimizer": estimate_optimizer_seconds(config, bench, pipeline),

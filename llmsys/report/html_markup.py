@@ -37,6 +37,7 @@ def join_html(children: Child) -> Html:
 def build_tag(element: str, /, *children: Child, **attributes: str | bool) -> Html:
     """Return one element. `class_` becomes class, `data_x` data-x; an attribute that is True has no value."""
     written = "".join(_format_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    # void elements have no end tag
     if element in {"input", "meta", "link"}:
         return Html(f"<{element}{written}>")
     return Html(f"<{element}{written}>{join_html(children)}</{element}>")

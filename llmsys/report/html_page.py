@@ -137,6 +137,7 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
         build_tag("meta", http_equiv="Content-Security-Policy", content=_build_content_security_policy(scripts)),
         build_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         build_tag("meta", name="color-scheme", content="light dark"),
+        # or browsers ask the server for /favicon.ico
         build_tag("link", rel="icon", href="data:,"),
         build_tag("title", f"{title}: {subtitle}"),
         build_tag("style", Html(_read_asset("page.css"))),

@@ -255,6 +255,7 @@ def _iter_missing_notes(record: RunRecord) -> Iterator[str]:
 
 def is_finite(value: object) -> TypeGuard[float]:
     """Return whether a value from an event is a finite number; bool does not count."""
+    # bool is a subclass of int
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -64,7 +64,7 @@ def estimate_saved_bytes(
 ) -> int:
     pairs = model.family == "encoder_decoder"
     batch = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
-        {"target_length": LENGTH} if pairs else {}
+        {"target_sequence_length": LENGTH} if pairs else {}
     )
     config = RunConfig.model_validate(
         {

@@ -109,7 +109,7 @@ def _iter_line_documents(
     if isinstance(row, str):
         yield SkippedRecord(path, offset, row)
         return
-    values = {name: get_field(row, getattr(config, name)) for name in ("text", "url", "id", "date")}
+    values = {name: get_field(row, getattr(config, f"{name}_field")) for name in ("text", "url", "id", "date")}
     names = None if isinstance(values["text"], str) else find_text_fields(row)
     page = build_document_page(offset, values, limit, config.text_field, names)
     yield SkippedRecord(path, offset, page) if isinstance(page, str) else page

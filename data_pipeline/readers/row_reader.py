@@ -27,7 +27,7 @@ _FIELDS = ("text", "url", "id", "date")
 
 def list_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
     """Return the columns that hold the configured fields; a dot may be part of a name or lead into a structure."""
-    wanted = {getattr(config, name) for name in _FIELDS}
+    wanted = {getattr(config, f"{name}_field") for name in _FIELDS}
     wanted |= {name.split(".")[0] for name in wanted}
     return [name for name in schema.names if name in wanted]
 
@@ -106,7 +106,9 @@ class RowReader:
             self.row += batch.num_rows
 
     def _build_documents(self, batch: pa.RecordBatch) -> list[Page | SkippedRecord]:
-        columns = {name: _get_field_values(batch, getattr(self.config, name), 2 * self.limit) for name in _FIELDS}
+        columns = {
+            name: _get_field_values(batch, getattr(self.config, f"{name}_field"), 2 * self.limit) for name in _FIELDS
+        }
         documents: list[Page | SkippedRecord] = []
         for index in range(batch.num_rows):
             values = {name: column[index] for name, column in columns.items()}

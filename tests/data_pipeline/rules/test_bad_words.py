@@ -21,7 +21,7 @@ WORDS = ("ass", "assess", "bad word", "2 girls", "c.r.a.p", "ümlaut", "ab", "ab
 
 
 def config(*words: str, language: str = "any", **options: object) -> BadWordsConfig:
-    return BadWordsConfig.model_validate({"words": [{"entries": words, "language": language}], **options})
+    return BadWordsConfig.model_validate({"word_lists": [{"entries": words, "language": language}], **options})
 
 
 def apply(rule: BadWordsConfig, texts: list[str], language: str = "any") -> RuleOutcome:
@@ -91,5 +91,5 @@ def test_pages_kept_all_the_same_follow_from_their_text_and_the_seed() -> None:
 
 
 def test_an_empty_list_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"no word is listed\. Name a file, such as words: \[\{files: \[words"):
+    with pytest.raises(ValidationError, match=r"no word is listed\. Name a file, such as word_lists: \[\{files: \[words"):
         BadWordsConfig(word_lists=(WordListConfig(),))

@@ -15,9 +15,9 @@ from llmsys.token_shards import read_schema
 from tests.helpers.tiny_crawl import make_crawl, tiny_config
 
 RULES: list[dict[str, Any]] = [
-    {"kind": "bad_words", "words": [{"entries": ["copy"]}]},
+    {"kind": "bad_words", "word_lists": [{"entries": ["copy"]}]},
     {"kind": "gopher_quality", "min_words": 30},
-    {"kind": "bad_words", "name": "harvests", "words": [{"entries": ["harvest", "Music"]}], "max_share": 0.03},
+    {"kind": "bad_words", "name": "harvests", "word_lists": [{"entries": ["harvest", "Music"]}], "max_share": 0.03},
 ]
 
 
@@ -62,6 +62,6 @@ def test_a_drop_by_a_list_names_what_was_found(dataset: CrawlConfig) -> None:
     ],
 )
 def test_a_name_that_could_mean_something_else_is_refused(names: tuple[str, str], message: str) -> None:
-    rules = [{"kind": "bad_words", "name": name, "words": [{"entries": ["x"]}]} for name in names]
+    rules = [{"kind": "bad_words", "name": name, "word_lists": [{"entries": ["x"]}]} for name in names]
     with pytest.raises(ValidationError, match=message):
         CrawlConfig.model_validate({"rules": rules})

@@ -217,7 +217,7 @@ def test_what_a_rule_needs_is_asked_for_before_anything_is_read(
     data = CrawlConfig(rules=(PerplexityConfig(model=tmp_path / "absent.arpa", backend="arpa"),))
     with pytest.raises(DataError, match=r"data\.rules\.0: .*absent\.arpa does not exist .* Correct the path"):
         require_resource_files(data)
-    hidden = {"kind": "bad_words", "words": [{"language": "xx", "entries": ["w"]}]}
+    hidden = {"kind": "bad_words", "word_lists": [{"language": "xx", "entries": ["w"]}]}
     data = CrawlConfig.model_validate({"rules": [hidden], "language": {"languages": []}})
     with pytest.raises(
         ConfigError, match=r"data\.rules\.0\.words: no document is judged as 'xx', so its list would never"

@@ -15,11 +15,14 @@ import torch.distributed._tools.fake_collectives  # noqa: F401  # registers coll
 import torch.distributed.tensor._utils as tensor_utils
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.dryrun.memory_tracker import MemoryTracker
+from llmsys.dryrun.operation_watch import DryRunBooks
 from llmsys.parallel import dtensor_slices
 
 MESH_METHODS = (
@@ -71,7 +74,7 @@ def compute_meshes_on_real_tensors() -> None:
 def _unset_fake(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compute_on_real_tensors(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             return function(*args, **kwargs)
 
     return compute_on_real_tensors
@@ -87,6 +90,24 @@ def track_resizes(memory: MemoryTracker) -> None:
         return result
 
     torch.UntypedStorage.resize_ = resize_and_record  # type: ignore[assignment,method-assign]
+
+
+def pause_for_sharding_rules(books: DryRunBooks) -> None:
+    """Keep the full-size tensors out of the books that DTensor makes to find the shape of a result."""
+    for name in ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached"):
+        setattr(ShardingPropagator, name, _pause_books(getattr(ShardingPropagator, name), books))
+
+
+def _pause_books(function: Callable[..., Any], books: DryRunBooks) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def compute_unseen(*args: Any, **kwargs: Any) -> Any:
+        was_paused, books.is_paused = books.is_paused, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            books.is_paused = was_paused
+
+    return compute_unseen
 
 
 def choose_cuda_kernels() -> None:

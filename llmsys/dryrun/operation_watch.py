@@ -6,7 +6,6 @@ are unknown, a scalar is 1 and a selection keeps everything, which is the most t
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch.utils.flop_counter import flop_registry
 from llmsys.dryrun.collective_log import CollectiveLog, exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.dryrun.known_values import (
-    attach_known,
     attach_outputs,
     compute_known,
     disable_fake_mode,
@@ -75,6 +73,8 @@ class DryRunBooks:
     phase: Phase = field(default_factory=Phase)
     modules: list[str] = field(default_factory=list)
     sequence_length: int = 0
+    is_paused: bool = False
+    """Set while torch computes on full-size tensors that no device holds, such as for DTensor's sharding rules."""
 
     def start_recording(self) -> None:
         """Record collectives, waits and operations from here on."""
@@ -108,6 +108,8 @@ class OperationWatch(TorchDispatchMode):
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # DTensor then calls this mode again, with the shards
         kwargs = kwargs or {}
+        if self.books.is_paused:
+            return func(*args, **kwargs)
         name, tensors = str(func), [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         is_on_device = any(one.device.type == "cuda" for one in tensors)
         self._track_backward()
@@ -277,22 +279,14 @@ def _find_fsdp_category(name: str) -> str:
     return ""
 
 
-def replace_tolist(waits: HostWaitLog) -> Callable[[Tensor], Any]:
-    """Make `Tensor.tolist` work on fake tensors; return torch's own."""
-    original = Tensor.tolist
+def replace_tolist(waits: HostWaitLog) -> None:
+    """Make `tolist` of fake tensors one wait, with the known numbers or ones."""
 
-    def read_list(tensor: Tensor) -> Any:
-        if not isinstance(tensor, FakeTensor):
-            return original(tensor)
+    def read_list(tensor: FakeTensor) -> Any:
         if tensor.device.type == "cuda":
             waits.record("tolist")
         known = get_known(tensor)
         with disable_fake_mode():
-            values = torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu") if known is None else known
-            return original(values)
+            return (torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu") if known is None else known).tolist()
 
-    Tensor.tolist = read_list  # type: ignore[method-assign]
-    return original
-
-
-__all__ = ["DryRunBooks", "OperationWatch", "attach_known", "replace_tolist"]
+    FakeTensor.tolist = read_list  # type: ignore[assignment,method-assign]

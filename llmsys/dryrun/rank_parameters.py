@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from llmsys.config.parallel_layout import ParallelLayout
 
@@ -127,21 +128,16 @@ def _count_by_rank(parameter: Any, coordinates: dict[str, tuple[Numbers, int]], 
     sizes = [np.full(world_size, size, dtype=np.int64) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
-        # _StridedShard says that a later mesh dim was applied first.
-        order = sorted(range(len(names)), key=lambda dim: not _is_applied_last(parameter, dim), reverse=True)
-        for dim in order:
+        # A strided shard was cut after the shards of later mesh dims.
+        for dim in sorted(range(len(names)), key=lambda dim: isinstance(parameter.placements[dim], _StridedShard)):
             placement = parameter.placements[dim]
-            if isinstance(placement, Shard) or placement.is_shard():
+            if isinstance(placement, Shard | _StridedShard):
                 place, parts = coordinates[names[dim]]
                 sizes[placement.dim] = _chunk(sizes[placement.dim], place, parts)
     product = np.ones(world_size, dtype=np.int64)
     for size in sizes:
         product *= size
     return product
-
-
-def _is_applied_last(parameter: Any, dim: int) -> bool:
-    return type(parameter.placements[dim]).__name__ == "_StridedShard"
 
 
 def _chunk(sizes: Numbers, place: Numbers, parts: int) -> Numbers:

@@ -39,11 +39,11 @@ def run_rank(request: DryRunRequest) -> dict[str, Any]:
     Raises:
         LlmsysError: the config, the device or the engine cannot be run.
     """
-    from llmsys.config.load import load_run_config
+    from llmsys.config.load import read_config
     from llmsys.estimate.device_profile import load_device_profile
 
     profile = load_device_profile(request.device)
-    config = load_run_config(request.config, list(request.overrides))
+    config = read_config(request.config, list(request.overrides)).run  # a bare model will do: no data are read
     require_supported_engine(config)
     if not 0 <= request.rank < request.world_size:
         raise ConfigError(

@@ -24,6 +24,7 @@ from llmsys.dryrun.fake_cluster import (
     choose_cuda_kernels,
     compute_meshes_on_real_tensors,
     join_fake_group,
+    pause_for_sharding_rules,
     track_resizes,
 )
 from llmsys.dryrun.forced_routing import build_forced_routing, force_routing
@@ -103,6 +104,7 @@ class RankSession:
     def _prepare_torch(self) -> None:
         books = self.books
         compute_meshes_on_real_tensors()
+        pause_for_sharding_rules(books)
         choose_cuda_kernels()
         track_resizes(books.memory)
         watch_module.replace_tolist(books.waits)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, PARAMETERS, REDUCED, SAVED
 from llmsys.dryrun.collective_log import CollectiveLog, exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.dryrun.known_values import (
@@ -32,11 +33,6 @@ from llmsys.dryrun.memory_tracker import MemoryTracker
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
 READ_SCALAR = "aten._local_scalar_dense.default"
-
-PARAMETERS, BUFFERS, MOMENTS = "parameters", "buffers", "optimizer state"
-GRADIENTS, GATHERED, REDUCED = "gradients", "gathered weights", "gradients in reduction"
-SAVED, FORWARD, LOSS, BACKWARD = "activations", "temporaries of the forward", "loss", "temporaries of the backward"
-UPDATE, EVALUATION, SAVING, BATCH = "temporaries of the optimizer", "evaluation", "checkpoint", "batch and masks"
 
 
 @dataclass
@@ -162,7 +158,7 @@ class OperationWatch(TorchDispatchMode):
             self.books.memory.relabel_live(self._forward_start, FORWARD, SAVED)
             self.books.enter_phase(f"{phase.name.rpartition(':')[0]}: backward", BACKWARD, phase.repeated)
         elif not runs and phase.category == BACKWARD and phase.name.endswith("backward"):
-            self.books.enter_phase("gradients complete", BACKWARD)
+            self.books.enter_phase(f"{phase.name.rpartition(':')[0]}: gradients complete", BACKWARD)
 
     def begin_forward(self, name: str, repeated: str) -> None:
         """Begin the forward pass of a micro-batch."""

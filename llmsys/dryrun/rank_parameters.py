@@ -45,6 +45,7 @@ class ParameterCounts:
         smallest: elements of the smallest rank.
         mean: mean over the ranks.
         kinds: ranks with different shards, largest first.
+        own_kind: place of the rank that runs among them.
     """
 
     total: int
@@ -54,6 +55,7 @@ class ParameterCounts:
     smallest: int
     mean: float
     kinds: tuple[RankKind, ...]
+    own_kind: int
 
     @property
     def imbalance(self) -> float:
@@ -93,6 +95,7 @@ def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int
         own += local
         counts += sizes
         keys = keys * np.uint64(1_000_003) + sizes.astype(np.uint64)
+    kinds, own_kind = _group_kinds(keys, counts, rank)
     return ParameterCounts(
         total=total,
         own=own,
@@ -100,7 +103,8 @@ def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int
         largest_rank=int(counts.argmax()),
         smallest=int(counts.min()),
         mean=float(counts.mean()),
-        kinds=_group_kinds(keys, counts),
+        kinds=kinds,
+        own_kind=own_kind,
     )
 
 
@@ -146,9 +150,12 @@ def _chunk(sizes: Numbers, place: Numbers, parts: int) -> Numbers:
     return np.clip(sizes - place * rows, 0, rows)
 
 
-def _group_kinds(keys: NDArray[np.uint64], counts: Numbers) -> tuple[RankKind, ...]:
-    _, first, members = np.unique(keys, return_index=True, return_counts=True)
+def _group_kinds(keys: NDArray[np.uint64], counts: Numbers, rank: int) -> tuple[tuple[RankKind, ...], int]:
+    """Return the kinds of ranks, and the place of one rank's kind among them."""
+    _, firsts, members = np.unique(keys, return_index=True, return_counts=True)
     kinds = [
-        RankKind(int(rank), int(number), int(counts[rank])) for rank, number in zip(first, members, strict=True)
+        RankKind(int(first), int(number), int(counts[first])) for first, number in zip(firsts, members, strict=True)
     ]
-    return tuple(sorted(kinds, key=lambda kind: (-kind.parameters, kind.first_rank)))
+    kinds.sort(key=lambda kind: (-kind.parameters, kind.first_rank))
+    own = next(number for number, kind in enumerate(kinds) if keys[kind.first_rank] == keys[rank])
+    return tuple(kinds), own

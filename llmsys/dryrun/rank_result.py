@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_parameters import ParameterCounts
+from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
@@ -46,6 +47,7 @@ def build_rank_result(session: "RankSession", counts: ParameterCounts, host_byte
         "layout": session.layout.model_dump(),
         "device": session.profile.name,
         "precision": config.train.resolved_precision,
+        "micro_sequences": compute_micro_batch(config, session.layout)[0],
         "micro_batches": session.num_micro_batches,
         "fits": needed <= capacity,
         "capacity_bytes": capacity,
@@ -53,6 +55,8 @@ def build_rank_result(session: "RankSession", counts: ParameterCounts, host_byte
         "memory": memory,
         "host_copy_bytes": host_bytes,
         "collectives": [asdict(one) for one in books.collectives.list_collectives(repeats)],
+        "recorded_micro_batches": min(2, session.num_micro_batches),
+        "num_waits": sum(one.count for one in books.waits.list_waits()),
         "waits": [asdict(one) for one in books.waits.list_waits()],
         "attention": {name: n for name, n in operations.items() if any(word in name for word in ATTENTION_WORDS)},
         "operations": dict(operations.most_common(MAX_OPERATIONS)),
@@ -75,7 +79,7 @@ def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
     composition = tracker.compute_composition(event)
     ends = [start for start, _ in tracker.marks[1:]] + [tracker.num_events]
     phases = [
-        {"name": name, "event": start, "peak_bytes": tracker.find_peak(start, end)[0]}
+        _build_phase(tracker, name, start, end)
         for (start, name), end in zip(tracker.marks, ends, strict=True)
         if end > start
     ]
@@ -91,6 +95,12 @@ def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
         "phases": phases,
         "timeline": [{"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)],
     }
+
+
+def _build_phase(tracker: MemoryTracker, name: str, start: int, end: int) -> dict[str, Any]:
+    peak, event = tracker.find_peak(start, end)
+    categories = dict(_sum_categories(tracker.compute_composition(event)).most_common())
+    return {"name": name, "event": start, "peak_bytes": peak, "categories": categories}
 
 
 def _sum_categories(composition: Counter[Allocation]) -> Counter[str]:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
-from llmsys.dryrun import operation_watch as watch_module
+from llmsys.dryrun.categories import BATCH, BUFFERS, EVALUATION, GRADIENTS, MOMENTS, PARAMETERS, SAVING, UPDATE
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.fake_cluster import (
     CompiledSignatures,
@@ -29,14 +29,12 @@ from llmsys.dryrun.fake_cluster import (
 )
 from llmsys.dryrun.forced_routing import build_forced_routing, force_routing
 from llmsys.dryrun.module_names import track_modules
-from llmsys.dryrun.operation_watch import DryRunBooks, OperationWatch
+from llmsys.dryrun.operation_watch import DryRunBooks, OperationWatch, replace_tolist
 from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, pretend_device
 from llmsys.dryrun.rank_parameters import compute_parameter_counts
 from llmsys.dryrun.rank_result import build_rank_result
 from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
-from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
-from llmsys.engine.torch_engine import TorchEngine
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.micro_batch_size import find_largest_micro_batch
@@ -71,6 +69,7 @@ class RankSession:
         self.config = self._resolve_micro_sequences(config)
         self.num_micro_batches = compute_micro_batch(self.config, self.layout)[1]
         self.seconds: dict[str, float] = {}
+        self.step = 0
         self.signatures = CompiledSignatures()
         self.watch = OperationWatch(self.books)
 
@@ -107,7 +106,7 @@ class RankSession:
         pause_for_sharding_rules(books)
         choose_cuda_kernels()
         track_resizes(books.memory)
-        watch_module.replace_tolist(books.waits)
+        replace_tolist(books.waits)
         self.signatures.install()
         books.sequence_length = self.config.batch.sequence_length
         build_loss = build_engine_module.build_training_loss
@@ -127,19 +126,19 @@ class RankSession:
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.books.memory.relabel(map(get_local, gradients), watch_module.GRADIENTS)
-        self.books.enter_phase("optimizer step", watch_module.UPDATE)
+        self.books.memory.relabel(map(get_local, gradients), GRADIENTS)
+        self.books.enter_phase(f"step {self.step}: optimizer", UPDATE)
 
     def _end_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
-        self.books.memory.relabel(map(get_local, states), watch_module.MOMENTS, "moments")
+        self.books.memory.relabel(map(get_local, states), MOMENTS, "moments")
 
     def _build_engine(self, meshes: DeviceMeshes) -> Engine:
         began = time.process_time()
-        self.books.enter_phase("build", watch_module.PARAMETERS)
+        self.books.enter_phase("build", PARAMETERS)
         engine = build_engine_module.build_engine(self.config, meshes, DEVICE)
         buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
-        self.books.memory.relabel(map(get_local, buffers), watch_module.BUFFERS, "buffers")
+        self.books.memory.relabel(map(get_local, buffers), BUFFERS, "buffers")
         track_modules(engine.module, self.books.modules)
         self._note_seconds("build", began)
         return engine
@@ -156,11 +155,11 @@ class RankSession:
         self.books.stop_recording()
 
     def _run_step(self, engine: Engine, step: int) -> None:
-        config = self.config
+        config, self.step = self.config, step
         set_balance_factor(engine.module, compute_balance_factor(config, step))
-        self.books.enter_phase(f"step {step}: start", watch_module.BATCH)
+        self.books.enter_phase(f"step {step}: start", BATCH)
         engine.train_step(self._build_micro_batches(step), compute_learning_rate(config, step), extras=(0.0,))
-        self.books.enter_phase(f"step {step}: end", watch_module.UPDATE)
+        self.books.enter_phase(f"step {step}: end", UPDATE)
         update_expert_balance(engine.module, True)
 
     def _build_micro_batches(self, step: int) -> list[Batch]:
@@ -183,7 +182,7 @@ class RankSession:
 
     def _run_evaluation(self, engine: Engine) -> None:
         began = time.process_time()
-        self.books.enter_phase("evaluation", watch_module.EVALUATION)
+        self.books.enter_phase("evaluation", EVALUATION)
         sequences, parts = self.config.evaluation_sequences, self.layout.sequence_parallel_size
         rows = SyntheticRows(self.config, sequences * (self.request.world_size // parts), self.request.documents)
         sum_over_rows(rows, engine.compute_logits, engine.device, parts, sequences)
@@ -192,7 +191,7 @@ class RankSession:
     def _copy_state(self, engine: Engine) -> int:
         """Copy the state as an asynchronous save does, and return the bytes in host memory."""
         began = time.process_time()
-        self.books.enter_phase("checkpoint", watch_module.SAVING)
+        self.books.enter_phase("checkpoint", SAVING)
         copies = HostStateCopy().copy_from_device(engine.get_state().tensors)
         self._note_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
@@ -205,10 +204,3 @@ def get_local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor."""
     local: Any = getattr(tensor, "_local_tensor", tensor)
     return local
-
-
-def unwrap_engine(engine: Engine) -> TorchEngine:
-    """Return the torch engine inside of an engine."""
-    inner = engine.engine if isinstance(engine, EmaEngine) else engine
-    assert isinstance(inner, TorchEngine)
-    return inner

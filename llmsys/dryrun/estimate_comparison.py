@@ -79,9 +79,10 @@ LAST = "step 2, last micro-batch"
 PHASES = {
     "forward": (f"{LAST}: forward", ("at the end of the forward",)),
     "loss": (f"{LAST}: loss", ("in the loss",)),
-    "backward": (
-        f"{LAST}: backward",
-        ("in the backward of the last block", "in the backward of the first block", "at the end of the backward"),
+    "backward of the last blocks": (f"{LAST}: backward of the last blocks", ("in the backward of the last block",)),
+    "backward of the first blocks": (
+        f"{LAST}: backward of the first blocks",
+        ("in the backward of the first block", "at the end of the backward"),
     ),
     "optimizer step": ("step 2: optimizer", ("in the optimizer step",)),
     "evaluation": ("evaluation", (IN_EVALUATION,)),

@@ -104,14 +104,27 @@ class MemoryTracker:
                 self._change_kind(live, category, "")
 
     def find_peak(self, first: int = 0, last: int | None = None) -> tuple[int, int]:
-        """Return the largest total in bytes after an event in [first, last), and the number of that event."""
+        """Return the largest total in bytes after an event in [first, last), and the number of the last such event."""
         total = sum(self._changes[:first])
         peak, at = total, max(first - 1, 0)
         for event in range(first, len(self._changes) if last is None else last):
             total += self._changes[event]
-            if total > peak:
+            if total >= peak:
                 peak, at = total, event
         return peak, at
+
+    def find_half(self, first: int, last: int, category: str) -> int:
+        """Return the event in [first, last) at which a category falls to half of its bytes before `first`."""
+        numbers = {number for number, one in enumerate(self._allocations) if one.category == category}
+        changes = list(zip(self._changes[:last], self._kinds[:last], strict=True))
+        size = sum(change for change, kind in changes[:first] if kind in numbers)
+        half = size // 2
+        for event in range(first, last):
+            change, kind = changes[event]
+            size += change if kind in numbers else 0
+            if size <= half:
+                return event
+        return last
 
     def compute_composition(self, event: int) -> Counter[Allocation]:
         """Return the bytes in use after an event, by kind of storage."""

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, PARAMETERS, REDUCED, SAVED
 from llmsys.dryrun.collective_log import CollectiveLog, exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
+from llmsys.dryrun.kernel_flops import count_kernel_flops
 from llmsys.dryrun.known_values import (
     attach_outputs,
     compute_known,
@@ -200,8 +200,8 @@ class OperationWatch(TorchDispatchMode):
         if not is_on_device or func.namespace == "prim":
             return
         books.operations[repeated, name] += 1
-        if count_flops := flop_registry.get(func._overloadpacket):
-            books.flops[repeated, name] += count_flops(*args, **kwargs, out_val=outputs)
+        if flops := count_kernel_flops(func, args, kwargs, outputs):
+            books.flops[repeated, name] += flops
 
 
 def _has_mask_index(args: tuple[Any, ...]) -> bool:

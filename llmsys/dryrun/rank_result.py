@@ -6,9 +6,11 @@ Invariants:
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_parameters import ParameterCounts
 from llmsys.estimate.activation_memory import compute_micro_batch
@@ -77,12 +79,7 @@ def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
     """Return the peak, its composition, the timeline and the peak of each phase."""
     peak, event = tracker.find_peak()
     composition = tracker.compute_composition(event)
-    ends = [start for start, _ in tracker.marks[1:]] + [tracker.num_events]
-    phases = [
-        _build_phase(tracker, name, start, end)
-        for (start, name), end in zip(tracker.marks, ends, strict=True)
-        if end > start
-    ]
+    phases = [_build_phase(tracker, *phase) for phase in _iter_phases(tracker)]
     return {
         "peak_bytes": peak,
         "peak_phase": tracker.get_phase(event),
@@ -95,6 +92,17 @@ def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
         "phases": phases,
         "timeline": [{"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)],
     }
+
+
+def _iter_phases(tracker: MemoryTracker) -> Iterator[tuple[str, int, int]]:
+    """Yield name, first event and end of each phase; a backward is two: of the last blocks, then of the first."""
+    ends = [start for start, _ in tracker.marks[1:]] + [tracker.num_events]
+    for (start, name), end in zip(tracker.marks, ends, strict=True):
+        half = tracker.find_half(start, end, SAVED) if name.endswith(": backward") else end
+        if half > start:
+            yield f"{name} of the last blocks" if name.endswith(": backward") else name, start, half
+        if end > half:
+            yield f"{name} of the first blocks", half, end
 
 
 def _build_phase(tracker: MemoryTracker, name: str, start: int, end: int) -> dict[str, Any]:

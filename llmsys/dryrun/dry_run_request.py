@@ -1,5 +1,7 @@
 """The question that one dry run answers: a config, a rank of a cluster, a device, and the loads to assume."""
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,3 +44,19 @@ class DryRunRequest:
         """Return the request that `to_dict` wrote."""
         lists = {name: tuple(values[name]) for name in ("overrides", "documents")}
         return cls(**values | lists)
+
+
+def format_dry_run_command(config: str, overrides: Sequence[str], nodes: int, devices: int, device: str) -> str:
+    """Return the command of a dry run, for a shell.
+
+    Args:
+        config: config as it was given.
+        overrides: values of the config.
+        nodes: machines.
+        devices: devices of each machine.
+        device: name of a profile, or a file.
+
+    Returns:
+        A line that works as it is printed.
+    """
+    return shlex.join(["llmsys", "dryrun", str(config), *overrides, f"nodes={nodes}:{devices}", f"device={device}"])

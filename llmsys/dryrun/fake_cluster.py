@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -69,6 +70,28 @@ def compute_meshes_on_real_tensors() -> None:
     for name in ("_compute_local_shape_and_global_offset", "_get_first_offset"):
         if hasattr(tensor_utils, name):
             setattr(tensor_utils, name, _unset_fake(getattr(tensor_utils, name)))
+
+
+class ShardChunks:
+    """Chunks of `torch.chunk`, each made when it is read: FSDP reads two, of as many as there are ranks.
+
+    A fake tensor costs 0.1 ms, which is a minute for the 300 parameters of a stack on 2,048 ranks.
+    """
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._rows = -(-tensor.shape[dim] // num_chunks)
+
+    def __getitem__(self, number: int) -> Tensor:
+        start, length = number * self._rows, self._tensor.shape[self._dim]
+        if start >= length:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._rows, length - start))
+
+
+def chunk_on_demand() -> None:
+    """Make FSDP chunk parameters by `ShardChunks`."""
+    _fsdp_param._chunk_with_empty = ShardChunks  # type: ignore[assignment]
 
 
 def _unset_fake(function: Callable[..., Any]) -> Callable[..., Any]:

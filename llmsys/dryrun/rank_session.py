@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -22,6 +23,7 @@ from llmsys.dryrun.fake_cluster import (
     CompiledSignatures,
     build_fake_mode,
     choose_cuda_kernels,
+    chunk_on_demand,
     compute_meshes_on_real_tensors,
     join_fake_group,
     pause_for_sharding_rules,
@@ -39,6 +41,7 @@ from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.micro_batch_size import find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
 from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
 from llmsys.train import build_engine as build_engine_module
@@ -103,13 +106,19 @@ class RankSession:
     def _prepare_torch(self) -> None:
         books = self.books
         compute_meshes_on_real_tensors()
+        chunk_on_demand()
         pause_for_sharding_rules(books)
         choose_cuda_kernels()
         track_resizes(books.memory)
         replace_tolist(books.waits)
         self.signatures.install()
         books.sequence_length = self.config.batch.sequence_length
-        build_loss = build_engine_module.build_training_loss
+        build_model, build_loss = build_engine_module.build_model, build_engine_module.build_training_loss
+
+        def build_meta_model(config: RunConfig) -> Transformer:
+            with _disable_current_modes():  # meta tensors have no storage either, and are made faster
+                return build_model(config)
+
 
         def build_marked_loss(config: Any) -> Any:
             loss = build_loss(config)
@@ -120,6 +129,7 @@ class RankSession:
 
             return compute_loss
 
+        build_engine_module.build_model = build_meta_model
         build_engine_module.build_training_loss = build_marked_loss
         register_optimizer_step_pre_hook(self._begin_update)
         register_optimizer_step_post_hook(self._end_update)

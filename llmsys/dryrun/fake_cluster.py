@@ -19,12 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.dryrun.memory_tracker import MemoryTracker
 from llmsys.dryrun.operation_watch import DryRunBooks
-from llmsys.parallel import dtensor_slices
+from llmsys.parallel import ddp, dtensor_slices
 
 MESH_METHODS = (
     "_compute_coordinate_on_dim",
@@ -113,6 +114,18 @@ def track_resizes(memory: MemoryTracker) -> None:
         return result
 
     torch.UntypedStorage.resize_ = resize_and_record  # type: ignore[assignment,method-assign]
+
+
+def reduce_buckets_at_once() -> None:
+    """Give DDP a reduction whose future is complete: that of a fake process group has no value."""
+
+    def reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+        dist.all_reduce(bucket.buffer())
+        reduced: Future[Tensor] = Future()
+        reduced.set_result(bucket.buffer())
+        return reduced
+
+    ddp._all_reduce_bucket = reduce_bucket
 
 
 def pause_for_sharding_rules(books: DryRunBooks) -> None:

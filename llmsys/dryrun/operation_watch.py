@@ -114,7 +114,10 @@ class OperationWatch(TorchDispatchMode):
         self._record_wait(func, name, args, kwargs, is_on_device)
         values = compute_known(func, args, kwargs, tensors)
         is_selection = DATA_DEPENDENT.intersection(func.tags) and not _has_static_shape(name, args, kwargs)
-        outputs = _select_rows(func, args, kwargs, values) if is_selection else func(*args, **kwargs)
+        if name == "aten._pin_memory.default":
+            outputs = torch.empty_like(args[0])  # torch has no fake pinned memory
+        else:
+            outputs = _select_rows(func, args, kwargs, values) if is_selection else func(*args, **kwargs)
         if not exchange_known(func, args, kwargs, outputs):
             if values is None:
                 forget_mutated(func, args, kwargs)

@@ -27,6 +27,7 @@ from llmsys.dryrun.fake_cluster import (
     compute_meshes_on_real_tensors,
     join_fake_group,
     pause_for_sharding_rules,
+    reduce_buckets_at_once,
     track_resizes,
 )
 from llmsys.dryrun.forced_routing import build_forced_routing, force_routing
@@ -44,6 +45,7 @@ from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
 from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
+from llmsys.parallel.fp8 import require_fp8
 from llmsys.train import build_engine as build_engine_module
 from llmsys.train.checkpoint_saver import HostStateCopy
 from llmsys.train.evaluator import sum_over_rows
@@ -66,6 +68,8 @@ class RankSession:
     def __init__(self, request: DryRunRequest, config: RunConfig, profile: DeviceProfile) -> None:
         self.request, self.profile, self.books = request, profile, DryRunBooks()
         pretend_device(build_device_properties(profile), self.books.waits)
+        if config.train.matmul_dtype == "fp8":
+            require_fp8(DEVICE)
         precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
         config = config.resolve_precision(precision, why)
         self.layout: ParallelLayout = config.resolve_layout(request.world_size)
@@ -107,6 +111,7 @@ class RankSession:
         books = self.books
         compute_meshes_on_real_tensors()
         chunk_on_demand()
+        reduce_buckets_at_once()
         pause_for_sharding_rules(books)
         choose_cuda_kernels()
         track_resizes(books.memory)

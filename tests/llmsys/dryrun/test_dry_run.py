@@ -42,7 +42,7 @@ def test_peak_memory_of_a_dense_model_is_the_sum_by_hand() -> None:
         "parameters": masters,
         "optimizer state": 2 * masters + 512 * len(shards),  # and a step count for each parameter
         "gradients": LAYERS * round_up(FP32 * block // RANKS) + round_up(FP32 * root // RANKS),
-        "gradients in reduction": FP32 * root,
+        "gradients in reduction": round_up(FP32 * root),
     }
     assert {name: memory["categories"][name] for name in expected} == expected
     assert memory["peak_phase"] == "step 2, last micro-batch: backward"
@@ -119,20 +119,14 @@ def test_all_kinds_runs_one_rank_of_each() -> None:
 def test_skewed_experts_receive_as_many_rows_as_asked() -> None:
     even, skewed = (run_tiny(*EXPERTS, "layout.expert=4", skew=skew) for skew in (1.0, 2.0))
 
-    def count_exchanged(result: dict[str, object]) -> int:
-        collectives: list[dict[str, int]] = result["collectives"]  # type: ignore[assignment]
-        return sum(one["bytes"] for one in collectives if one["operation"] == "all_to_all")  # type: ignore[comparison-overlap]
-
     assert even["flops"]["aten._grouped_mm.default"] > 0
     ratio = skewed["flops"]["aten._grouped_mm.default"] / even["flops"]["aten._grouped_mm.default"]
     assert ratio == pytest.approx(2, rel=0.1)
-    assert count_exchanged(skewed) > count_exchanged(even)
-
-
-def test_a_rank_that_does_not_fit_says_so(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    result = run_tiny("batch.sequences=8")
-    assert result["fits"]
-    assert result["needed_bytes"] < result["capacity_bytes"]
+    sent, received = (
+        sum(one["bytes"] for one in result["collectives"] if one["operation"] == "all_to_all")
+        for result in (even, skewed)
+    )
+    assert received > sent
 
 
 @pytest.mark.parametrize(

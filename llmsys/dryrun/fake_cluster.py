@@ -117,7 +117,10 @@ def track_resizes(memory: MemoryTracker) -> None:
 
 
 def reduce_buckets_at_once() -> None:
-    """Give DDP a reduction whose future is complete: that of a fake process group has no value."""
+    """Give DDP a reduction whose future is complete, because that of a fake process group has no value.
+
+    Buckets stay as they are first made: DDP would order them anew by numbers that rank 0 broadcasts.
+    """
 
     def reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         dist.all_reduce(bucket.buffer())
@@ -126,6 +129,9 @@ def reduce_buckets_at_once() -> None:
         return reduced
 
     ddp._all_reduce_bucket = reduce_bucket
+    dist.Reducer._rebuild_buckets = lambda reducer: False  # type: ignore[method-assign]
+    # It reads a timer of the device.
+    dist.Logger.set_runtime_stats_and_log = lambda logger: None  # type: ignore[method-assign]
 
 
 def pause_for_sharding_rules(books: DryRunBooks) -> None:

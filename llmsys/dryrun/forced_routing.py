@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.config.moe import MoeConfig
 from llmsys.dryrun.known_values import attach_known, disable_fake_mode
 from llmsys.errors import ConfigError
 from llmsys.model import moe_layer
@@ -49,12 +50,15 @@ class ForcedRouting:
         return (group * per_group + assignments % per_group).view(num_tokens, per_token)
 
 
-def build_forced_routing(meshes: DeviceMeshes, skew: float, num_experts: int) -> ForcedRouting:
+def build_forced_routing(meshes: DeviceMeshes, skew: float, moe: MoeConfig | None) -> ForcedRouting:
     """Build the forced choice of experts of this rank.
 
     Raises:
-        ConfigError: the skew is larger than all tokens on this rank's experts.
+        ConfigError: the skew is larger than all tokens on this rank's experts, or there are no experts.
     """
+    if moe is None and skew != 1:
+        raise ConfigError(f"--expert-skew {skew:g} is for experts, and the model is dense. Leave it out.")
+    num_experts = 1 if moe is None else moe.num_experts
     ranks = 1 if meshes.expert is None else meshes.expert.size()
     most = ranks if ranks > 1 else num_experts
     if not 0 < skew <= most:

@@ -94,8 +94,7 @@ class RankSession:
         join_fake_group(self.request.rank, self.request.world_size)
         meshes = build_device_meshes(self.layout, DEVICE)
         self.books.collectives.name_axes(meshes)
-        if self.config.model.moe is not None:
-            force_routing(build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe.num_experts))
+        force_routing(build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe))
         self._note_seconds("meshes", began)
         with build_fake_mode(), self.watch:
             engine = self._build_engine(meshes)

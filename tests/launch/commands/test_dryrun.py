@@ -1,13 +1,15 @@
 """Laws of `llmsys dryrun`: what it prints and writes, and its exit status."""
 
 import json
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from launch.commands.dryrun import parse_cluster
-from launch.main import main
+from launch.commands.dryrun import build_request, parse_cluster
+from launch.main import build_parser, main
+from llmsys.config.load import read_config
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import FOLDER
 from tests.helpers.dry_runs import RANKS, run_tiny, write_tiny_config
@@ -88,3 +90,17 @@ def test_a_cluster_is_machines_times_devices(text: str) -> None:
     assert parse_cluster("512:8") == (512, 8)
     with pytest.raises(ConfigError, match=f"nodes={text} is not a cluster"):
         parse_cluster(text)
+
+
+def test_the_command_that_a_plan_prints_names_its_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model/llama3.2-1b", "gpus=16", "device=h100-sxm", "batch.sequence_length=2048", "batch.sequences=64"]
+    assert main(["plan", *words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    fastest = next(one for one in plan["best"] if one["engine"]["kind"] == "torch")
+    program, verb, *arguments = shlex.split(plan["dryrun"])
+    assert (program, verb) == ("llmsys", "dryrun")
+    request = build_request(build_parser("dryrun").parse_intermixed_args(arguments))
+    assert (request.nodes, request.node_devices, request.device) == (2, 8, "h100-sxm")
+    config = read_config(request.config, list(request.overrides)).run
+    assert config.layout.model_dump() == fastest["layout"]
+    assert config.batch.micro_sequences == fastest["micro_sequences"]

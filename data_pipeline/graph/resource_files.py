@@ -123,7 +123,7 @@ def list_extractor_versions(data: CrawlConfig) -> list[str]:
     """
     if not isinstance(data.extract, TrafilaturaExtractorConfig):
         return []
-    from data_pipeline.extract.trafilatura import get_trafilatura_version
+    from data_pipeline.extract.extractor import get_trafilatura_version
 
     return [get_trafilatura_version()]
 

@@ -226,6 +226,15 @@ class InputStream(io.RawIOBase):
 def open_input_stream(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> InputStream:
     """Open a path or URL, or a byte range of it that begins and ends between two records.
 
+    Args:
+        path: local path or URL.
+        tries: attempts in all at reading a remote file.
+        start: first byte.
+        stop: byte after the last; None reads to the end.
+
+    Returns:
+        The open stream of decoded bytes.
+
     Raises:
         OSError: if it cannot be opened.
     """

@@ -110,7 +110,7 @@ def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[Ru
 
             return C4Rule(config)
         case C4DolmaConfig():
-            from data_pipeline.rules.c4_dolma import C4DolmaRule
+            from data_pipeline.rules.c4 import C4DolmaRule
 
             return C4DolmaRule(config)
         case LineCorrectionsConfig():

@@ -152,7 +152,7 @@ class _Cleaner:
         return batch
 
     def _replace_batch_pii(self, batch: pa.RecordBatch, config: PiiReplacementConfig) -> pa.RecordBatch:
-        from data_pipeline.pii.replacement import replace_pii, sum_counts
+        from data_pipeline.text.pii_replacement import replace_pii, sum_counts
 
         self._add_batch_counts(PII, batch, "in")
         texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)

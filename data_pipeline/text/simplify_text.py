@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.text.character_sets import PUNCTUATION, TERMINAL_MARKS
+from data_pipeline.text.vocabulary import PUNCTUATION, TERMINAL_MARKS
 
 Codes = np.ndarray[Any, np.dtype[np.uint32]]
 

@@ -5,8 +5,7 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.extractor import clean_text, extract_text
-from data_pipeline.extract.resiliparse import estimate_nesting_depth
+from data_pipeline.extract.extractor import clean_text, estimate_nesting_depth, extract_text
 from llmsys.config.extraction import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig
 
 ARTICLE = "".join(

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from ftfy import TextFixerConfig
 
-from data_pipeline.unicode.repair import repair_text, repair_texts
+from data_pipeline.text.unicode_repair import repair_text, repair_texts
 from llmsys.config.unicode import FtfyRepairConfig, NfcNormalizationConfig
 
 SETTINGS = TextFixerConfig(

@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from data_pipeline.pii.replacement import find_emails, find_ips, find_phones, is_public, replace_pii
+from data_pipeline.text.pii_replacement import find_emails, find_ips, find_phones, is_public, replace_pii
 from llmsys.config.pii import PiiReplacementConfig
 from tests.reference.filters import plain_emails
 

@@ -7,16 +7,19 @@ the `@`, because otherwise they are the text around it.
 Replacements are addresses and numbers that belong to nobody: example.com and example.org (RFC 2606), the documentation
 networks (RFC 5737, RFC 3849), telephone numbers 555-0100 to 555-0199.
 
+IPv6 addresses (RFC 4291) are groups of hexadecimal digits, `::` once, IPv4 at the end.
+
 Invariants:
-- Time is linear in the text: e-mail addresses are searched around each `@`, other patterns have a bounded length.
+- Time is linear in the text: e-mail addresses are searched around each `@`, other patterns have a bounded length, that
+  of IPv6 at most 45 characters.
 - Spans are sorted and do not overlap.
-- A replacement is a function of the seed and the match (and, if configured, the document's id).
-"""
+- A replacement is a function of the seed and the match (and, if configured, the document's id). """
 
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from ipaddress import AddressValueError, IPv6Address
 from typing import assert_never
 from unicodedata import category
 
@@ -24,8 +27,39 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.pii.ipv6 import find_ipv6
 from llmsys.config.pii import PiiKind, PiiReplacementConfig
+
+# Public addresses begin with 2 or 3, or are IPv4 after the NAT64 prefix (RFC 6052); times and MAC addresses do not.
+_CANDIDATE = re.compile(
+    r"(?<![\w:.])(?:[23][0-9A-Fa-f]{3}|0{0,2}64:[fF][fF]9[bB]):[0-9A-Fa-f:]{1,35}(?:(?:\.[0-9]{1,3}){3})?(?![\w])"
+)
+# IANA's registry of special IPv6 addresses that are not global and begin with 2 or 3.
+_NOT_GLOBAL_IPV6 = tuple(
+    (int(IPv6Address(first)) >> (128 - length), 128 - length)
+    for first, length in (("2001:2::", 48), ("2001:10::", 28), ("2001:db8::", 32), ("3fff::", 20))
+)
+
+
+def find_ipv6(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the spans of public IPv6 addresses, without brackets, zone and prefix length."""
+    for found in _CANDIDATE.finditer(text):
+        written = found[0]
+        if written.endswith(":") and not written.endswith("::"):
+            written = written[:-1]  # the colon of a sentence
+        elif written.endswith(":::"):
+            continue
+        if is_public_ipv6(written):
+            yield found.start(), found.start() + len(written)
+
+
+def is_public_ipv6(address: str) -> bool:
+    """Return whether an IPv6 address is well-formed and globally reachable."""
+    try:
+        value = int(IPv6Address(address))
+    except AddressValueError:
+        return False
+    return not any(value >> shift == prefix for prefix, shift in _NOT_GLOBAL_IPV6)
+
 
 Span = tuple[int, int]
 

@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.readers.page_reader import read_pages
-from data_pipeline.readers.split_file import split_file
+from data_pipeline.stages.split_inputs import split_file
 from llmsys.token_shards import load_manifest
 from tests.helpers.tiny_crawl import GERMAN, fingerprints, make_crawl, page, record, sentences, tiny_config
 

@@ -17,9 +17,8 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from llmsys.atomic_write import write_bytes_atomically
-from llmsys.contamination_summary import DecontaminationSummary
 from llmsys.errors import DataError
-from llmsys.manifest_section import ManifestSection
+from llmsys.manifest_section import DecontaminationSummary, ManifestSection
 from llmsys.threshold_report import ThresholdReport
 
 SCHEMA_VERSION = 1

@@ -5,7 +5,7 @@ JSON lines.
 
 `cut_spans` removes matches from a text as GPT-3 did (Brown et al. 2020, appendix C). Each match is removed with a
 margin on both sides, short remaining pieces are removed too, and a text that falls into too many pieces is dropped.
-Pieces are joined by a blank line; margins end at white space. """
+Pieces are joined by a blank line; margins end at white space."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from data_pipeline.core.funnel import DECONTAMINATE
 from data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.contamination_summary import (
+from llmsys.manifest_section import (
     ContaminatedDocument,
     DecontaminationSummary,
     SetContamination,

@@ -6,7 +6,7 @@ adds much text in paragraphs.
 
 `ElementStats` counts the characters of each element, in all, in links and in paragraphs. The counts are prefix sums
 over runs, so that the count of an element is the difference of two numbers. Boilerplate runs (`extract.boilerplate`)
-count as empty. """
+count as empty."""
 
 import re
 from itertools import accumulate

@@ -26,7 +26,7 @@ import pyarrow as pa
 from resiliparse.extract.html2text import extract_plain_text
 
 from data_pipeline.extract.page_limits import LimitViolation, Nesting, find_limit_violation
-from llmsys.config.extraction import (
+from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
     ResiliparseExtractorConfig,

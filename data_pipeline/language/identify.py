@@ -16,7 +16,7 @@ Serbian in Latin letters differs from Croatian and Bosnian by one vowel: `reka` 
 yat became e in the standard Serbian of Serbia, and ije or je in Croatian and Bosnian. A text with more words of the
 first kind than of the second is Serbian. The lists hold no words of a topic, names or places. Serbian written with ije,
 as in Montenegro and Bosnia, has no such mark and keeps its identified language. Slovene has e too, so only texts
-identified as Croatian or Bosnian are tested. """
+identified as Croatian or Bosnian are tested."""
 
 import re
 from collections.abc import Mapping, Sequence

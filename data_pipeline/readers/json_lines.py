@@ -17,7 +17,7 @@ from data_pipeline.readers.compressed_members import CompressedMembers, DamagedM
 from data_pipeline.readers.input_stream import InputStream
 from data_pipeline.readers.page_batch import Page, SkippedRecord
 from data_pipeline.readers.row_reader import build_document_page, find_text_fields, get_field
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 
 _ESCAPED = 6  # bytes of an escaped one-byte character, such as \u0041
 _OTHER_FIELDS_BYTES = 1 << 16

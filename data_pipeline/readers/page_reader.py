@@ -18,7 +18,7 @@ from data_pipeline.readers.record_dialects import ArcDialect
 from data_pipeline.readers.remote_file import is_remote
 from data_pipeline.readers.warc_pages import PageExtractor
 from data_pipeline.readers.warc_records import iter_dialect_records, iter_records
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 from llmsys.redact import redact_secrets, redact_url
 
 _PACKED = (".gz", ".zst", ".zstd", ".lz4")

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from data_pipeline.readers.input_stream import InputStream, ReadError
 from data_pipeline.readers.page_batch import Page, SkippedRecord, remove_invalid_characters
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 
 TOO_LONG = object()  # placeholder for a text that is too long to decode
 _SHOWN_FIELDS, _NAME_CHARACTERS = 8, 40

@@ -7,7 +7,7 @@ no line test removed, so a brace in a removed line drops nothing.
 Both dialects count sentences with spaCy's sentencizer; the original code uses NLTK's.
 
 dolma (tagger c4_v2 and its published mixing): drop pages that contain `{`, `lorem ipsum` or `javascript` anywhere, and
-remove lines from the others. The remaining lines are unchanged: each keeps its white space and its newline. """
+remove lines from the others. The remaining lines are unchanged: each keeps its white space and its newline."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ Differences: hosts are compared in lower case, and blank lines of word lists are
 the public suffix list bundled with tldextract; nothing is fetched.
 
 `UrlGate` separates rejected pages before anything is extracted from them. Rows of rejected pages carry their verdict in
-columns that exist only if the config has URL lists. """
+columns that exist only if the config has URL lists."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from data_pipeline.core.document_schema import TEXT_SCHEMA
 from data_pipeline.rules.entry_lists import EntrySet, build_alternation, read_entries
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.url import UrlConfig, UrlFilterConfig
+from llmsys.config.cleaning import UrlConfig, UrlFilterConfig
+from llmsys.config.custom_rules import EntryListConfig
 
 STAGE = "url"
 _FIELDS = (

@@ -29,10 +29,9 @@ from data_pipeline.language.identify import compute_keep_mask, identify_language
 from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains, get_language_chains
 from data_pipeline.rules.url import STAGE as URL
 from data_pipeline.rules.verdict import RuleOutcome, format_reason
+from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
-from llmsys.config.url import NoUrlFilter
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 

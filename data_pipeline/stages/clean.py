@@ -23,9 +23,9 @@ from data_pipeline.decontaminate.contamination_report import (
 from data_pipeline.decontaminate.ngram_index import load_ngram_index
 from data_pipeline.executors.base import Report
 from data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.config.cleaning import PiiReplacementConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.config.pii import PiiReplacementConfig
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
 

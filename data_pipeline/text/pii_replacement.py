@@ -13,7 +13,7 @@ Invariants:
 - Time is linear in the text: e-mail addresses are searched around each `@`, other patterns have a bounded length, that
   of IPv6 at most 45 characters.
 - Spans are sorted and do not overlap.
-- A replacement is a function of the seed and the match (and, if configured, the document's id). """
+- A replacement is a function of the seed and the match (and, if configured, the document's id)."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmsys.config.pii import PiiKind, PiiReplacementConfig
+from llmsys.config.cleaning import PiiKind, PiiReplacementConfig
 
 # Public addresses begin with 2 or 3, or are IPv4 after the NAT64 prefix (RFC 6052); times and MAC addresses do not.
 _CANDIDATE = re.compile(

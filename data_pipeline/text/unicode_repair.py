@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from llmsys.config.unicode import FtfyRepairConfig, NfcNormalizationConfig
+from llmsys.config.cleaning import FtfyRepairConfig, NfcNormalizationConfig
 
 # Characters that ftfy changes in any context: controls of ASCII and Latin-1, lone surrogates, interlinear annotation
 # marks, deprecated Arabic controls, byte order marks.

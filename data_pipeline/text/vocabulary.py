@@ -3,7 +3,7 @@
 Rules look these up for millions of words at once, instead of examining every word again.
 
 The sets of punctuation and of marks that end a sentence are derived from the Unicode database with the exceptions that
-datatrove makes, because equal decisions need equal sets. """
+datatrove makes, because equal decisions need equal sets."""
 
 import itertools
 import string

@@ -9,21 +9,27 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.cleaning import (
+    ArticleExtractorConfig,
+    ExtractConfig,
+    NoPiiReplacement,
+    NoUnicodeRepair,
+    NoUrlFilter,
+    PiiConfig,
+    ReadConfig,
+    UnicodeConfig,
+    UrlConfig,
+)
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
-from llmsys.config.extraction import ArticleExtractorConfig, ExtractConfig
 from llmsys.config.language import LanguageConfig
+from llmsys.config.line_rules import find_name_violations
 from llmsys.config.local_path import LocalPath
 from llmsys.config.mixture import MixtureConfig
-from llmsys.config.named_rule import find_name_violations
 from llmsys.config.pairs import LabelledTextConfig, PairsConfig
-from llmsys.config.pii import NoPiiReplacement, PiiConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
-from llmsys.config.read import ReadConfig
 from llmsys.config.section import Section
-from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
-from llmsys.config.url import NoUrlFilter, UrlConfig
 from llmsys.config.violation import raise_violations
 
 # Rows of the funnel that are not rules: reserved as names of rules.

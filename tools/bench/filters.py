@@ -28,12 +28,9 @@ from data_pipeline.text.unicode_repair import repair_texts
 from data_pipeline.text.word_hashes import WordHasher
 from data_pipeline.text.word_splitter import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
-from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
+from llmsys.config.cleaning import FtfyRepairConfig, PiiReplacementConfig, UrlFilterConfig
+from llmsys.config.custom_rules import BadWordsConfig, EntryListConfig, WordListConfig
 from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.pii import PiiReplacementConfig
-from llmsys.config.unicode import FtfyRepairConfig
-from llmsys.config.url import UrlFilterConfig
 from tools.bench.measurement import iter_crawl_texts, measure_cpu_seconds
 
 # Runs under the other interpreter, over the same pages and lists.

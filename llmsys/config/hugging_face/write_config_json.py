@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.read_config_json import FAMILIES
 from llmsys.config.hugging_face.shared_fields import Values
 from llmsys.config.model import ModelConfig
 from llmsys.config.violation import format_choices

@@ -10,7 +10,7 @@ from data_pipeline.extract.page_limits import (
     count_open_elements,
     find_limit_violation,
 )
-from llmsys.config.extraction import (
+from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
     ResiliparseExtractorConfig,

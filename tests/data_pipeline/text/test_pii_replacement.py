@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from data_pipeline.text.pii_replacement import find_emails, find_ips, find_phones, is_public, replace_pii
-from llmsys.config.pii import PiiReplacementConfig
+from llmsys.config.cleaning import PiiReplacementConfig
 from tests.reference.filters import plain_emails
 
 

@@ -8,7 +8,7 @@ import pytest
 from ftfy import TextFixerConfig
 
 from data_pipeline.text.unicode_repair import repair_text, repair_texts
-from llmsys.config.unicode import FtfyRepairConfig, NfcNormalizationConfig
+from llmsys.config.cleaning import FtfyRepairConfig, NfcNormalizationConfig
 
 SETTINGS = TextFixerConfig(
     fix_latin_ligatures=False, fix_character_width=False, uncurl_quotes=False, fix_line_breaks=False, normalization=None

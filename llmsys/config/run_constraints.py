@@ -1,16 +1,88 @@
-"""Rules between the engine and the rest of a config, and the layout under DDP.
+"""Rules between the sections of a run: engine, gradient noise scale, prompts.
 
 Each violation names the value, the rule and the remedy. Rules of the axes are in parallel_layout.py.
-"""
+
+The gradient noise scale (`train.noise_scale_every_steps`) compares the gradient of the first micro-batch of a step with
+that of the full step (McCandlish 2018). A step therefore needs several micro-batches, and the first gradient must be
+complete before the next is added."""
 
 from collections.abc import Iterator
 
+from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.train import TrainConfig
+from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.config.violation import Violation
-from llmsys.errors import LayoutError
+from llmsys.errors import ConfigError, LayoutError
+
+NONE = "or set train.noise_scale_every_steps=0"
+
+
+def find_noise_scale_violations(
+    train: TrainConfig, engine: EngineConfig, layout: ParallelLayout, batch: BatchConfig, *, windows: bool
+) -> Iterator[Violation]:
+    """Yield a violation for every setting that hides the gradient of a single micro-batch.
+
+    Args:
+        windows: steps consist of windows of equal length, not of pairs or texts.
+    """
+    if not train.noise_scale_every_steps:
+        return
+    what = "the gradient noise scale needs the gradient of one micro-batch, summed over ranks"
+    if engine.kind != "torch" or engine.data_parallel != "fsdp":
+        value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
+        text = f"{value} sums over ranks after the last micro-batch only, and {what}. "
+        yield Violation("engine.kind", f"{text}Use torch with data_parallel=fsdp, {NONE}.")
+    if layout.tensor > 1:
+        text = f"{layout.tensor} ranks finish some gradients after the last micro-batch, and {what}. "
+        yield Violation("layout.tensor", f"{text}Use tensor=1, {NONE}.")
+    if train.reproducibility == "bitwise":
+        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, and {what}. Use fast, {NONE}.")
+    if train.precision == "fp16":
+        yield Violation("train.precision", f"fp16 scales the gradient until it is whole, and {what}. Use bf16, {NONE}.")
+    if not windows:
+        text = "pairs and texts come in groups of similar length, and a group says little about a step. "
+        yield Violation("train.noise_scale_every_steps", f"{text}Set it to 0.")
+    elif batch.micro_sequences == 0:
+        text = "0 puts a rank's whole share into one micro-batch, and the noise is what several differ by. "
+        yield Violation("batch.micro_sequences", f"{text}Use a divisor of the share, {NONE}.")
+
+
+def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
+    """Check that the last step has more than one micro-batch per rank.
+
+    Args:
+        micro_batches: micro-batches per rank in the last step.
+        batch: the batch section, named in the error message.
+
+    Returns:
+        The number of micro-batches as text for the log.
+
+    Raises:
+        ConfigError: there is one micro-batch.
+    """
+    if micro_batches > 1:
+        return f"{micro_batches} micro-batches"
+    raise ConfigError(
+        f"train.noise_scale_every_steps compares micro-batches, and batch.micro_sequences={batch.micro_sequences} "
+        f"leaves each rank one. Use a smaller batch.micro_sequences or fewer processes, {NONE}."
+    )
+
+
+def find_generation_violations(generation: GenerationConfig, model: ModelConfig) -> Iterator[Violation]:
+    """Yield the violations between `generation:` and the model."""
+    # Only decoders generate from prompts; other families ignore the section.
+    if not generation.prompts or model.family != "decoder":
+        return
+    if model.moe is not None and model.moe.routing.kind == "expert_choice":
+        yield Violation(
+            "generation.prompts",
+            f"{len(generation.prompts)} prompts cannot be continued with model.moe.routing.kind=expert_choice: experts "
+            "choose among all tokens of a sequence, later ones included. Use generation.prompts=[], or "
+            "model.moe.routing.kind=token_choice or capacity.",
+        )
+
 
 FSDP = "engine.data_parallel=fsdp"
 

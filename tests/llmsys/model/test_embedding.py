@@ -12,14 +12,13 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import RelativeBiasConfig, RopeConfig
-from llmsys.model.position_embedding import (
+from llmsys.model.embedding import (
     RelativePositionBias,
     SinusoidalPositionEmbedding,
     compute_alibi_bias,
     compute_alibi_slopes,
 )
-from llmsys.model.rope_frequencies import compute_rope_frequencies
-from llmsys.model.rotary_embedding import RotaryEmbedding
+from llmsys.model.rotary_embedding import RotaryEmbedding, compute_rope_frequencies
 
 WIDTH, POSITIONS, OLD = 16, 4096, 512
 DIVISORS = [1.0, 1.1, 1.3, 2.0, 3.0, 5.0, 8.0, 9.0]

@@ -16,11 +16,10 @@ from llmsys.events import EventWriter
 from llmsys.train import checkpoint_record, checkpoint_retention, checkpoint_write
 from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
 from llmsys.train.checkpoint_record import find_checkpoint_error, list_checkpoints
-from llmsys.train.checkpoint_retention import remove_old_checkpoints, select_kept_steps
+from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_checkpoints, select_kept_steps
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.initial_state import resume_from_checkpoint
 from llmsys.train.step_guard import StepGuard
-from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 from tests.helpers.interrupted_saves import save, state_of
 from tests.helpers.ranks import run_ranks
 from tests.llmsys.train.test_checkpoint_retention import publish_steps

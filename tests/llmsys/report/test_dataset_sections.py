@@ -1,7 +1,7 @@
 """The page's words about a tokenizer are the manifest's numbers, and its pieces are text, never markup."""
 
 from llmsys.manifest import LanguageUsage, Manifest, TokenizerUsage
-from llmsys.report.tokenizer_section import build_tokenizer_section
+from llmsys.report.dataset_sections import build_tokenizer_section
 from tests.helpers.example_run import write_dataset
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from llmsys.config.load import load_run_config
 from llmsys.errors import LaunchError
-from llmsys.train import rank_agreement as module
-from llmsys.train.rank_agreement import collect_rank_facts, format_disagreement, require_rank_agreement
+from llmsys.train import run_checks as module
+from llmsys.train.run_checks import collect_rank_facts, format_disagreement, require_rank_agreement
 from tests.helpers.ranks import run_ranks
 
 

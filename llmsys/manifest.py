@@ -18,8 +18,7 @@ from pydantic import Field, ValidationError
 
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
-from llmsys.manifest_section import DecontaminationSummary, ManifestSection
-from llmsys.threshold_report import ThresholdReport
+from llmsys.manifest_section import DecontaminationSummary, ManifestSection, ThresholdReport
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"

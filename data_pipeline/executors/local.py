@@ -26,8 +26,17 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from data_pipeline.executors.base import EagerJobs, EagerTaskEvent, Event, Job, Queue, Report, TaskFailed, TaskProgress
-from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.base import (
+    EagerJobs,
+    EagerTaskEvent,
+    Event,
+    Job,
+    Queue,
+    Report,
+    TaskFailed,
+    TaskProgress,
+    try_job,
+)
 
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 

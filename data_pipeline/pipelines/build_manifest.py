@@ -43,9 +43,8 @@ from llmsys.manifest import (
     load_manifest,
     write_manifest,
 )
-from llmsys.manifest_section import DecontaminationSummary
+from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
 from llmsys.redact import redact_values
-from llmsys.threshold_report import ThresholdReport
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import load_tokenizer
 

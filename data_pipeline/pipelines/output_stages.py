@@ -20,7 +20,7 @@ from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
-from llmsys.threshold_report import ThresholdReport
+from llmsys.manifest_section import ThresholdReport
 
 
 def run_tokenizer_stage(

@@ -35,7 +35,7 @@ _COMMON = (
     "data_pipeline/core/block_writer.py",
     "llmsys/arrow_checksums.py",
     "llmsys/arrow_file.py",
-    "llmsys/threshold_report.py",
+    "llmsys/manifest_section.py",
 )
 _TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/publish_tokenizer.py")
 _ENCODE = tuple(

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_pipeline.core.journal import Journal
-from data_pipeline.readers.file_name import format_file_name
-from data_pipeline.readers.input_stream import compute_stat_stamp, open_input_stream
+from data_pipeline.readers.input_stream import compute_stat_stamp, format_file_name, open_input_stream
 from data_pipeline.readers.remote_file import (
     compute_remote_digest,
     get_remote_identity,

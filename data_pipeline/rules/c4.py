@@ -16,10 +16,9 @@ from itertools import chain
 
 import numpy as np
 
-from data_pipeline.rules.document_batch import DocumentBatch
-from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
-from data_pipeline.text.word_columns import Integers, LineColumns
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
+from data_pipeline.text.ragged_arrays import Integers
+from data_pipeline.text.word_columns import LineColumns, WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
 
 _DOLMA_PAGE_TESTS = {"curly bracket": "{", "lorem ipsum": "lorem ipsum", "javascript": "javascript"}

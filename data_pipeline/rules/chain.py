@@ -13,8 +13,7 @@ from typing import Any, assert_never
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
-from data_pipeline.rules.verdict import Rule, RuleOutcome, RuleVerdicts, ThresholdTest
+from data_pipeline.rules.rule import DocumentBatch, Rule, RuleOutcome, RuleVerdicts, ThresholdTest, WordSplitters
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.document_batch import DocumentBatch
 from data_pipeline.rules.hashed_features import FeatureConfig, FeatureHasher
-from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds
+from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest, apply_thresholds
 from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig
 from llmsys.errors import DataError
 

@@ -27,12 +27,19 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.rules.datatrove_repetition import measure_repeated_lines, measure_repeated_ngrams, measure_top_ngrams
-from data_pipeline.rules.document_batch import DocumentBatch, compute_share
-from data_pipeline.rules.gopher_lines import split_at_newline_runs, split_nonblank_lines
+from data_pipeline.rules.gopher_quality import split_at_newline_runs, split_nonblank_lines
 from data_pipeline.rules.repeated_ngrams import iter_repeated_ngrams, select_top_ngrams
-from data_pipeline.rules.verdict import Floats, RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
-from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.text.word_columns import Integers, WordColumns
+from data_pipeline.rules.rule import (
+    DocumentBatch,
+    Floats,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+    compute_share,
+    prepend_test,
+)
+from data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from data_pipeline.text.word_columns import WordColumns
 from llmsys.config.quality_rules import GopherRepetitionConfig
 
 _TOP = (2, 3, 4)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.text.word_columns import Integers, WordColumns
+from data_pipeline.text.ragged_arrays import Integers, compute_offsets
+from data_pipeline.text.word_columns import WordColumns
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]

@@ -27,8 +27,8 @@ from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_
 from data_pipeline.executors.base import Report
 from data_pipeline.language.identify import compute_keep_mask, identify_languages
 from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains, get_language_chains
+from data_pipeline.rules.rule import RuleOutcome, format_reason
 from data_pipeline.rules.url import STAGE as URL
-from data_pipeline.rules.verdict import RuleOutcome, format_reason
 from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation
+from llmsys.config.section import Section, Violation
 
 
 class NamedRuleConfig(Section):

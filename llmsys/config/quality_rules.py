@@ -26,7 +26,7 @@ from llmsys.config.line_rules import (
     NamedRuleConfig,
     Share,
 )
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import Violation, raise_violations
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

@@ -32,7 +32,7 @@ from llmsys.config.run_constraints import (
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation, format_choices, raise_violations
 from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
 from llmsys.config.train import (
     FlopsConfig,
@@ -43,7 +43,6 @@ from llmsys.config.train import (
     TrackingConfig,
     TrainConfig,
 )
-from llmsys.config.violation import Violation, format_choices, raise_violations
 from llmsys.errors import ConfigError
 
 # Default for a config without a `model:` section: small enough for one laptop core.

@@ -12,8 +12,8 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
-from llmsys.config.violation import Violation
 from llmsys.errors import ConfigError, LayoutError
 
 NONE = "or set train.noise_scale_every_steps=0"

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.errors import ConfigError
 from llmsys.estimate.activation_memory import (
     build_activation_shape,

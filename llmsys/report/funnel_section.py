@@ -12,6 +12,7 @@ Invariants:
 from collections.abc import Sequence
 
 from llmsys.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
+from llmsys.manifest_section import ThresholdReport
 from llmsys.record_location import is_counted_in_rows
 from llmsys.report import plots
 from llmsys.report.html_markup import (
@@ -29,7 +30,6 @@ from llmsys.report.html_markup import (
 from llmsys.report.plots import Figure
 from llmsys.report.report_section import ReportSection, build_report_section
 from llmsys.report.threshold_sections import build_early_exit_note, build_silent_tests_table, build_threshold_block
-from llmsys.threshold_report import ThresholdReport
 
 
 def describe_input(manifest: Manifest) -> str:

@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from data_pipeline.decontaminate.ngram_index import NgramIndex, write_ngram_index
 from data_pipeline.rules.bad_words import BadWordsRule
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
+from data_pipeline.rules.rule import DocumentBatch, WordSplitters
 from data_pipeline.rules.url import UrlFilter
 from data_pipeline.text.pii_replacement import replace_pii
 from data_pipeline.text.unicode_repair import repair_texts
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_hashes import WordHasher
-from data_pipeline.text.word_splitter import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.cleaning import FtfyRepairConfig, PiiReplacementConfig, UrlFilterConfig
 from llmsys.config.custom_rules import BadWordsConfig, EntryListConfig, WordListConfig

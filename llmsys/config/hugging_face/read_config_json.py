@@ -10,11 +10,11 @@ Invariants:
 import difflib
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmsys.config.hugging_face import dbrx, deepseek, encoder, gpt, llama, moe, seq2seq
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.hugging_face.defaults import DEFAULTS
 from llmsys.config.hugging_face.shared_fields import Values
 from llmsys.errors import ConfigError
 
@@ -77,10 +77,6 @@ def read_model_values(values: dict[str, Any], source: str = "config.json") -> di
     Raises:
         ConfigError: the model type or a key is not supported.
     """
-    # Local imports: most runs read no config.json, and these are twelve modules.
-    from llmsys.config.hugging_face.config_json import ConfigJsonReader
-    from llmsys.config.hugging_face.defaults import DEFAULTS
-
     name = _require_model_type(values, source, list(FAMILIES))
     fields = ConfigJsonReader(values, DEFAULTS[name])
     read = FAMILIES[name].read(fields)
@@ -117,18 +113,6 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{source} holds a {type(values).__name__}, not a mapping. Give the config.json of a model.")
     return values
-
-
-def is_hugging_face(path: Path) -> bool:
-    """Return whether a config file has Hugging Face's format.
-
-    Args:
-        path: path of the file, which need not exist.
-
-    Returns:
-        True for the suffix `.json`. Configs of this project are YAML.
-    """
-    return path.suffix == ".json"
 
 
 def _require_model_type(values: dict[str, Any], source: str, model_types: Sequence[str]) -> str:

@@ -17,10 +17,10 @@ from data_pipeline.rules.classifier import (
     load_linear_model,
     train_linear_model,
 )
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
 from data_pipeline.rules.hashed_features import FeatureConfig
 from data_pipeline.rules.perplexity import ArpaModel, PerplexityRule, normalize_line
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import DocumentBatch, WordSplitters
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig

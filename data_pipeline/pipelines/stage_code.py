@@ -32,7 +32,7 @@ class StageCode:
 
 _COMMON = (
     "data_pipeline/core/document_schema.py",
-    "data_pipeline/core/block_writer.py",
+    "data_pipeline/core/document_schema.py",
     "llmsys/arrow_checksums.py",
     "llmsys/arrow_file.py",
     "llmsys/manifest_section.py",

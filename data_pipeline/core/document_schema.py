@@ -1,6 +1,6 @@
 """Columns of documents, kept or dropped, and the numbers that follow from a document id.
 
-Base class of Arrow writers that buffer rows in memory until their block ends.
+Arrow writers of documents buffer rows in memory until their block ends.
 
 Invariants:
 - An id depends on URL, date and payload only.
@@ -10,6 +10,7 @@ Invariants:
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -199,3 +200,35 @@ def concat_batches(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(
         [*pieces, pieces[0].slice(0, 0)]
     )  # pyarrow returns a single batch unchanged, slack bytes included
+
+
+class PartitionWriter(BlockWriter):
+    """Writer that splits batches by document file. `batches` holds [document file, rows] per written batch, in file
+    order.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
+        """Write to `path`. Buffer about `limit_bytes` of text in memory."""
+        super().__init__(ArrowFileWriter(path, schema, "zstd"))
+        self._shards, self._limit = shards, limit_bytes
+        self._waiting: dict[int, list[pa.RecordBatch]] = {}
+        self._bytes = 0
+        self.batches: list[list[int]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Buffer a batch with the columns `id` and `text`."""
+        shards = assign_shards(batch.column("id").to_pylist(), self._shards)
+        for shard in np.unique(shards).tolist():
+            self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
+        self._bytes += int(count_text_bytes(batch.column("text")).sum())
+        if self._bytes >= self._limit:
+            self._flush()
+
+    def _flush(self) -> None:
+        # Sorted, so that the bytes do not depend on the order of documents in memory.
+        for shard in sorted(self._waiting):
+            batch = concat_batches(self._waiting[shard])
+            self._writer.write(batch)
+            self.batches.append([shard, batch.num_rows])
+        self._waiting.clear()
+        self._bytes = 0

@@ -19,55 +19,21 @@ import pyarrow as pa
 
 from data_pipeline.core.document_schema import (
     DROPPED_SCHEMA,
-    BlockWriter,
-    assign_shards,
+    PartitionWriter,
     build_document_schema,
-    concat_batches,
     count_text_bytes,
 )
 from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, format_reason, sort_in_file_order
 from data_pipeline.executors.base import Report
-from data_pipeline.rules.url import STAGE as URL
+from data_pipeline.stages.url_gate import STAGE as URL
 from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.token_shards import read_batches
 
 if TYPE_CHECKING:
     from data_pipeline.rules.language_chains import LanguageRuleChains
     from data_pipeline.rules.rule import RuleOutcome
-
-
-class PartitionWriter(BlockWriter):
-    """Writer that splits batches by document file. `batches` holds [document file, rows] per written batch, in file
-    order.
-    """
-
-    def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
-        """Write to `path`. Buffer about `limit_bytes` of text in memory."""
-        super().__init__(ArrowFileWriter(path, schema, "zstd"))
-        self._shards, self._limit = shards, limit_bytes
-        self._waiting: dict[int, list[pa.RecordBatch]] = {}
-        self._bytes = 0
-        self.batches: list[list[int]] = []
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Buffer a batch with the columns `id` and `text`."""
-        shards = assign_shards(batch.column("id").to_pylist(), self._shards)
-        for shard in np.unique(shards).tolist():
-            self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
-        self._bytes += int(count_text_bytes(batch.column("text")).sum())
-        if self._bytes >= self._limit:
-            self._flush()
-
-    def _flush(self) -> None:
-        # Sorted, so that the bytes do not depend on the order of documents in memory.
-        for shard in sorted(self._waiting):
-            batch = concat_batches(self._waiting[shard])
-            self._writer.write(batch)
-            self.batches.append([shard, batch.num_rows])
-        self._waiting.clear()
-        self._bytes = 0
 
 
 UNICODE = "unicode"

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, TEXT_SCHEMA, compute_document_id
 from data_pipeline.executors.base import Report
-from data_pipeline.rules.url import UrlGate, build_text_schema
+from data_pipeline.stages.url_gate import UrlGate, build_text_schema
 from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig, UrlConfig
 from llmsys.token_shards import ArrowFileWriter
 
@@ -59,15 +59,13 @@ def extract_file(
         lists: Digests of its list files. They key the cache of loaded lists.
 
     Returns:
-        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether the next run should
-        read the block again because its storage failed.
+        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether its storage failed.
     """
     from data_pipeline.readers.page_reader import read_pages  # not where the stage is only planned
 
     gate = UrlGate(urls, lists)
     records = pages = html_bytes = given_text_bytes = position = 0
-    skipped, noted = _SkipCounts(), _SkipCounts()
-    dropped_batches: list[list[int]] = []
+    skipped, noted, dropped_batches = _SkipCounts(), _SkipCounts(), list[list[int]]()
     with (
         ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
         ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,

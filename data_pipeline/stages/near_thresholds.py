@@ -31,6 +31,7 @@ from llmsys.manifest_section import CLOSE, NearThresholdDocument, ThresholdRepor
 if TYPE_CHECKING:
     from data_pipeline.rules.rule import ThresholdTest
 
+
 Floats = npt.NDArray[np.float64]
 
 

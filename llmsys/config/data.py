@@ -37,31 +37,39 @@ class HeldoutSplitConfig(Section):
     """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
-        0.005, ge=0, le=0.5, description="Share of the documents, chosen by the hash of their id, kept for evaluation."
+        0.005,
+        ge=0,
+        le=0.5,
+        description="Share of the documents held out for evaluation, selected by the hash of their id.",
     )
-    seed: int = Field(0, ge=0, description="Another seed holds back other documents.")
+    seed: int = Field(0, ge=0, description="Seed of that selection.")
 
 
 class TokenFilesConfig(Section):
     """Layout of the token shards. The shuffle is global and depends on document ids and the seed alone."""
 
-    shard_tokens: int = Field(100_000_000, ge=1, description="Tokens per file, about.")
-    batch_tokens: int = Field(1_000_000, ge=1, description="Tokens per record batch, at least; each has a checksum.")
-    seed: int = Field(0, ge=0, description="Another seed gives another order of the documents.")
+    shard_tokens: int = Field(100_000_000, ge=1, description="Approximate number of tokens per file.")
+    batch_tokens: int = Field(
+        1_000_000, ge=1, description="Minimum tokens per record batch; each batch has a checksum."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the document order.")
     encoder: Literal["columns", "library"] = Field(
         "columns",
-        description="Encode distinct parts of texts once, or ask the tokenizer's library for each text: the same ids.",
+        description="columns: encode each distinct part of the texts once, as arrays. library: call the tokenizer "
+        "library for every text. The ids are the same.",
     )
 
 
 class DocumentFilesConfig(Section):
     """Layout of the document files."""
 
-    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
-    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
+    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; the id of a document selects its file.")
+    batch_bytes: int = Field(
+        8_000_000, ge=1, description="Approximate UTF-8 bytes of text per record batch; bounds memory."
+    )
     export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
         (),
-        description="Formats that documents are written in for other tools, beside the Arrow that later stages read.",
+        description="Additional formats of the documents, for other tools; later stages read Arrow.",
     )
 
 
@@ -69,27 +77,30 @@ class CrawlConfig(Section):
     """A dataset of documents, from crawl files to token shards."""
 
     kind: Literal["crawl"] = "crawl"
-    name: str = Field("data", min_length=1, description="Name of the dataset, for people.")
-    folder: LocalPath = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
+    name: str = Field("data", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/data"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
     inputs: tuple[str, ...] = Field(
         (),
-        description="Crawl files and files of documents: paths, URLs, patterns (`**` enters folders), or @ and a list.",
+        description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "
+        "or @FILE with one per line.",
     )
-    read: ReadConfig = Field(ReadConfig(), description="How files are read.")
-    url: UrlConfig = Field(NoUrlFilter(), description="Which pages are refused by their URL, before extraction.")
-    extract: ExtractConfig = Field(ArticleExtractorConfig(), description="How pages become text.")
-    unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Whether damaged characters of texts are repaired.")
-    language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
-    rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")
-    deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Which duplicates are dropped.")
+    read: ReadConfig = Field(ReadConfig(), description="Reading of input files.")
+    url: UrlConfig = Field(NoUrlFilter(), description="URL filter, applied before extraction.")
+    extract: ExtractConfig = Field(ArticleExtractorConfig(), description="HTML-to-text extraction.")
+    unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Unicode repair (ftfy).")
+    language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
+    rules: tuple[RuleConfig, ...] = Field((), description="Rules, applied in this order.")
+    deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
     decontaminate: DecontaminateConfig = Field(
-        NoDecontamination(), description="Which evaluation sets must not be trained on."
+        NoDecontamination(), description="Removal of documents that contain evaluation items."
     )
-    pii: PiiConfig = Field(NoPiiReplacement(), description="Whether personal data are replaced.")
-    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="What is held back for evaluation.")
-    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="How token files are laid out.")
-    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="How document files are laid out.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
+    pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
+    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
+    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
+    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="Layout of document files.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
     @model_validator(mode="after")
     def _check_rule_names(self) -> Self:

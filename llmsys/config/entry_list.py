@@ -10,9 +10,11 @@ class EntryListConfig(Section):
     """Entries of files and of the config. A file has one entry per line; `#` begins a comment."""
 
     files: tuple[LocalPath, ...] = Field(
-        (), description="Files, plain or .gz, UTF-8; paths start in the working folder."
+        (),
+        description="UTF-8 files with one entry per line; .gz is decompressed. Relative paths start in the working "
+        "directory.",
     )
-    entries: tuple[str, ...] = Field((), description="Entries written here.")
+    entries: tuple[str, ...] = Field((), description="Entries given inline.")
 
     @property
     def is_empty(self) -> bool:

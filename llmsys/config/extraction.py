@@ -16,15 +16,17 @@ class _BaseExtractorConfig(Section):
     """Limits per page of all extractors."""
 
     max_page_bytes: int = Field(
-        5_242_880, ge=1, description="Bytes of HTML; a longer page is skipped and counted. Common Crawl cuts at 5 MiB."
+        5_242_880,
+        ge=1,
+        description="Maximum bytes of HTML; longer pages are skipped and counted. Common Crawl truncates at 5 MiB.",
     )
     max_nodes: int = Field(
         1_000_000,
         ge=1,
-        description="Elements, texts and attributes that the parser might make of the page at most, about 400 B each.",
+        description="Maximum nodes (elements, texts and attributes) that the parser may create, about 400 B each.",
     )
     max_attributes: int = Field(
-        1_000, ge=1, description="Attributes of one element; each is compared with those before it."
+        1_000, ge=1, description="Maximum attributes of one element; parsing is quadratic in them."
     )
 
 
@@ -38,11 +40,13 @@ class ResiliparseExtractorConfig(_BaseExtractorConfig):
     """Resiliparse's plain text (Bevendorff et al. 2018): faster, with more boilerplate."""
 
     kind: Literal["resiliparse"] = "resiliparse"
-    main_content: bool = Field(True, description="Leave out navigation, footers, banners and the like.")
+    main_content: bool = Field(
+        True, description="Extract only the main content, without navigation, footers and banners."
+    )
     max_depth: int = Field(
         1_000,
         ge=1,
-        description="Nested elements; of a deeper page all text stays: finding its main content takes too long.",
+        description="Maximum nesting depth for main-content extraction; deeper pages are extracted as full text.",
     )
 
 
@@ -51,7 +55,7 @@ class TrafilaturaExtractorConfig(_BaseExtractorConfig):
 
     kind: Literal["trafilatura"] = "trafilatura"
     favor: Literal["precision", "balance", "recall"] = Field(
-        "precision", description="What is preferred in doubt; FineWeb favours precision."
+        "precision", description="Trade-off of precision and recall; FineWeb uses precision."
     )
 
 

@@ -26,9 +26,9 @@ Weight = Annotated[float, Field(ge=0)]
 class MixtureSourceConfig(Section):
     """One prepared dataset of a mixture."""
 
-    folder: LocalPath = Field(description="Dataset folder, prepared with a config of its own.")
-    weight: Weight = Field(1.0, description="Share of the sequences, in relation to the weights of the others.")
-    name: str = Field("", description="Name in logs and evaluations; left out: the folder's last part.")
+    folder: LocalPath = Field(description="Dataset folder, prepared with its own config.")
+    weight: Weight = Field(1.0, description="Sampling weight, relative to the other sources.")
+    name: str = Field("", description="Name in logs and evaluations. Default: the last component of the folder.")
 
     @property
     def title(self) -> str:
@@ -39,8 +39,8 @@ class MixtureSourceConfig(Section):
 class MixtureStageConfig(Section):
     """Weights from a given token of the run onwards."""
 
-    start_tokens: int = Field(ge=1, description="Tokens of the run after which these weights hold.")
-    weights: tuple[Weight, ...] = Field(description="One for each source, in their order; 0 leaves it out.")
+    start_tokens: int = Field(ge=1, description="Training tokens from which these weights apply.")
+    weights: tuple[Weight, ...] = Field(description="One weight per source, in order. 0: exclude the source.")
 
 
 class MixtureConfig(Section):
@@ -51,10 +51,10 @@ class MixtureConfig(Section):
     """
 
     kind: Literal["mixture"] = "mixture"
-    name: str = Field("mixture", min_length=1, description="Name of the mixture, for people.")
+    name: str = Field("mixture", min_length=1, description="Display name of the mixture.")
     sources: tuple[MixtureSourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
     stages: tuple[MixtureStageConfig, ...] = Field(
-        (), description="Other weights later in the run, such as at its end."
+        (), description="Weights for later parts of the run, such as its end."
     )
 
     @property

@@ -57,7 +57,7 @@ class ModelConfig(Section):
     """
 
     family: Family = Field("decoder", description="Causal decoder, bidirectional encoder, or both.")
-    vocab_size: int = Field(ge=2, description="Rows of the token embedding and of the head.")
+    vocab_size: int = Field(ge=2, description="Vocabulary size: rows of the token embedding and of the head.")
     hidden_size: int = Field(ge=1, description="Width of the residual stream, in channels.")
     intermediate_size: int = Field(0, ge=0, description="Width of a dense feed-forward layer, in channels.")
     num_hidden_layers: int = Field(ge=1, description="Number of blocks.")
@@ -65,39 +65,40 @@ class ModelConfig(Section):
     num_key_value_heads: int = Field(
         default_factory=_get_key_value_heads,
         ge=1,
-        description="Key and value heads; each serves num_attention_heads / num_key_value_heads query heads. "
-        "Left out: as many as num_attention_heads.",
+        description="Key and value heads, each shared by num_attention_heads / num_key_value_heads query heads. "
+        "Default: num_attention_heads.",
     )
     head_dim: int = Field(
         default_factory=_compute_head_dim,
         ge=1,
-        description="Channels of one head. Left out: hidden_size / num_attention_heads.",
+        description="Channels of one head. Default: hidden_size / num_attention_heads.",
     )
-    max_position_embeddings: int = Field(2048, ge=1, description="Longest sequence, in positions.")
+    max_position_embeddings: int = Field(2048, ge=1, description="Maximum sequence length, in positions.")
     sliding_window: int | None = Field(
-        None, ge=1, description="Positions that a token sees in sliding-window layers, itself included."
+        None, ge=1, description="Attended positions in sliding-window layers, including the token."
     )
     layer_types: tuple[LayerType, ...] = Field(
         (),
-        description="Kinds of the layers' attention, repeated over depth. Left out: all slide, if there is a window.",
+        description="Attention type of each layer, repeated over the depth. Default: sliding in all layers if "
+        "sliding_window is set.",
     )
-    tie_word_embeddings: bool = Field(False, description="Whether the head uses the embedding matrix.")
-    initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the starting matrices.")
-    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of normal starting weights.")
-    norm: NormConfig = Field(RmsNormConfig(), description="The kind of normalisation.")
+    tie_word_embeddings: bool = Field(False, description="Share the embedding matrix with the head.")
+    initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the initial weights.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    norm: NormConfig = Field(RmsNormConfig(), description="Norm layer.")
     residual: ResidualConfig = Field(
-        PreNormConfig(), description="Where norms stand around attention and feed-forward."
+        PreNormConfig(), description="Placement of norms and residual connections around attention and feed-forward."
     )
-    position: PositionConfig = Field(RopeConfig(), description="How positions reach attention.")
-    attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="How tokens look at each other.")
+    position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
+    attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
     feed_forward: FeedForwardConfig = Field(SwigluConfig(), description="Dense feed-forward layers.")
-    moe: MoeConfig | None = Field(None, description="Mixture of experts; null builds a dense model.")
-    embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="From token ids to vectors.")
-    head: HeadConfig = Field(LmHeadConfig(), description="From the last hidden states to the output.")
-    dropout: DropoutConfig = Field(DropoutConfig(), description="What training drops at random.")
-    encoder: EncoderConfig | None = Field(None, description="Of an encoder-decoder; null: as the decoder.")
+    moe: MoeConfig | None = Field(None, description="Mixture of experts. null: dense model.")
+    embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="Token embedding.")
+    head: HeadConfig = Field(LmHeadConfig(), description="Output head.")
+    dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout probabilities in training.")
+    encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
     multi_token_prediction: MultiTokenPredictionConfig | None = Field(
-        None, description="Modules that predict further tokens."
+        None, description="Multi-token prediction modules."
     )
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ class NamedRuleConfig(Section):
         "",
         pattern="^([a-z][a-z0-9_]*)?$",
         max_length=60,
-        description="What the rule is called in funnel, reasons and columns; empty: as its kind.",
+        description="Name of the rule in funnel, reasons and columns. Empty: its kind.",
     )
 
     @property

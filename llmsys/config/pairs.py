@@ -24,15 +24,24 @@ class PairsConfig(Section):
     """
 
     kind: Literal["pairs"] = "pairs"
-    name: str = Field("pairs", min_length=1, description="Name of the dataset, for people.")
-    folder: LocalPath = Field(Path("runs/pairs"), description="Folder that `prepare` writes and `train` reads.")
-    source: tuple[LocalPath, ...] = Field((), description="Files to translate from, one sentence per line.")
-    target: tuple[LocalPath, ...] = Field((), description="Their translations, a file for each source file.")
-    heldout_source: tuple[LocalPath, ...] = Field((), description="Source files kept for evaluation.")
-    heldout_target: tuple[LocalPath, ...] = Field((), description="Their reference translations.")
-    max_tokens: int = Field(256, ge=2, description="Longest side of a training pair, closing token included.")
-    shard_pairs: int = Field(500_000, ge=1, description="Pairs per token file, about.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
+    name: str = Field("pairs", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/pairs"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
+    source: tuple[LocalPath, ...] = Field((), description="Source files, one sentence per line.")
+    target: tuple[LocalPath, ...] = Field((), description="Target files, one for each source file.")
+    heldout_source: tuple[LocalPath, ...] = Field((), description="Held-out source files.")
+    heldout_target: tuple[LocalPath, ...] = Field(
+        (), description="Reference translations of the held-out source files."
+    )
+    max_tokens: int = Field(
+        256,
+        ge=2,
+        description="Maximum tokens of either side of a training pair, including the end token; longer pairs are "
+        "dropped.",
+    )
+    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of pairs per token file.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
     @model_validator(mode="after")
     def _check_file_pairs(self) -> Self:
@@ -58,11 +67,17 @@ class LabelledTextConfig(Section):
     """
 
     kind: Literal["labelled"] = "labelled"
-    name: str = Field("labelled", min_length=1, description="Name of the dataset, for people.")
-    folder: LocalPath = Field(Path("runs/labelled"), description="Folder that `prepare` writes and `train` reads.")
-    inputs: tuple[LocalPath, ...] = Field((), description="Files to train on: .tsv or .jsonl, plain or .gz.")
-    heldout_inputs: tuple[LocalPath, ...] = Field((), description="Files kept for evaluation.")
-    labels: tuple[str, ...] = Field((), description="Labels in the order of their numbers; empty: as found, sorted.")
-    max_tokens: int = Field(256, ge=2, description="Tokens of a text that are kept, closing token included.")
-    shard_pairs: int = Field(500_000, ge=1, description="Texts per token file, about.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
+    name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
+    inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
+    heldout_inputs: tuple[LocalPath, ...] = Field((), description="Held-out files.")
+    labels: tuple[str, ...] = Field(
+        (), description="Labels in order of their ids. Empty: the labels of the files, sorted."
+    )
+    max_tokens: int = Field(
+        256, ge=2, description="Maximum tokens of a text, including the end token; longer texts are truncated."
+    )
+    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of texts per token file.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")

@@ -145,16 +145,26 @@ class ParallelLayout(Section):
       never splits a single expert.
     """
 
-    replicate: int = Field(1, ge=1, description="Copies of the sharded model.")
-    shard: int = Field(-1, description="Ranks of one copy with data of their own; -1 takes all that the others leave.")
+    replicate: int = Field(1, ge=1, description="Number of replicas of the sharded model (dp_replicate).")
+    shard: int = Field(
+        -1,
+        description="Ranks that shard a replica and read different data (dp_shard). -1: all ranks that the other "
+        "axes leave.",
+    )
     expert: int = Field(
-        1, ge=1, description="Ranks over which the routed experts are dealt; divides shard · context · tensor."
+        1, ge=1, description="Ranks over which the routed experts are sharded (ep); divides shard · context · tensor."
     )
     context: int = Field(
-        1, ge=1, description="Ranks that share a sequence and exchange heads for positions around attention (Ulysses)."
+        1,
+        ge=1,
+        description="Ranks that shard a sequence, with an all-to-all of heads and positions around attention (cp, "
+        "Ulysses).",
     )
     tensor: int = Field(
-        1, ge=1, description="Ranks that split the matrices of a layer, and the positions between layers."
+        1,
+        ge=1,
+        description="Ranks that shard the matrices of a layer, and the positions between layers (tp with sequence "
+        "parallelism).",
     )
 
     @property

@@ -23,15 +23,17 @@ class PiiReplacementConfig(Section):
     """
 
     kind: Literal["replace"] = "replace"
-    kinds: tuple[PiiKind, ...] = Field(("email", "ip"), description="What is looked for; FineWeb: email and ip.")
+    kinds: tuple[PiiKind, ...] = Field(
+        ("email", "ip"), description="Kinds of personal data to replace; FineWeb: email and ip."
+    )
     replacement: Literal["reserved", "token"] = Field(
         "reserved",
-        description="reserved: an address or number that is reserved for examples; token: <EMAIL>, <IP>, <PHONE>.",
+        description="reserved: an address or number reserved for documentation. token: <EMAIL>, <IP>, <PHONE>.",
     )
     consistency: Literal["match", "document"] = Field(
-        "match", description="Equal matches get equal replacements: everywhere, or only within a document."
+        "match", description="Scope in which equal matches get equal replacements."
     )
-    seed: int = Field(0, ge=0, description="Another seed chooses other replacements.")
+    seed: int = Field(0, ge=0, description="Seed of the replacements.")
 
 
 PiiConfig = Annotated[NoPiiReplacement | PiiReplacementConfig, Field(discriminator="kind")]

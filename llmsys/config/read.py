@@ -16,21 +16,25 @@ class ReadConfig(Section):
     """Options for reading crawl files and document files."""
 
     text_field: str = Field(
-        "text", min_length=1, description="Field of jsonl, parquet and Arrow that holds the text; a.b: b in a."
+        "text",
+        min_length=1,
+        description="Field of JSON lines, Parquet and Arrow files with the text. a.b: field b of a.",
     )
-    url_field: str = Field("url", description="Field with the address; a document without one has an empty address.")
-    id_field: str = Field("id", description="Field with the id; without one it follows from address, date and text.")
+    url_field: str = Field("url", description="Field with the URL. A document without it has an empty URL.")
+    id_field: str = Field(
+        "id", description="Field with the id. A document without it gets a hash of URL, date and text."
+    )
     date_field: str = Field("date", description="Field with the time of capture.")
     on_digest_mismatch: Literal["drop", "count", "ignore"] = Field(
         "drop",
-        description="A page whose WARC-Block-Digest or WARC-Payload-Digest is another: left out and counted, kept and "
-        "counted, or never looked at.",
+        description="Action if WARC-Block-Digest or WARC-Payload-Digest does not match: drop and count, keep and "
+        "count, or do not check.",
     )
     on_truncation: Literal["drop", "count", "ignore"] = Field(
         "count",
-        description="A page whose end is missing, by WARC-Truncated or because its gzip, deflate, zstd, br or chunked "
-        "coding stops in the middle: left out and counted, kept and counted with a note, or kept without a word.",
+        description="Action on a page marked WARC-Truncated, or whose gzip, deflate, zstd, br or chunked coding ends "
+        "early: drop and count, keep with a count and a note, or keep silently.",
     )
     max_attempts: int = Field(
-        5, ge=1, le=100, description="How often a read of remote storage is tried, waiting 0.5, 1, 2, … s."
+        5, ge=1, le=100, description="Maximum attempts of a read from remote storage, with delays of 0.5, 1, 2, … s."
     )

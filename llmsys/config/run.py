@@ -57,28 +57,28 @@ class RunConfig(Section):
     """Configuration of one run, from raw text to the report."""
 
     run: RunNameConfig = Field(RunNameConfig(), description="Name, folder and seed.")
-    data: DataConfig = Field(CrawlConfig(), description="From files of text to token shards.")
-    tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="How text becomes token ids.")
-    model: ModelConfig = Field(SMALL_MODEL, description="The architecture.")
+    data: DataConfig = Field(CrawlConfig(), description="Dataset: from input files to token shards.")
+    tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="Tokenizer.")
+    model: ModelConfig = Field(SMALL_MODEL, description="Model architecture.")
     objective: ObjectiveConfig = Field(
-        default_factory=infer_objective, description="What is learnt. Left out: what the model is made for."
+        default_factory=infer_objective, description="Training objective. Default: the one of the model's head."
     )
-    loss: LossConfig = Field(LossConfig(), description="What training adds to plain cross entropy.")
-    batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
-    optimizer: OptimizerConfig = Field(AdamWConfig(), description="How gradients become updates.")
-    schedule: ScheduleConfig = Field(CosineScheduleConfig(), description="The learning rate over the run.")
+    loss: LossConfig = Field(LossConfig(), description="Additions to cross entropy in training.")
+    batch: BatchConfig = Field(BatchConfig(), description="Global batch of one optimizer step.")
+    optimizer: OptimizerConfig = Field(AdamWConfig(), description="Optimizer.")
+    schedule: ScheduleConfig = Field(CosineScheduleConfig(), description="Learning rate schedule.")
     factors: MultiplierScheduleConfig = Field(
-        MultiplierScheduleConfig(), description="Weight decay and balance over the run."
+        MultiplierScheduleConfig(), description="Schedules of weight decay and load balancing."
     )
-    engine: EngineConfig = Field(TorchEngineConfig(), description="The library that owns the step.")
-    layout: ParallelLayout = Field(ParallelLayout(), description="How ranks share the model.")
-    launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
-    train: TrainConfig = Field(TrainConfig(), description="Budget, precision and log.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When to save and what to keep.")
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Held-out documents, and questions.")
-    generation: GenerationConfig = Field(GenerationConfig(), description="Prompts to continue.")
-    tracking: TrackingConfig = Field(TrackingConfig(), description="Services beside events.jsonl.")
-    flops: FlopsConfig = Field(FlopsConfig(), description="How operations are counted.")
+    engine: EngineConfig = Field(TorchEngineConfig(), description="Library that runs backward and the optimizer step.")
+    layout: ParallelLayout = Field(ParallelLayout(), description="Parallelism: ranks per axis.")
+    launch: LaunchConfig = Field(LaunchConfig(), description="Processes to start on this machine.")
+    train: TrainConfig = Field(TrainConfig(), description="Token budget, precision, failure handling and logging.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoint interval and retention.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Evaluation on held-out documents and tasks.")
+    generation: GenerationConfig = Field(GenerationConfig(), description="Text generation.")
+    tracking: TrackingConfig = Field(TrackingConfig(), description="Experiment trackers, in addition to events.jsonl.")
+    flops: FlopsConfig = Field(FlopsConfig(), description="FLOPs convention and device for utilisation.")
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:

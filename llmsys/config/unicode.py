@@ -22,9 +22,13 @@ class FtfyRepairConfig(Section):
 
     kind: Literal["ftfy"] = "ftfy"
     html_entities: Literal["auto", "keep"] = Field(
-        "auto", description="auto: `&eacute;` is decoded up to the first line of a text that has a `<`; keep: never."
+        "auto",
+        description="HTML entities such as `&eacute;`. auto: decode them up to the first line that contains `<`. "
+        "keep: do not decode.",
     )
-    normalization: Literal["none", "NFC"] = Field("none", description="NFC: composed characters, after the repair.")
+    normalization: Literal["none", "NFC"] = Field(
+        "none", description="Normalization after the repair. NFC: composed characters."
+    )
 
 
 class NfcNormalizationConfig(Section):

@@ -25,19 +25,17 @@ class UrlFilterConfig(Section):
 
     kind: Literal["lists"] = "lists"
     hosts: EntryListConfig = Field(
-        _NOTHING, description="Registered domains, with all their hosts, or single hosts; letter case does not matter."
+        _NOTHING, description="Registered domains (with all their hosts) or single hosts to reject; case-insensitive."
     )
-    urls: EntryListConfig = Field(_NOTHING, description="Whole URLs, compared character by character.")
+    urls: EntryListConfig = Field(_NOTHING, description="URLs to reject, compared exactly.")
     hard_words: EntryListConfig = Field(
-        _NOTHING, description="Words of which one between symbols of the URL is enough."
+        _NOTHING, description="Words to reject if one occurs between symbols of the URL."
     )
-    soft_words: EntryListConfig = Field(_NOTHING, description="Words of which more than `max_soft_words` are too many.")
-    max_soft_words: int = Field(1, ge=0, description="Distinct soft words that a URL may hold.")
-    substrings: EntryListConfig = Field(
-        _NOTHING, description="Letters and digits that the URL may not hold once its symbols are removed."
-    )
+    soft_words: EntryListConfig = Field(_NOTHING, description="Words to reject if more than `max_soft_words` occur.")
+    max_soft_words: int = Field(1, ge=0, description="Maximum number of distinct soft words in a URL.")
+    substrings: EntryListConfig = Field(_NOTHING, description="Substrings to reject in the URL without its symbols.")
     allow_list: EntryListConfig = Field(
-        _NOTHING, description="Registered domains, hosts and whole URLs that no list refuses."
+        _NOTHING, description="Registered domains, hosts and URLs to accept regardless of the lists."
     )
 
     @property

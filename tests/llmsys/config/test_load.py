@@ -53,7 +53,7 @@ def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write
     write("run.yaml", "batch:\n  sequence_length: long\noptimizer:\n  learning_rat: 1e-3\nschedule:\n  kind: cos\n")
     assert refusal("run.yaml").splitlines() == [
         "3 problems in run.yaml:",
-        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Positions of one window, in tokens.",
+        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Length of one packed sequence, in tokens.",
         "  run.yaml:4: optimizer.learning_rat: unknown key. Did you mean learning_rate?",
         "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or noam. "
         "Did you mean cosine?",

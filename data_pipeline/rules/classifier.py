@@ -69,7 +69,7 @@ def _load_fasttext(path: Path) -> Any:
     try:
         return fasttext.load_model(str(path))
     except ValueError as error:
-        raise DataError(f"{path} cannot be used as a fastText model: {error}. Name a .bin or .ftz file.") from None
+        raise DataError(f"{path} is not a valid fastText model: {error}. Give a .bin or .ftz file.") from None
 
 
 def _predict_label_scores(model: Any, text: str) -> dict[str, float]:

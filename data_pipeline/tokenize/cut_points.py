@@ -52,7 +52,7 @@ class CutPointFinder:
 
     def _find_problem(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> str | None:
         if ((right == SPACE) & (left != SPACE)).any():
-            return "it has pieces with a space behind another character"
+            return "it has pieces with a space after another character"
         return "it has no piece for a space" if self._is_unknown(SPACE) else None
 
     def _is_unknown(self, code: int) -> bool:

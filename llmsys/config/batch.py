@@ -60,8 +60,8 @@ class BatchRampConfig(Section):
         elif start >= full:
             yield Violation(
                 "ramp.start_tokens",
-                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. "
-                f"Use less, or set ramp to null.",
+                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. Use fewer, "
+                "or set ramp to null.",
             )
         elif start % self.compute_increment(length) or full % self.compute_increment(length):
             both = sorted(set(list_divisors(start)) & set(list_divisors(full)))
@@ -195,22 +195,21 @@ class BatchConfig(Section):
         if self.assignment == "balanced" and self.attention_scope == "window":
             yield Violation(
                 "assignment",
-                "balanced evens out documents, and with attention_scope=window all windows cost the same. "
-                "Use sequential, or attention_scope=document.",
+                "balanced equalizes the attention cost of documents, but with attention_scope=window all "
+                "sequences cost the same. Use sequential, or attention_scope=document.",
             )
 
     def find_pair_violations(self) -> Iterator[Violation]:
         """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
         if self.ramp is not None:
-            yield Violation(
-                "ramp", "pairs and texts come in groups of similar length, which do not grow. Set it to null."
-            )
+            yield Violation("ramp", "pairs and texts are batched in length buckets, which do not grow. Set it to null.")
         if self.assignment != "sequential":
             yield Violation(
-                "assignment", f"{self.assignment} is for windows; groups of similar length are even. Use sequential."
+                "assignment",
+                f"{self.assignment} applies to packed sequences; length buckets are balanced already. Use sequential.",
             )
         if self.micro_sequences == "auto":
-            yield Violation("micro_sequences", "auto is for windows. Use 0 and say num_length_buckets.")
+            yield Violation("micro_sequences", "auto applies to packed sequences. Use 0 and set num_length_buckets.")
 
     def resolve_micro_sequences(self, share: int) -> int:
         """Return the windows of one forward pass of a rank.

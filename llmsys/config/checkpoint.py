@@ -63,7 +63,7 @@ def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_ste
     if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
         yield Violation(
             "checkpoint.keep_best",
-            f"{checkpoint.keep_best} best need an evaluation of each checkpoint, and evaluation.every_steps="
-            f"{evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
+            f"{checkpoint.keep_best} best checkpoints need an evaluation of each checkpoint, but "
+            f"evaluation.every_steps={evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
             f"Use evaluation.every_steps={saved or 100}, or checkpoint.keep_best=0.",
         )

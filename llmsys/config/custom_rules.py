@@ -54,7 +54,7 @@ class BadWordsConfig(NamedRuleConfig):
     def _check_word_lists(self) -> Self:
         if all(word_list.is_empty for word_list in self.word_lists):
             raise_violations(
-                [Violation("word_lists", "no word is listed. Name a file, such as word_lists: [{files: [words.txt]}].")]
+                [Violation("word_lists", "the list is empty. Name a file, such as word_lists: [{files: [words.txt]}].")]
             )
         return self
 
@@ -132,13 +132,15 @@ class PerplexityConfig(NamedRuleConfig):
         violations = []
         if self.head_max_perplexity > self.tail_min_perplexity:
             message = (
-                f"{self.head_max_perplexity:g} lies above tail_min_perplexity={self.tail_min_perplexity:g}, so that no "
-                "middle is left. Lower head_max_perplexity or raise tail_min_perplexity."
+                f"{self.head_max_perplexity:g} is above tail_min_perplexity={self.tail_min_perplexity:g}, "
+                "which leaves no middle bucket. Lower head_max_perplexity or raise tail_min_perplexity."
             )
             violations.append(Violation("head_max_perplexity", message))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
-            violations.append(Violation("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
+            violations.append(
+                Violation("keep", f"{kept} are not adjacent. Keep adjacent buckets, such as [head, middle].")
+            )
         raise_violations(violations)
         return self
 

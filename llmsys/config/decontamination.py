@@ -28,8 +28,7 @@ class EvaluationSetConfig(Section):
                 [
                     Violation(
                         "query_fields",
-                        "neither query_fields nor label_fields names a field. "
-                        "Name one, such as query_fields: [prompt].",
+                        "query_fields and label_fields are both empty. Name a field, such as query_fields: [prompt].",
                     )
                 ]
             )
@@ -82,7 +81,9 @@ class NgramDecontaminationConfig(Section):
     def _check_set_names(self) -> Self:
         names = [evaluation_set.name for evaluation_set in self.sets]
         raise_violations(
-            Violation(f"sets.{number}.name", f"{name} is the name of another set already. Give each set its own name.")
+            Violation(
+                f"sets.{number}.name", f"{name} is already the name of another set. Give each set a different name."
+            )
             for number, name in enumerate(names)
             if name in names[:number]
         )

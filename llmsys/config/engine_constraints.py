@@ -24,14 +24,14 @@ def find_torch_violations(
     if train.compile == "block" and train.activation_checkpoint != "none" and model.moe is not None:
         yield Violation(
             "train.activation_checkpoint",
-            f"{train.activation_checkpoint} with experts cannot be compiled: torch.compile gives such blocks up whole. "
-            "Use train.compile=none or train.activation_checkpoint=none.",
+            f"{train.activation_checkpoint} with experts cannot be compiled: torch.compile falls back to eager "
+            "for such blocks. Use train.compile=none or train.activation_checkpoint=none.",
         )
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
             "engine.gradient_accumulation",
-            "whole sums micro-batches before ranks, and train.reproducibility=bitwise has an order of its own. "
-            "Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
+            "whole sums over micro-batches before ranks, but train.reproducibility=bitwise needs its own "
+            "order. Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
         )
     if train.matmul_dtype == "fp8":
         yield from _find_fp8_violations(engine, layout, train)
@@ -76,8 +76,8 @@ def resolve_layout(layout: ParallelLayout, engine: EngineConfig, model: ModelCon
     if layout.replicate not in (1, ranks):
         copies, shards = _get_replication_settings(engine)
         raise LayoutError(
-            f"replicate={layout.replicate} copies cannot be kept by {ranks} ranks: with {copies} every rank has one. "
-            f"Leave layout.replicate out, start {layout.replicate} processes, or use {shards}."
+            f"replicate={layout.replicate} replicas do not fit {ranks} ranks: with {copies} every rank holds "
+            f"one replica. Leave layout.replicate out, start {layout.replicate} processes, or use {shards}."
         )
     return layout.model_copy(update={"replicate": ranks, "shard": 1}).resolve(ranks, model)
 
@@ -87,37 +87,37 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
     if layout.shard not in (-1, 1):
         yield Violation(
             "layout.shard",
-            f"{layout.shard} ranks cannot split a copy that {copies} keeps whole on each of them. "
-            f"Use layout.shard=1, or {shards}.",
+            f"{layout.shard} ranks cannot shard a replica that {copies} keeps unsharded on every rank. Use "
+            f"layout.shard=1, or {shards}.",
         )
     if layout.expert > 1:
         yield Violation(
             "layout.expert",
-            f"{layout.expert} ranks cannot share the experts of a copy that {copies} keeps whole on each of them. "
-            f"Use layout.expert=1, or {shards}.",
+            f"{layout.expert} ranks cannot shard the experts of a replica that {copies} keeps unsharded on "
+            f"every rank. Use layout.expert=1, or {shards}.",
         )
     if engine.kind == "torch" and engine.cpu_offload != "none":
         yield Violation(
             "engine.cpu_offload",
-            f"{engine.cpu_offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters "
-            f"and gradients where it computes. Use engine.cpu_offload=none, or {FSDP}.",
+            f"{engine.cpu_offload} needs FSDP: engine.data_parallel=ddp keeps master weights and gradients on "
+            f"the compute device. Use engine.cpu_offload=none, or {FSDP}.",
         )
 
 
 def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     reason = None
     if engine.kind != "torch":
-        reason = f"engine.kind={engine.kind} does not know its layers. Use engine.kind=torch"
+        reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
     elif is_replicated(engine):
-        reason = f"engine.data_parallel=ddp casts every weight by itself. Use {FSDP}"
+        reason = f"engine.data_parallel=ddp casts weights itself. Use {FSDP}"
     elif train.precision not in ("auto", "bf16"):
-        reason = f"train.precision={train.precision} is not what its products come in. Use train.precision=bf16"
+        reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
-        reason = "train.reproducibility=bitwise needs sums that are rounded in one way. Use fast"
+        reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
     elif layout.tensor > 1:
-        reason = f"layout.tensor={layout.tensor} splits the matrices that it scales as wholes. Use layout.tensor=1"
+        reason = f"layout.tensor={layout.tensor} shards matrices that fp8 scales unsharded. Use layout.tensor=1"
     if reason is not None:
-        yield Violation("train.matmul_dtype", f"fp8 cannot be had: {reason}, or train.matmul_dtype=compute.")
+        yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
@@ -133,18 +133,18 @@ def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: i
     if engine.zero_stage == 3 and expert > 1:
         yield Violation(
             "engine.zero_stage",
-            f"3 splits every expert over all ranks and cannot deal whole ones over layout.expert={expert}. "
-            f"Use engine.kind=torch, which does both, or zero_stage=2, or layout.expert=1.",
+            f"3 shards every expert over all ranks and cannot assign experts to layout.expert={expert}. Use "
+            "engine.kind=torch, which does both, or zero_stage=2, or layout.expert=1.",
         )
     if engine.zero_stage == 0 and engine.cpu_offload == "optimizer":
         yield Violation(
             "engine.cpu_offload",
-            "optimizer moves what a rank has alone to host memory, and with zero_stage=0 every rank has everything. "
-            "Use zero_stage=1, 2 or 3, or cpu_offload=none.",
+            "optimizer offloads the shards of a rank, but zero_stage=0 shards nothing. Use zero_stage=1, 2 or "
+            "3, or cpu_offload=none.",
         )
     if engine.zero_stage > 0 and replicate > 1:
         yield Violation(
             "layout.replicate",
-            f"{replicate} copies cannot be kept by DeepSpeed: zero_stage={engine.zero_stage} splits over all ranks. "
-            f"Use layout.replicate=1, or engine.kind=torch.",
+            f"{replicate} replicas are not supported by DeepSpeed: zero_stage={engine.zero_stage} shards over "
+            "all ranks. Use layout.replicate=1, or engine.kind=torch.",
         )

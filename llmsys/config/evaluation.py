@@ -76,7 +76,7 @@ class EvaluationConfig(Section):
     def _check_task_names(self) -> Self:
         titles = [task.title for task in self.tasks]
         raise_violations(
-            Violation(f"tasks.{number}.name", f"two sets are called {title}. Give one of them another name.")
+            Violation(f"tasks.{number}.name", f"two sets have the name {title}. Rename one of them.")
             for number, title in enumerate(titles)
             if title in titles[:number]
         )
@@ -93,6 +93,7 @@ def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterat
     if evaluation.tasks and objective != "next_token":
         yield Violation(
             "evaluation.tasks",
-            f"{len(evaluation.tasks)} sets are scored by the likelihood of a text, which objective.kind={objective} "
-            "does not learn. Use evaluation.tasks=[], or a model with family=decoder.",
+            f"{len(evaluation.tasks)} tasks are scored by the likelihood of a text, which "
+            f"objective.kind={objective} does not model. Use evaluation.tasks=[], or a model with "
+            "family=decoder.",
         )

@@ -15,7 +15,7 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
     if model.moe is not None and model.moe.routing.kind == "expert_choice":
         yield Violation(
             "generation.prompts",
-            f"{len(generation.prompts)} prompts cannot be continued with model.moe.routing.kind=expert_choice: experts "
-            "choose among all tokens of a sequence, later ones included. Use generation.prompts=[], or "
-            "model.moe.routing.kind=token_choice or capacity.",
+            f"{len(generation.prompts)} prompts cannot be completed with model.moe.routing.kind=expert_choice: "
+            "experts choose among all tokens of a sequence, later ones included. Use generation.prompts=[], "
+            "or model.moe.routing.kind=token_choice or capacity.",
         )

@@ -92,7 +92,7 @@ class LanguageProfile(Section):
         for kind, fields in rules.items():
             for field in fields:
                 if new := find_new_key(("data", "rules", "*", field)):
-                    raise ValueError(f"{kind}.{field} is now called {new.rpartition('.')[2]}")
+                    raise ValueError(f"{kind}.{field} was renamed to {new.rpartition('.')[2]}")
             _RULE.validate_python({**fields, "kind": kind})
         return rules
 
@@ -210,8 +210,8 @@ def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> di
             raise ConfigError(_format_unknown_code(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
-                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and its pages are not English. "
-                f"{_format_closest_codes(code, own)} Write a profile, or take the one for languages without: "
+                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and English thresholds "
+                f"do not apply. {_format_closest_codes(code, own)} Write a profile, or use the default one: "
                 f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
             )
     codes = config.languages or sorted({*own, *config.profiles} & set(known))
@@ -222,7 +222,8 @@ def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> di
 def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
     where = "languages" if code in config.languages else "profiles"
     return (
-        f"data.language.{where}: the identifier {config.kind} never says {code!r}. {_format_closest_codes(code, known)}"
+        f"data.language.{where}: the identifier {config.kind} does not know {code!r}. "
+        f"{_format_closest_codes(code, known)}"
     )
 
 

@@ -80,10 +80,13 @@ class MixtureConfig(Section):
         titles, folders = [source.title for source in self.sources], [source.folder for source in self.sources]
         for number, source in enumerate(self.sources):
             if source.folder in folders[:number]:
-                yield Violation(f"sources.{number}.folder", f"{source.folder} is given twice. Add up its weights.")
+                yield Violation(
+                    f"sources.{number}.folder",
+                    f"{source.folder}is listed twice. List it once, with the sum of its weights.",
+                )
             elif source.title in titles[:number]:
                 yield Violation(
-                    f"sources.{number}.name", f"two sources are called {source.title}. Give one another name."
+                    f"sources.{number}.name", f"two sources have the name {source.title}. Rename one of them."
                 )
         yield from _find_weight_violations("sources", [source.weight for source in self.sources])
         for number, stage in enumerate(self.stages):
@@ -117,6 +120,6 @@ def _find_weight_violations(key: str, weights: Sequence[float]) -> Iterator[Viol
         rounded = ", ".join(f"{max(round(weight / sum(weights), 4), 0.0001):g}" for weight in weights)
         yield Violation(
             key,
-            f"the weights {', '.join(f'{weight:g}' for weight in weights)} are {period:,} whole parts, and an order of "
-            f"at most {LONGEST_PERIOD:,} is kept. Use rounder ones, such as {rounded}.",
+            f"the weights {', '.join(f'{weight:g}' for weight in weights)} are {period:,} integer parts, and "
+            f"the limit is {LONGEST_PERIOD:,}. Use rounder weights, such as {rounded}.",
         )

@@ -177,15 +177,16 @@ class MoeConfig(Section):
             yield Violation("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
         if self.shared_gate and not self.shared_expert_size:
             yield Violation(
-                "shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out."
+                "shared_gate", "there is no shared expert to scale. Set num_shared_experts or leave it out."
             )
         if self.routing.kind == "expert_choice" and self.groups is not None:
             yield Violation(
-                "groups", "they limit what tokens choose, and with expert_choice experts do. Set it to null."
+                "groups",
+                "expert groups restrict the choice of tokens, but with expert_choice experts choose. Set it to null.",
             )
         if self.routing.kind == "expert_choice" and self.score == "sparsemixer":
             yield Violation(
-                "score", "sparsemixer is a token's choice, and with expert_choice experts choose. Use softmax."
+                "score", "sparsemixer routes by token choice, but with expert_choice experts choose. Use softmax."
             )
         if self.groups is not None:
             yield from self._find_group_violations(self.groups)
@@ -208,8 +209,8 @@ class MoeConfig(Section):
             needed = -(-self.num_experts_per_tok // size)
             yield Violation(
                 "groups.groups_per_token",
-                f"{groups.groups_per_token} groups of {size} experts have no {self.num_experts_per_tok} to choose. "
-                f"Use at least {needed}.",
+                f"{groups.groups_per_token} groups of {size} experts have fewer than "
+                f"{self.num_experts_per_tok} experts. Use at least {needed}.",
             )
         if groups.score == "top2" and size < 2:
             yield Violation("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")

@@ -36,12 +36,12 @@ def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str
             first = names.index(name)
             yield Violation(
                 f"rules.{number}",
-                f"{name} stands at rules.{first} already, and what a rule drops is counted by its name. Give it a name "
-                f"of its own, such as name: {name}_2.",
+                f"{name} is already the name of rules.{first}, and drops are counted by name. Give it another "
+                f"name, such as name: {name}_2.",
             )
         # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on the config.
         elif rule.name and name in taken and name != getattr(rule, "kind", ""):
             yield Violation(
                 f"rules.{number}.name",
-                f"{name} is what a stage or another kind of rule is called. Take another name, such as my_{name}.",
+                f"{name} is the name of a stage or of another kind of rule. Use another name, such as my_{name}.",
             )

@@ -29,21 +29,23 @@ def find_noise_scale_violations(
     what = "the gradient noise scale needs the gradient of one micro-batch, summed over ranks"
     if engine.kind != "torch" or engine.data_parallel != "fsdp":
         value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
-        text = f"{value} sums over ranks after the last micro-batch only, and {what}. "
+        text = f"{value} reduces over ranks only after the last micro-batch, but {what}. "
         yield Violation("engine.kind", f"{text}Use torch with data_parallel=fsdp, {NONE}.")
     if layout.tensor > 1:
-        text = f"{layout.tensor} ranks finish some gradients after the last micro-batch, and {what}. "
+        text = f"{layout.tensor} ranks reduce some gradients only after the last micro-batch, but {what}. "
         yield Violation("layout.tensor", f"{text}Use tensor=1, {NONE}.")
     if train.reproducibility == "bitwise":
-        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, and {what}. Use fast, {NONE}.")
+        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, but {what}. Use fast, {NONE}.")
     if train.precision == "fp16":
-        yield Violation("train.precision", f"fp16 scales the gradient until it is whole, and {what}. Use bf16, {NONE}.")
+        yield Violation(
+            "train.precision", f"fp16 unscales gradients only after the last micro-batch, but {what}. Use bf16, {NONE}."
+        )
     if not windows:
-        text = "pairs and texts come in groups of similar length, and a group says little about a step. "
+        text = "pairs and texts are batched in length buckets, which are no random sample of a step. "
         yield Violation("train.noise_scale_every_steps", f"{text}Set it to 0.")
     elif batch.micro_sequences == 0:
-        text = "0 puts a rank's whole share into one micro-batch, and the noise is what several differ by. "
-        yield Violation("batch.micro_sequences", f"{text}Use a divisor of the share, {NONE}.")
+        text = "0 makes one micro-batch of a rank's share, but the noise is measured between several. "
+        yield Violation("batch.micro_sequences", f"{text}Use a smaller divisor of the rank's share, {NONE}.")
 
 
 def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
@@ -62,6 +64,7 @@ def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
     if micro_batches > 1:
         return f"{micro_batches} micro-batches"
     raise ConfigError(
-        f"train.noise_scale_every_steps compares micro-batches, and batch.micro_sequences={batch.micro_sequences} "
-        f"leaves each rank one. Use a smaller batch.micro_sequences or fewer processes, {NONE}."
+        "train.noise_scale_every_steps compares micro-batches, but "
+        f"batch.micro_sequences={batch.micro_sequences} gives each rank only one. Use a smaller "
+        f"batch.micro_sequences or fewer processes, {NONE}."
     )

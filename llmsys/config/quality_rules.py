@@ -153,7 +153,7 @@ class GopherQualityConfig(NamedRuleConfig):
         idle = ("max_hash_ratio", "max_ellipsis_ratio") if together else ("max_symbol_ratio",)
         instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
         raise_violations(
-            Violation(name, f"{getattr(self, name):g} decides nothing in the dialect {self.dialect}. Set {instead}.")
+            Violation(name, f"{getattr(self, name):g} has no effect in the dialect {self.dialect}. Set {instead}.")
             for name in idle
             if getattr(self, name) != type(self).model_fields[name].default
         )

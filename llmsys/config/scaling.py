@@ -54,13 +54,13 @@ class ScalingLawConfig(Section):
             )
             return
         if amount <= 0:
-            yield Violation("budget", f"{amount:g} buys nothing. Use a positive budget.")
+            yield Violation("budget", f"{amount:g} is not positive. Use a positive budget.")
         if unit != "FLOPs" and self.device is None:
-            yield Violation(
-                "device", f"is missing: {self.budget} buys operations of a device. Set device=h100-sxm, say."
-            )
+            yield Violation("device", f"is missing: {self.budget} needs a device. Set, for example, device=h100-sxm.")
         if unit in CURRENCIES and self.price_per_hour is None:
-            yield Violation("price_per_hour", f"is missing: {self.budget} buys hours. Set {unit} per accelerator-hour.")
+            yield Violation(
+                "price_per_hour", f"is missing: {self.budget} needs a price. Set {unit} per accelerator-hour."
+            )
 
     @property
     def parsed_budget(self) -> tuple[float, str]:

@@ -73,13 +73,13 @@ class SentencePieceConfig(Section):
         symbols += [(symbol, "user_defined_symbols") for symbol in self.user_defined_symbols]
         for number, (symbol, field) in enumerate(symbols):
             if symbol in ("<unk>", "<s>", "</s>"):
-                yield Violation(field, f"{symbol} is a piece of every model already. Leave it out.")
+                yield Violation(field, f"{symbol} is already a piece of every model. Leave it out.")
             elif not symbol or "\u2581" in symbol:
-                yield Violation(
-                    field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space."
-                )
+                yield Violation(field, f"{symbol!r} cannot be a piece: U+2581 represents spaces. Write a space.")
             elif symbol in [earlier for earlier, _ in symbols[:number]]:
-                yield Violation(field, f"{symbol!r} is given twice, and a piece is one or the other. Give it once.")
+                yield Violation(
+                    field, f"{symbol!r} is given twice: a piece is either control or user-defined. List it once."
+                )
 
 
 class FileTokenizerConfig(Section):
@@ -101,7 +101,7 @@ class FileTokenizerConfig(Section):
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
     """Yield a violation if language weights are set for data without language labels."""
     if isinstance(tokenizer, SentencePieceConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
-        message = f"the texts of data.kind={data} are not told apart by language. Leave the weights out."
+        message = f"data.kind={data} has no languages. Leave the weights out."
         yield Violation("tokenizer.language_weights", message)
 
 

@@ -32,7 +32,7 @@ class SpikeDetectionConfig(Section):
     def _check_ratios(self) -> Self:
         raise_violations(
             Violation(
-                name, f"{value:g} times the median would refuse ordinary steps. Use more than 1, or 0 for no rule."
+                name, f"{value:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
             )
             for name, value in (
                 ("max_grad_norm_ratio", self.max_grad_norm_ratio),
@@ -145,8 +145,8 @@ class TrainConfig(Section):
         """
         if self.precision == "auto":
             raise ConfigError(
-                "train.precision=auto is known only on a device. "
-                "Set train.precision=bf16 or fp32, or name a device profile: flops.device=NAME."
+                "train.precision=auto needs a device. Set train.precision=bf16 or fp32, or name a device "
+                "profile: flops.device=NAME."
             )
         return self.precision
 

@@ -217,6 +217,6 @@ def _check_checkpoint(checkpoint: Path, plan: ConversionPlan, reader: Checkpoint
             if found != part.shape:
                 held = "is missing" if found is None else f"has shape {found}"
                 raise CheckpointError(
-                    f"{checkpoint}: {part.name} {held}, the model of {RUN_CONFIG} needs {part.shape}. "
-                    f"Use the {RUN_CONFIG} that it was trained with."
+                    f"{checkpoint}: {part.name} {held}, the model of {RUN_CONFIG} needs {part.shape}. Use the "
+                    f"{RUN_CONFIG} of its run."
                 )

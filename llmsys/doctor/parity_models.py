@@ -82,7 +82,7 @@ EXPERTS = ParityModel("experts", _build_model_config(moe=_build_moe_config(2)))
 IDLE = ParityModel("experts, one idle", _build_model_config(moe=_build_moe_config(2)), {3: -10.0})
 CROWDED = ParityModel("experts, all on one", _build_model_config(moe=_build_moe_config(1)), {2: 10.0})
 LATENT = ParityModel(
-    "experts, softmax, batch loss, latent attention, further tokens",
+    "experts, softmax, batch loss, latent attention, multi-token prediction",
     _build_model_config(
         attention=_LATENT,
         num_key_value_heads=4,

@@ -45,8 +45,8 @@ def build_parity_model(model: ModelConfig, name: str) -> ParityModel:
     match model.head:
         case FeaturesHeadConfig():
             raise ConfigError(
-                f"model.head.kind=features of {name} learns nothing, and parity compares training. "
-                f"Use model.head.kind=lm, mlm or classification."
+                f"model.head.kind=features of {name} has no loss, but parity compares training. Use "
+                "model.head.kind=lm, mlm or classification."
             )
         case LmHeadConfig() | MlmHeadConfig() | ClassificationHeadConfig() | PermutationHeadConfig():
             pass

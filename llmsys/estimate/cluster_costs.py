@@ -68,7 +68,7 @@ def load_cluster_costs(path: Path) -> ClusterCosts:
         ConfigError: the file is missing, or a field is wrong (with its line).
     """
     if not path.is_file():
-        raise ConfigError(f"there is no cluster file {path}. Write one with device: and devices: in it.")
+        raise ConfigError(f"cluster file {path} does not exist. Write one with the keys device and devices.")
     values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     try:
         return ClusterCosts.model_validate(values or {})

@@ -93,8 +93,9 @@ class DeviceProfile(Section):
         if found is None:
             between = "devices of one machine" if kind == "node" else "machines"
             raise ConfigError(
-                f"the profile of {self.name} has no {kind} link, and this layout sends between {between}. "
-                f"Give {kind}: {{bandwidth: …, latency_seconds: …}} in it, or calibrate with --processes."
+                f"the profile of {self.name} has no {kind} link, but this layout communicates between "
+                f"{between}. Add {kind}: {{bandwidth: …, latency_seconds: …}} in it, or calibrate with "
+                "--processes."
             )
         return found
 
@@ -103,7 +104,7 @@ class DeviceProfile(Section):
         if number not in self.peak_flops:
             known = format_choices(sorted(self.peak_flops))
             raise ConfigError(
-                f"{self.name} has no peak for {number} products. Use {known}, or give peak_flops.{number} in a profile."
+                f"{self.name} has no peak for {number} matmuls. Use {known}, or give peak_flops.{number} in a profile."
             )
         return self.peak_flops[number]
 
@@ -154,7 +155,7 @@ def _load_packaged_profile(name: str) -> DeviceProfile:
 def _load_profile(path: Path) -> DeviceProfile:
     values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path.name} is no device profile. Write one with `llmsys calibrate --output {path}`.")
+        raise ConfigError(f"{path.name} is not a device profile. Write one with `llmsys calibrate --output {path}`.")
     try:
         return DeviceProfile.model_validate(values)
     except ValidationError as error:
@@ -167,7 +168,7 @@ def _format_unknown_device(name: str) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return (
-        f"{name!r} is not a device with a profile, and no other's numbers are taken for it.{hint} "
-        f"Known: {', '.join(known)}. Measure this machine with `llmsys calibrate --output "
+        f"{name!r} has no device profile, and no other profile is used instead.{hint} Known: "
+        f"{', '.join(known)}. Measure this machine with `llmsys calibrate --output "
         f"{Path(name).stem or 'mine'}.yaml` and give that file."
     )

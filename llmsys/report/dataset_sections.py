@@ -53,9 +53,9 @@ def list_missing_notes(manifest: Manifest) -> list[str]:
     """Return notes on parts that are missing, with the reason and the next step."""
     notes = []
     if not manifest.splits:
-        notes.append("No token files yet: only documents were prepared. `llmsys prepare CONFIG` goes on to tokens.")
+        notes.append("No token files yet: only documents were prepared. `llmsys prepare CONFIG` continues with tokens.")
     if manifest.funnel and not manifest.funnel[-1].documents_out:
-        notes.append("Not one document was kept; the funnel says which rule dropped them.")
+        notes.append("No documents were kept; the funnel shows which rules dropped them.")
     return notes
 
 
@@ -118,7 +118,7 @@ def _build_skips_table(skips: tuple[SkippedInput, ...]) -> Html:
     ]
     left = len(ordered) - len(rows)
     more = build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted") if left else None
-    head = ("why it was skipped", "records", "file", "first at")
+    head = ("reason", "records", "file", "first at")
     return build_tag("div", build_table(head, rows, numeric=[1, 3]), more)
 
 

@@ -90,7 +90,7 @@ def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
     if not rows:
         return []
     return [
-        build_tag("h3", "What was changed in documents that stay"),
+        build_tag("h3", "Changes to kept documents"),
         build_table(("stage", "what", "times"), rows, numeric=[2]),
     ]
 
@@ -104,7 +104,7 @@ def _build_funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
     gone |= {"name": "dropped here", "hovertemplate": "%{y}: %{x:,} dropped<extra></extra>"}
     layout = plots.build_bars_layout("documents") | {"barmode": "stack", "showlegend": True}
     height = plots.compute_bars_height(len(names), names)
-    return Figure("plot-funnel", "What is left after each stage", [kept, gone], layout, height=height)
+    return Figure("plot-funnel", "Documents after each stage", [kept, gone], layout, height=height)
 
 
 def _build_drops_figure(drops: list[DropCount]) -> Figure:
@@ -120,7 +120,7 @@ def _build_drops_figure(drops: list[DropCount]) -> Figure:
     )
     return Figure(
         "plot-drops",
-        "Which test dropped them",
+        "Drops by test",
         traces,
         layout,
         height=plots.compute_bars_height(len(counted), (name for name, _ in counted)),
@@ -146,8 +146,7 @@ def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[T
         build_tag(
             "span",
             f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, "
-            f"{format_bytes(drop.bytes)}, "
-            f"{format_percent(drop.documents, stage.documents_in)} of what came in",
+            f"{format_bytes(drop.bytes)}, {format_percent(drop.documents, stage.documents_in)} of the input",
             class_="muted",
         ),
     ]

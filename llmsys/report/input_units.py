@@ -18,9 +18,9 @@ def describe_funnel_bytes(manifest: Manifest) -> str:
     """Return a sentence on the unit of the funnel's bytes."""
     given = manifest.read.given_text_bytes
     if manifest.read.html_bytes <= given:
-        return "Bytes are UTF-8 text: what was read came as text, and nothing was extracted."
+        return "Bytes are UTF-8 text: the input was text, so nothing was extracted."
     if given:
-        return "Bytes are of HTML, or of text that came as such, before extraction and of UTF-8 text after it."
+        return "Bytes are HTML (or text, for text input) before extraction and UTF-8 text after it."
     return "Bytes are HTML before extraction and UTF-8 text after it."
 
 

@@ -22,16 +22,16 @@ def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
         return None
     rows = [_build_row(name, one) for name, one in usage.languages.items()]
     facts = (
-        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces are in no document. "
-        f"{format_number(usage.checked_documents)} documents were encoded a second time by the tokenizer's library, "
-        f"with the same ids."
+        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces occur in no document. "
+        f"{format_number(usage.checked_documents)} documents were also encoded by the tokenizer library, with "
+        "equal ids."
     )
     if usage.by_library:
         facts += f" The library encoded every document: {usage.by_library}."
     examples = [build_tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
     spaced = [one for example in examples for one in (example, " ")]
     dead = (
-        build_details([f"the first {len(examples)} of the pieces in no document"], build_tag("p", spaced))
+        build_details([f"the first {len(examples)} pieces that occur in no document"], build_tag("p", spaced))
         if examples
         else None
     )
@@ -53,10 +53,13 @@ def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
     found = sorted(((one.bytes / max(one.tokens, 1), name or "(none)") for name, one in most), reverse=True)
     values, names = [value for value, _ in found], [name for _, name in found]
     traces, layout = plots.build_bars(names, values, [f"{value:.2f}" for value in values], "bytes of text per token")
-    caption = "A character has one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three further east."
+    caption = (
+        "In UTF-8 a character takes one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three in "
+        "most other scripts."
+    )
     if len(languages) > MAX_BARS:
         caption += f" The {MAX_BARS} languages with the most text; the table has all {len(languages)}."
-    title = "How long tokens are by language"
+    title = "Bytes per token by language"
     return [Figure("plot-tokenizer", title, traces, layout, caption, plots.compute_bars_height(len(names)))]
 
 

@@ -44,8 +44,9 @@ def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any])
     loaded = hash_state(engine.get_state())
     if loaded != saved:
         raise CheckpointError(
-            f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are whole, so the loading is "
-            f"wrong: resume with the versions that saved it (environment.json), and report this."
+            f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are intact, so the "
+            "state was loaded wrongly: resume with the versions that saved it (environment.json), and report "
+            "this."
         )
 
 
@@ -58,5 +59,5 @@ def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tup
     if ("bitwise" in saved) == ("bitwise" in now):
         return saved, now
     modes = ["fast" if "bitwise" not in one else "bitwise" for one in (saved, now)]
-    log.info("so far in %s mode, from here on in %s mode", *modes)
+    log.info("until now in %s mode, from now on in %s mode", *modes)
     return tuple({k: v for k, v in one.items() if k != "bitwise"} for one in (saved, now))  # type: ignore[return-value]

@@ -37,8 +37,8 @@ def restore_leftovers(folder: Path) -> str:
         restore_replaced(folder)
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: the checkpoint that a killed save had put aside cannot be put back: {error.strerror or error}. "
-            f"Mend the disk or the permissions, then run the same command again."
+            f"{folder}: the checkpoint that an interrupted save had moved away cannot be restored: "
+            f"{error.strerror or error}. Repair the disk or the permissions, then run the same command again."
         ) from error
     return ""
 
@@ -62,12 +62,12 @@ def start_over(config: RunConfig, problems: Mapping[Path, str]) -> str:
         return ""
     if not config.train.restart:
         raise CheckpointError(
-            f"{config.run.folder} has a history and nothing to resume: {reason}. A run never starts over by itself, "
-            f"and nothing was deleted. Put a whole copy of a checkpoint back, or set run.folder to a new folder, or "
-            f"set train.restart=true to begin at step 0 here."
+            f"{config.run.folder} has a history but no checkpoint to resume: {reason}. The run was not "
+            "restarted, and nothing was deleted. Restore a complete checkpoint, set run.folder to a new "
+            "folder, or set train.restart=true to start at step 0."
         )
     aside = _move_aside(folder)
-    log.warning("train.restart=true: beginning at step 0, since %s%s", reason, f"; see {aside}" if aside else "")
+    log.warning("train.restart=true: starting at step 0, because %s%s", reason, f"; see {aside}" if aside else "")
     return ""
 
 
@@ -76,12 +76,12 @@ def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | 
     if problems:
         named = [f"{checkpoint.name}: {problem}" for checkpoint, problem in problems.items()]
         more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
-        return f"no checkpoint is whole ({'; '.join(named[:MAX_LISTED])}{more})"
+        return f"no checkpoint is complete ({'; '.join(named[:MAX_LISTED])}{more})"
     leftovers = sorted(path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern))
     if leftovers:
-        return f"{folder} has only what a killed run left ({', '.join(leftovers)})"
+        return f"{folder} has only leftovers of a killed run ({', '.join(leftovers)})"
     step = _read_last_save(folder.parent / "events.jsonl")
-    return None if step is None else f"its events.jsonl names a checkpoint of step {step}, and {folder} has none"
+    return None if step is None else f"its events.jsonl lists a checkpoint of step {step}, but {folder} has none"
 
 
 def _read_last_save(events: Path) -> int | None:
@@ -121,6 +121,7 @@ def _move_aside(folder: Path) -> Path | None:
     except OSError as error:
         raise CheckpointError(
             f"{folder}: unusable checkpoints cannot be moved to {aside.name}: {error.strerror or error}. "
-            f"Mend the disk or the permissions, then run the same command again, or set run.folder to a new folder."
+            "Repair the disk or the permissions, then run the same command again, or set run.folder to a new "
+            "folder."
         ) from error
     return aside

@@ -65,7 +65,7 @@ def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: Verif
         found = list_checkpoints(folder)
         going = _select_removable(found, rule, verified)
     except UnreadableCheckpointError as error:
-        log.warning("no checkpoint is removed now, and after the next save it is tried again: %s", error)
+        log.warning("no checkpoint was removed; retrying after the next save: %s", error)
         return
     for step in going:
         try:

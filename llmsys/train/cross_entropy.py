@@ -88,5 +88,5 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         gradient_NV, ctx.gradient_NV = ctx.gradient_NV, None
         if gradient_NV is None:
-            raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
+            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
         return gradient_NV.mul_(gradients[0][:, None].to(gradient_NV.dtype)), None, None, None

@@ -33,9 +33,9 @@ from llmsys.train.step_guard import StepGuard
 log = get_logger(__name__)
 
 ADVICE = {
-    "data": "The data are not those that it was trained on: set data.folder to those, or prepare them as they were.",
-    "tokenizer_fingerprint": "The tokenizer is another one, so ids mean other pieces: take the one of the run.",
-    "model": "It belongs to another model: put the model section back.",
+    "data": "The data differ: set data.folder to the original dataset, or prepare it again with the original config.",
+    "tokenizer_fingerprint": "The tokenizer differs, so ids have another meaning: use the tokenizer of the run.",
+    "model": "The model differs: restore the model section.",
 }
 """Next step for a difference, by the prefix of its key."""
 
@@ -67,7 +67,7 @@ def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str
     check_loaded_state(engine, newest, record)
     judge.load_state_dict(record.get("judge", {}))
     steps: int = record["steps"]
-    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.num_steps)
+    log.info("resuming from %s: %d of %d steps done", newest, steps, config.num_steps)
     return steps
 
 
@@ -82,9 +82,9 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
         return
     advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]
     raise CheckpointError(
-        f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
-        f"{''.join(f'{text} ' for text in advice)}"
-        f"Put the settings back, or set run.folder to a new folder."
+        f"{newest} was trained with other settings: {'; '.join(changes)}. A run folder belongs to one "
+        f"trajectory. {''.join(f'{text} ' for text in advice)}Restore the settings, or set run.folder to a new "
+        "folder."
     )
 
 
@@ -106,7 +106,7 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())
     if not common:
-        raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.init_from, or leave it out.")
+        raise CheckpointError(f"{checkpoint} has no tensor of this model. Correct train.init_from, or leave it out.")
     for name in common:
         if stored[name].shape != wanted[name].shape:
             raise CheckpointError(
@@ -115,7 +115,7 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
             )
     load_named_tensors(engine, checkpoint, common)
     if get_rank() == 0:
-        log.info("%d tensors are taken from %s", len(common), checkpoint)
+        log.info("%d tensors initialized from %s", len(common), checkpoint)
         log.info("newly initialised: %s", _format_names(wanted.keys() - stored.keys()))
         log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
 
@@ -128,8 +128,8 @@ def _resolve_checkpoint(init_from: Path) -> Path:
     found = find_newest_checkpoint(init_from / "checkpoints")
     if found is None:
         raise CheckpointError(
-            f"train.init_from={init_from} is neither a checkpoint nor a run folder that holds a whole one. "
-            f"Correct the path, or train that run first."
+            f"train.init_from={init_from} is neither a checkpoint nor a run folder with a complete one. "
+            "Correct the path, or train that run first."
         )
     return found
 
@@ -138,8 +138,9 @@ def _check_tokenizer(checkpoint: Path, identity: dict[str, Any]) -> None:
     theirs, ours = read_run_state(checkpoint).get("tokenizer_fingerprint"), identity["tokenizer_fingerprint"]
     if theirs not in (None, ours):
         raise CheckpointError(
-            f"{checkpoint} was trained with tokenizer {theirs}, and the data are prepared with {ours}: the ids mean "
-            f"other pieces. Prepare the data with its tokenizer: tokenizer.kind=file tokenizer.path=DATA/tokenizer."
+            f"{checkpoint} was trained with tokenizer {theirs}, but the data were prepared with {ours}, so ids "
+            "have another meaning. Prepare the data with its tokenizer: tokenizer.kind=file "
+            "tokenizer.path=DATA/tokenizer."
         )
 
 

@@ -113,7 +113,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Freed at once, and scaled in place: so a second backward is not possible.
         (dx_ND, dweight_VD, dbias_V), ctx.gradients = ctx.gradients, (None, None, None)
         if dx_ND is None or dweight_VD is None:
-            raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
+            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
         factor, (weight_dtype, bias_dtype) = gradients[0], ctx.dtypes
         dweight_VD = dweight_VD.mul_(factor).to(weight_dtype)
         dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)

@@ -67,7 +67,7 @@ def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[
     more = f" (and {len(lines) - MAX_LISTED} more ranks)" if len(lines) > MAX_LISTED else ""
     return (
         f"{'. '.join(lines[:MAX_LISTED])}{more}. All ranks must run the same program with the same config. "
-        f"Install the same versions on every host, and start every rank with the same words."
+        "Install the same versions on every host, and start every rank with the same arguments."
     )
 
 

@@ -33,7 +33,7 @@ class VerifiedCheckpoints:
         if checkpoint not in self._verdicts or self._verdicts[checkpoint][0] != signature:
             problem = find_checkpoint_error(checkpoint)
             if problem is not None:
-                log.warning("checkpoint %s is not counted among those that are kept: %s", checkpoint, problem)
+                log.warning("checkpoint %s does not count for retention: %s", checkpoint, problem)
             self._verdicts[checkpoint] = signature, problem
         return self._verdicts[checkpoint][1] is None
 

@@ -15,10 +15,10 @@ def read_bloom(fields: ConfigJsonReader) -> Values:
     """Read BLOOM: ALiBi, a norm after the embedding, biases everywhere. `seq_length` adds no parameters."""
     fields.ignore_keys("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi")
     fields.ignore_keys("skip_bias_add", "pretraining_tp")
-    fields.require_value("slow_but_exact", False, why="it adds partial products in another order")
+    fields.require_value("slow_but_exact", False, why="it changes the order of summation")
     fields.require_value("skip_bias_add_qkv", False, None, why="queries, keys and values have biases")
     fields.require_value("n_inner", None, why="the feed-forward is four times as wide as the model")
-    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
+    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual is taken before the norm")
     fields.defaults = fields.defaults | {"seq_length": 2048}
     values = read_sizes(
         fields, "Bloom",
@@ -42,7 +42,7 @@ def read_falcon(fields: ConfigJsonReader) -> Values:
     """Read Falcon 7B (one key-value head, one norm), 40B and 180B (groups, two norms), RW (ALiBi, sequential)."""
     require_full_attention(fields)
     fields.ignore_keys("ff_factor")
-    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
+    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual is taken before the norm")
     values = read_sizes(
         fields, "Falcon",
         hidden_size=("hidden_size", "n_embed"), num_hidden_layers=("num_hidden_layers", "n_layer"),

@@ -35,7 +35,7 @@ def build_attention_section(bias: bool, **more: Any) -> Values:
 def read_gpt2(fields: ConfigJsonReader) -> Values:
     """Read GPT-2: learned positions, tanh GELU, biases everywhere."""
     fields.ignore_keys("n_ctx", "n_special", "predict_special_tokens", "is_decoder")
-    fields.require_value("scale_attn_by_inverse_layer_idx", False, why="all layers scale their scores alike")
+    fields.require_value("scale_attn_by_inverse_layer_idx", False, why="all layers use the same attention scale")
     fields.require_value("reorder_and_upcast_attn", False, why="scores are computed in the run's precision")
     values = read_sizes(
         fields, "GPT2", "GPT2LMHeadModel",
@@ -83,12 +83,12 @@ def read_opt(fields: ConfigJsonReader) -> Values:
     fields.require_value(
         "word_embed_proj_dim", values["hidden_size"], None, why="the embedding has the width of the model"
     )
-    fields.require_value("_remove_final_layer_norm", False, why="a norm stands before the head")
+    fields.require_value("_remove_final_layer_norm", False, why="the final norm is always present")
     fields.require_value("layer_norm_elementwise_affine", True, why="norms have weights")
     fields.require_value("learned_embeddings", True, why="positions are trained")
     fields.require_value("scale_embeddings", False, why="embeddings are not scaled")
-    fields.require_value("layerdrop", 0, why="no layer is skipped in training")
-    fields.require_value("activation_dropout", 0, why="nothing drops inside the feed-forward")
+    fields.require_value("layerdrop", 0, why="LayerDrop is not supported")
+    fields.require_value("activation_dropout", 0, why="there is no dropout inside the feed-forward")
     bias = fields.read_bool("enable_bias")
     return values | {
         "initializer_range": fields.read_float("init_std"),

@@ -53,8 +53,8 @@ def read_llama(fields: ConfigJsonReader) -> Values:
     """Read Llama 1 to 3 and models that use its class (DeepSeek 67B, Yi, …)."""
     require_full_attention(fields)
     fields.ignore_keys("max_sequence_length", "is_llama_config")  # records; max_position_embeddings is what counts
-    fields.require_value("rope_interleaved", False, None, why="the channels that turn together are half a head apart")
-    fields.require_value("pretraining_tp", 1, None, why="it slices the matrices as they were once trained")
+    fields.require_value("rope_interleaved", False, None, why="rotated channel pairs are half a head apart")
+    fields.require_value("pretraining_tp", 1, None, why="it only splits matmuls into slices")
     values = read_llama_decoder(fields, "Llama", "LLaMAForCausalLM") | read_gated_feed_forward(
         fields, fields.read_bool("mlp_bias")
     )

@@ -58,7 +58,7 @@ def read_scaling(inner: ConfigJsonReader, fields: ConfigJsonReader) -> Values:
     inner.defaults = {"rope_type": "default"}
     name = inner.read_str("rope_type", "type")
     if name not in KINDS:
-        inner.add_violation("rope_type", f"{name!r} is not understood. Known: {', '.join(KINDS)}.")
+        inner.add_violation("rope_type", f"{name!r} is not supported. Known: {', '.join(KINDS)}.")
         return {"kind": "none"}
     kind = KINDS[name]
     if kind == "none":

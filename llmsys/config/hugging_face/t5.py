@@ -56,8 +56,8 @@ def _read_feed_forward_kind(fields: ConfigJsonReader) -> str:
     is_gated, name = word.startswith("gated-"), word.removeprefix("gated-")
     if word == "gated-gelu":  # T5 1.1's, which has always meant the tanh form
         name = "gelu_new"
-    fields.require_value("is_gated_act", is_gated, None, why="feed_forward_proj says the opposite")
-    fields.require_value("dense_act_fn", name, None, why="feed_forward_proj says another one")
+    fields.require_value("is_gated_act", is_gated, None, why="feed_forward_proj has the opposite value")
+    fields.require_value("dense_act_fn", name, None, why="feed_forward_proj has another activation")
     return GATED[ACTIVATIONS[name]] if is_gated else ACTIVATIONS[name]
 
 

@@ -98,8 +98,8 @@ def _require_enough_runs(points: Sequence[TrainingRun]) -> None:
     ):
         if count < least:
             raise DataError(
-                f"{count} {what} cannot fix the {len(UNKNOWNS)} constants of a law. Use at least {least}: "
-                f"train every size for several numbers of tokens, each to the end of its own schedule."
+                f"{count} {what} cannot determine the {len(UNKNOWNS)} constants of a law. Use at least "
+                f"{least}: train every size for several numbers of tokens, each to the end of its schedule."
             )
 
 

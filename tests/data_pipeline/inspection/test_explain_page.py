@@ -136,4 +136,4 @@ def test_a_dataset_is_not_explained_by_what_an_unfinished_change_left(
 
 def test_what_is_neither_a_dataset_nor_a_config_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "runs/nothing"]) == 2
-    assert "runs/nothing is no dataset folder, and there is no config 'runs/nothing'" in capsys.readouterr().err
+    assert "runs/nothing is no dataset folder, and config 'runs/nothing'" in capsys.readouterr().err

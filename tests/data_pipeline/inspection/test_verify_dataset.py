@@ -68,10 +68,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_people_get_counts_the_tokenizers_fit_and_samples(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(made), "--samples", "2"]) == 0
     text = capsys.readouterr().out
-    assert "everything is as the manifest says (fingerprint" in text
+    assert "everything matches the manifest (fingerprint" in text
     assert "bytes/token" in text
     assert "pieces are in no document" in text
-    assert "2 documents encoded again, with the same ids, and decoded; 2 give their text back:" in text
+    assert "2 documents encoded again with equal ids, and decoded; 2 decode to their text:" in text
 
 
 def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
@@ -120,13 +120,13 @@ def change_text(folder: Path) -> None:
 TRAIN, KEPT, DROPPED = "tokens/train-00000.arrow", "documents/part-00000.arrow", "dropped/part-00001.arrow"
 CHANGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a token file cut": (lambda f: os.truncate(f / TRAIN, 900), TRAIN, "it has 900 bytes, the manifest says"),
-    "a token file gone": (lambda f: (f / TRAIN).unlink(), TRAIN, "it is missing, but the manifest names it"),
+    "a token file gone": (lambda f: (f / TRAIN).unlink(), TRAIN, "it is missing, but the manifest lists it"),
     "a header": (lambda f: flip(f / TRAIN, 20), TRAIN, "their checksum is"),
     "a digest": (change_digest, TRAIN, "bytes between columns changed, no token did"),
     "a sum": (change_counts, "manifest.json", "it says 7 tokens, and its files have"),
     "a document": (lambda f: flip(f / KEPT, 900), KEPT, "its digest is"),
     "a dropped one": (lambda f: flip(f / DROPPED, 40), DROPPED, "its digest is"),
-    "a stranger": (lambda f: (f / "tokens/x.arrow").touch(), "tokens/x.arrow", "the manifest does not name it"),
+    "a stranger": (lambda f: (f / "tokens/x.arrow").touch(), "tokens/x.arrow", "the manifest does not list it"),
     "the tokenizer": (lambda f: flip(f / "tokenizer/tokenizer.model", 3000), "tokenizer", ""),
     "what tokens mean": (change_text, "tokens (train)", "on it is not what its text encodes to"),
 }  # fmt: skip

@@ -265,7 +265,7 @@ def test_a_missing_tokenizer_is_said_before_the_crawl_is_read(crawl: Path, tmp_p
 
 def test_a_file_where_the_folder_should_be_is_named(crawl: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("mine")
-    with pytest.raises(DataError, match=r"data is not a folder that can be written: File exists\. Name another"):
+    with pytest.raises(DataError, match=r"data is not a writable folder: File exists\. Name another"):
         prepare_dataset(tiny_config(tmp_path / "data", crawl))
     assert (tmp_path / "data").read_text() == "mine"
 

@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[dict[str, Any], str | None]] = {
     "newline inside": ({"user_defined_symbols": ["a\nb"], "byte_fallback": False}, None),
     "space inside": ({"user_defined_symbols": ["▁-▁", "a▁b"]}, "pieces with a space behind another character"),
     "over spaces": ({"split_by_whitespace": False}, "pieces with a space behind another character"),
-    "space behind": ({"treat_whitespace_as_suffix": True}, "its spaces are not written in front of words"),
+    "space behind": ({"treat_whitespace_as_suffix": True}, "its spaces are not at the start of words"),
     "characters": ({"model_type": "char"}, "it is a model of kind char"),
     "unigram": ({"model_type": "unigram", "vocab_size": 300, "byte_fallback": False}, "adds up 32-bit scores"),
 }  # fmt: skip
@@ -234,7 +234,7 @@ def test_a_slice_of_a_column_is_encoded_as_that_slice() -> None:
 
 def test_the_config_can_ask_for_the_library() -> None:
     encoder = build_column_encoder(train(), "library")
-    assert encoder.reason == "the config asks for it"
+    assert encoder.reason == "the config selects it"
     assert ids_of(encoder, LINES, 2) == [train().encode(line) for line in LINES]
 
 

@@ -164,4 +164,4 @@ def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_
         assert "the connection to 10.255.8.2 is lost; trying for 3600 s (--patience)" in capfd.readouterr().err
     else:
         assert run_commands(start, [here, there]) == 0
-        assert "lost: 10.255.8.2 could not be reached or kept by ssh" in capfd.readouterr().err
+        assert "lost: 10.255.8.2 lost its ssh connection, or could not be reached" in capfd.readouterr().err

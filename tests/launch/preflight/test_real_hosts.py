@@ -73,7 +73,7 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
     assert status == 1
     wanted = {
         ("closed", "reach"): ("Connection refused", "Start sshd there"),
-        ("closed", "exchange"): ("no exchange was tried, because closed", "Fix the findings above"),
+        ("closed", "exchange"): ("the network was not tested, because closed", "Fix the findings above"),
         ("odd", "clock"): ("s ahead of this host; 2 s is the most", "Set it by a time service"),
         ("odd", "versions"): ("llmsys is 0.0.7, elsewhere 0.1.0", "Install llmsys 0.1.0 there"),
         ("odd", "code"): ("files of code differ: digest", "Bring it to the same commit there"),
@@ -94,8 +94,8 @@ def test_a_host_that_never_answers_is_named_within_the_minute(hosts: Hosts) -> N
     assert status == 1
     assert "banner exchange" in found["deaf", "reach"]["finding"]
     assert "Its ssh port is open and nobody answers there" in found["deaf", "reach"]["remedy"]
-    assert found["slow", "facts"]["finding"] == "did not tell its facts within 10 s"
-    assert "See what keeps it busy, or give it --patience 40" in found["slow", "facts"]["remedy"]
+    assert found["slow", "facts"]["finding"] == "did not respond within 10 s"
+    assert "Check its load, or use --patience 40" in found["slow", "facts"]["remedy"]
     assert seconds < 60
 
 

@@ -85,7 +85,7 @@ def test_rules_between_sections_are_all_reported(write: Write) -> None:
     write("run.yaml", "batch: {sequence_length: 4096}\ntrain: {tokens: 100}\nlayout: {expert: 2}\n")
     text = refusal("run.yaml", "schedule.warmup_tokens=200")
     assert "run.yaml:1: batch.sequence_length: 4096 positions are more than model.max_position_embeddings=2048" in text
-    assert "run.yaml:2: train.tokens: 100 tokens are less than one step of 65536" in text
+    assert "run.yaml:2: train.tokens: 100 tokens are fewer than one step of 65536" in text
     assert "command line: schedule.warmup_tokens: warm-up and decay take 200 tokens" in text
     assert "run.yaml:3: layout.expert: A dense model has no experts to split over expert=2" in text
 
@@ -208,7 +208,7 @@ def test_an_override_can_name_a_base() -> None:
         ("- a\n", "bad.yaml holds a list, not a mapping."),
         ("base: bad.yaml\n", "base: goes in a circle: bad.yaml → bad.yaml. Remove one of these lines."),
         ("base: other.yaml\n", "base: goes in a circle: bad.yaml → other.yaml → bad.yaml."),
-        ("run:\n  base: nowhere\n", "bad.yaml:2: there is no config 'nowhere'"),
+        ("run:\n  base: nowhere\n", "bad.yaml:2: config 'nowhere'"),
         ("base: 3\n", "bad.yaml:1: base: 3 is not a name or path of a config."),
         ("base: train/dem\n", "Did you mean train/demo?"),
         ("\ttrain: 3\n", "bad.yaml:1: a tab indents this line"),

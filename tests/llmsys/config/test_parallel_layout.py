@@ -21,8 +21,9 @@ ENCODER = {"family": "encoder", "head": {"kind": "classification", "num_labels":
 @pytest.mark.parametrize(
     ("layout", "changes", "message"),
     [
-        ({"tensor": 5}, {}, "12 attention heads cannot be dealt to context=1 × tensor=5 ranks. "
-         "Their product must be 1, 2, 3, 4, 6 or 12."),
+        ({"tensor": 5}, {},
+         "12 attention heads cannot be divided over context=1 × tensor=5 ranks. Their product must be 1, 2, 3, "
+         "4, 6 or 12."),
         ({"tensor": 3}, {}, "4 key-value heads cannot be dealt to tensor=3 ranks: one number must divide the other. "
          "Use tensor=1, 2 or 4, or a multiple of 4."),
         ({"context": 6}, {"num_key_value_heads": 4}, "4 key-value heads of a tensor rank cannot be dealt to context=6 "
@@ -56,9 +57,10 @@ def test_a_model_that_cannot_be_split_says_what_would(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"engine": {"kind": "deepspeed"}}, "engine.kind=deepspeed has whole matrices and sequences on each rank. "
-         "Use engine.kind=torch with data_parallel=fsdp, or tensor=1 and context=1."),
-        ({"engine": {"kind": "accelerate"}}, "engine.kind=accelerate has whole matrices and sequences on each rank."),
+        ({"engine": {"kind": "deepspeed"}},
+         "engine.kind=deepspeed does not shard matrices or sequences. Use engine.kind=torch with "
+         "data_parallel=fsdp, or tensor=1 and context=1."),
+        ({"engine": {"kind": "accelerate"}}, "engine.kind=accelerate does not shard matrices or sequences."),
         ({"engine": {"kind": "torch", "data_parallel": "ddp"}}, "engine.kind=torch with data_parallel=ddp has whole "),
         ({"train": {"compile": "block", "tokens": 100_000_000}}, "train.compile=block does not compile exchanges"),
         ({"batch": {"sequence_length": 510}}, "batch.sequence_length=510 positions cannot be divided over context=2 × "

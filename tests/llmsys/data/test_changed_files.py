@@ -48,7 +48,7 @@ def test_a_file_that_is_cut_short_while_it_is_mapped_is_named_and_kills_nothing(
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(100)  # reading beyond it through the map would be a bus error
-    with pytest.raises(DataError, match=rf"has changed while it was read: 100 bytes, its manifest says {size:,}"):
+    with pytest.raises(DataError, match=rf"changed during the run: 100 bytes, expected from the manifest: {size:,}"):
         list(loader(shards).iter_steps(0, 3))
 
 

@@ -140,7 +140,7 @@ def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
         ({"sources": [{"folder": "a", "weight": 0}]}, "sources: all weights are 0"),
         (
             {"sources": [{"folder": "a", "weight": 0.123457}, {"folder": "b"}]},
-            r"are 1,123,457 whole parts, and an order of at most 65,536 is kept. .* such as 0.1099, 0.8901",
+            r"are 1,123,457 integer parts, and the limit is 65,536 is kept. .* such as 0.1099, 0.8901",
         ),
         (
             {"sources": [{"folder": "a"}, {"folder": "b"}], "stages": [{"start_tokens": 9, "weights": [1]}]},

@@ -114,7 +114,7 @@ def test_a_document_without_url_is_not_called_gone(run: Path, capsys: pytest.Cap
                 writer.write(batch)
             assert main(["trace", str(run), "step=3"]) == 0
             first, *others = capsys.readouterr().out.splitlines()[1:]
-            assert first.endswith("(its text is gone)")
+            assert first.endswith("(its text no longer exists)")
             assert others
             assert all(line.endswith("(it has no URL)") for line in others)
     finally:
@@ -124,7 +124,7 @@ def test_a_document_without_url_is_not_called_gone(run: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Ask for one thing: step=N, url=URL or document=ID."),
+        ([], "Give exactly one of step=N, url=URL or document=ID."),
         (["step=x"], "step=x is not a step"),
         (["step=999"], "step=999 is not a step of this run, which has"),
         (["url=http://nowhere/"], "http://nowhere/ is in no training shard"),

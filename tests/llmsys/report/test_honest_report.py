@@ -54,9 +54,9 @@ def with_given_text(given: int) -> Manifest:
         (
             600_000_000,
             "12 MB of HTML and 600 MB of text",
-            "Bytes are of HTML, or of text that came as such, before extraction and of UTF-8 text after it.",
+            "Bytes are HTML (or text, for text input) before extraction and UTF-8 text after it.",
         ),
-        (612_000_000, "MB of text", "Bytes are UTF-8 text: what was read came as text, and nothing was extracted."),
+        (612_000_000, "MB of text", "Bytes are UTF-8 text: the input was text, so nothing was extracted."),
     ],
 )
 def test_units_are_those_of_the_input(given: int, unit: str, note: str) -> None:

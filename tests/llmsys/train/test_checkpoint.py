@@ -136,8 +136,9 @@ def test_changed_data_tokenizer_and_model_are_readable_differences() -> None:
     with pytest.raises(CheckpointError) as caught:
         require_same_settings(Path("x/step-00000100"), saved, now)
     assert str(caught.value).startswith(
-        "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint was 5f, "
-        "now 60; model.hidden_size was 32, now 64. A run follows one trajectory. The data are not those"
+        "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint "
+        "was 5f, now 60; model.hidden_size was 32, now 64. A run folder belongs to one trajectory. The data "
+        "are not those"
     )
-    assert "It belongs to another model: put the model section back." in str(caught.value)
+    assert "The model differs: restore the model section." in str(caught.value)
     assert "tokenizer" not in str(caught.value)

@@ -153,7 +153,9 @@ def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError) as caught:
         resume_run(tmp_path)
     said = str(caught.value)
-    assert said.startswith(f"{tmp_path} has a history and nothing to resume: no checkpoint is whole (step-00000020: ")
+    assert said.startswith(
+        f"{tmp_path} has a history and nothing to resume: no checkpoint is complete (step-00000020: "
+    )
     assert "step-00000010: " in said
     assert "is damaged" in said
     assert "A run never starts over by itself, and nothing was deleted. Put a whole copy of a checkpoint back" in said

@@ -126,6 +126,6 @@ def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[s
 
 
 def test_one_micro_batch_on_a_rank_is_refused_when_ranks_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 leaves each rank one. Use a smaller"):
+    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 gives each rank only one. Use a smaller"):
         require_micro_batches(1, BatchConfig(micro_sequences=4))
     assert require_micro_batches(2, BatchConfig(micro_sequences=4))

@@ -82,7 +82,7 @@ class MixtureConfig(Section):
             if source.folder in folders[:number]:
                 yield Violation(
                     f"sources.{number}.folder",
-                    f"{source.folder}is listed twice. List it once, with the sum of its weights.",
+                    f"{source.folder} is listed twice. List it once, with the sum of its weights.",
                 )
             elif source.title in titles[:number]:
                 yield Violation(

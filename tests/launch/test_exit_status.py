@@ -37,11 +37,11 @@ def ending_with(status: int) -> list[str]:
         (UNMET, LOST_PEER, ""),
         (STOPPED, STOPPED, ""),
         (130, 130, ""),
-        (-signal.SIGKILL, LOST_PEER, "training stopped: a process was killed by signal 9. Nothing that was saved"),
+        (-signal.SIGKILL, LOST_PEER, "training stopped: a process was killed by signal 9. Checkpoints are intact"),
         (
             256 - signal.SIGSEGV,
             LOST_PEER,
-            "training stopped: a process was killed by signal 11. Nothing that was saved",
+            "training stopped: a process was killed by signal 11. Checkpoints are intact",
         ),
         (0, LOST_PEER, "training stopped: its launcher ended with status 0 before step"),
     ],

@@ -154,7 +154,7 @@ def test_a_file_cut_at_any_length_is_refused(dataset: Path) -> None:
     entry, whole = token_shards.describe_token_file(path), path.read_bytes()
     for length in range(len(whole) - 1, -1, -1):
         os.truncate(path, length)
-        with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, its manifest says"):
+        with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, expected from the manifest:"):
             MappedTokenFile(path, entry)
 
 

@@ -181,7 +181,7 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
     starts = len(worlds(hosts, "lost"))
     hosts.mend("beta")
     assert process.wait(PATIENCE_SECONDS) == 0, hosts.log.read_text()
-    assert "no step was finished for 15 s" in hosts.log.read_text()
+    assert "no step has finished for 15 s" in hosts.log.read_text()
     assert (
         "the run finished on the remaining hosts; lost: gamma lost its ssh connection, or could not be reached"
         in hosts.log.read_text()

@@ -82,7 +82,7 @@ def test_a_meeting_place_that_nobody_opens_is_named_when_the_patience_is_over(
     command, counter = counted(tmp_path, "0")
     assert run_with_restarts(command, elsewhere, 3, 1) == LOST_PEER
     assert not counter.exists()
-    assert f"did not meet at {elsewhere} within 1 s (--patience). Nothing that was saved is lost" in caplog.text
+    assert f"did not meet at {elsewhere} within 1 s (--patience). Checkpoints are intact" in caplog.text
 
 
 def test_an_agent_that_waits_for_ever_is_ended_with_the_patience(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,7 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
         ),
         (
             "engine={kind: torch, gradient_accumulation: whole}",
-            "engine.gradient_accumulation: whole adds up gradients in an order of its own.",
+            "engine.gradient_accumulation: whole sums gradients in its own order.",
         ),
         (
             "engine={kind: torch, cpu_offload: state}",
@@ -53,8 +53,8 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
         ),
         (
             "train.threads_per_process=0",
-            "train.threads_per_process: 0 takes as many threads as there are cores to share, "
-            "and sums on CPUs depend on their number. Use 1, or another number",
+            "train.threads_per_process: 0 selects the threads by the number of cores, and sums on CPUs depend "
+            "on it. Use 1, or the same number",
         ),
         (
             "optimizer={kind: muon}",
@@ -66,7 +66,7 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
             "of ranks. Use 1, 2, 4 or 8: a step then has 8, 4, 2 or 1 micro-batches, which the number of "
             "processes must divide.",
         ),
-        ("batch.micro_sequences=auto", "batch.micro_sequences: auto lets the number of ranks decide"),
+        ("batch.micro_sequences=auto", "batch.micro_sequences: auto makes the size of a micro-batch"),
         (
             "batch.micro_sequences=3",
             "batch.micro_sequences: 3 does not divide a step of 8 sequences. Use 1, 2, 4 or 8.",
@@ -76,7 +76,7 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
             "layout.tensor: 2 ranks would each sum a part of one matmul, so the result would depend on their "
             "number. Use tensor=1 with shard, replicate and expert, or set train.reproducibility=fast.",
         ),
-        ("layout={context: 2}", "layout.context: 2 ranks would add up parts of one product"),
+        ("layout={context: 2}", "layout.context: 2 ranks would each sum a part of one matmul"),
     ],
 )
 def test_what_cannot_be_exact_is_refused_by_name(override: str, message: str) -> None:

@@ -83,7 +83,7 @@ def test_the_config_of_an_old_run_folder_loads(name: str, tmp_path: Path) -> Non
     file = tmp_path / "run" / "config.yaml"
     file.parent.mkdir()
     file.write_text(yaml.safe_dump(RECORDED[name]["given"]))
-    with pytest.raises(ConfigError, match="is now called"):  # a file of a person's, by any name
+    with pytest.raises(ConfigError, match="was renamed to"):  # a file of a person's, by any name
         load_run_config(str(file))
     (file.parent / "events.jsonl").touch()
     config = load_run_config(str(file), ["run.name=later"])

@@ -91,7 +91,7 @@ HOSTILE = {
     "one alias too often": (f"a: &a y\nb: [{', '.join(['*a'] * 5_000)}]", "x:1: aliases repeat more than 1,000"),
     "lists in lists": (
         "run: " + "[" * 50_000,
-        "x:1: values are nested deeper than 64 levels, and no section is. Write",
+        "x:1: values are nested deeper than 64 levels, deeper than any section. Write",
     ),
     "mappings in mappings": ("\n".join(" " * i + "a:" for i in range(2_000)), "x:64: values are nested deeper than 64"),
     "a number without end": ("a: " + "9" * 10_000, r"x: a number has more digits than can be read \(4,300\). Write"),

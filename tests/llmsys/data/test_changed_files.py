@@ -32,9 +32,7 @@ def test_a_file_that_vanishes_in_the_middle_of_a_run_is_named(dataset: Path) -> 
     steps = loader(open_tokens(dataset, "train")).iter_steps(0, 100)
     next(steps)
     (dataset / "tokens" / "train-00000.arrow").unlink()
-    with pytest.raises(
-        DataError, match=r"train-00000.arrow was there when reading began, and is gone. Put it back, or"
-    ):
+    with pytest.raises(DataError, match=r"train-00000.arrow disappeared during the run. Restore it, or"):
         for _ in steps:
             pass
 

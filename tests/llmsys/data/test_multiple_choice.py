@@ -70,7 +70,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None
 def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere.jsonl does not exist"):
         read_questions(MinimalPairsConfig(path=tmp_path / "nowhere.jsonl"))
-    with pytest.raises(DataError, match="holds no question"):
+    with pytest.raises(DataError, match="has no questions"):
         read_questions(MinimalPairsConfig(path=write(tmp_path / "empty.jsonl")))
     (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"broken.jsonl.gz cannot be read"):

@@ -103,7 +103,7 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
     assert not cheated.passed
     assert "a calm run in" in cheated.text
     assert not calm.passed
-    assert "nothing happened" in calm.text
+    assert "no fault was injected" in calm.text
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
         (["parity", "model/deepseek-v3", "--processes", "2"], "Parity of 671,026,404,352 parameters on 2 processes"),
         (
             ["parity", "model/bert-base", "model.head={kind: features}", "--processes", "1"],
-            "model.head.kind=features of model/bert-base learns nothing",
+            "model.head.kind=features of model/bert-base has no loss",
         ),
         (["crash", "--drills", "nothing"], "--drills nothing is unknown. Use killed before the backward pass,"),
     ],

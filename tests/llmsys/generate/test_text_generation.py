@@ -129,7 +129,7 @@ def test_an_empty_prompt_begins_a_document(model: Transformer) -> None:
     ("setting", "value", "rule"),
     [
         ("max_new_tokens", 0, "at least 1"),
-        ("temperature", -1.0, r"0 \(greedy\) or a positive number"),
+        ("temperature", -1.0, r"0 \(greedy\) or positive"),
         ("top_k", -3, r"0 \(all tokens\) or more"),
         ("top_p", 0.0, "above 0 and at most 1"),
     ],

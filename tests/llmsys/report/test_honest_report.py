@@ -15,7 +15,7 @@ from llmsys.report.run_sections import build_run_numbers, build_run_sections
 from tests.helpers.example_run import example_manifest, run_events, write_run
 from tools.demo import compare_with_compressors, describe_evaluation
 
-FEW = "too few to compare (less than 50,000)"
+FEW = "too few for a comparison (less than 50,000)"
 
 
 @pytest.mark.parametrize("size", [MIN_HELDOUT_BYTES, MIN_HELDOUT_BYTES - 1])

@@ -103,7 +103,7 @@ def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
 
     change_metadata(checkpoint, move_chunk)
     assert find_checkpoint_error(checkpoint) is None  # signed again: the digests are right
-    with pytest.raises(CheckpointError, match=r"cannot be read: .*Take another checkpoint") as refusal:
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*Use another checkpoint") as refusal:
         read(checkpoint)
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "ran").exists()

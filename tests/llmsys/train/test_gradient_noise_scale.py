@@ -113,9 +113,12 @@ def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken()
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": {"kind": "deepspeed"}}, "engine.kind: deepspeed sums over ranks after the last micro-batch only"),
-        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 puts a rank's whole share into one micro-batch"),
-        ({"train": {"precision": "fp16"}}, "train.precision: fp16 scales the gradient until it is whole"),
+        (
+            {"engine": {"kind": "deepspeed"}},
+            "engine.kind: deepspeed reduces over ranks only after the last micro-batch",
+        ),
+        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 makes one micro-batch of a rank's share"),
+        ({"train": {"precision": "fp16"}}, "train.precision: fp16 unscales gradients only after the last micro-batch"),
     ],
 )
 def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[str, object]], message: str) -> None:

@@ -127,7 +127,7 @@ def test_a_run_on_another_machine_keeps_its_type_and_says_so(
         f"train.precision=auto takes {recorded}: {tmp_path} was trained in it, and a run keeps its dtype; a "
         f"new run would use {own} here"
     )
-    assert any("begin another run.folder" in one.getMessage() for one in caplog.records) == (recorded == "bf16")
+    assert any("start a new run.folder" in one.getMessage() for one in caplog.records) == (recorded == "bf16")
 
 
 def test_a_damaged_record_is_no_type(tmp_path: Path) -> None:

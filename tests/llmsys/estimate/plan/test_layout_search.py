@@ -147,7 +147,7 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     [
         ([], "A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE."),
         (["gpus=many"], "gpus=many is not a number of devices"),
-        (["gpus=8", "device=h101"], "'h101' is not a device with a profile"),
+        (["gpus=8", "device=h101"], "'h101' has no device profile"),
         (["cluster=nowhere.yaml"], "there is no cluster file nowhere.yaml"),
     ],
 )

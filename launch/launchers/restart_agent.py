@@ -88,13 +88,13 @@ def _run_attempts(
             left, lost_at, pause = left - 1, lived_until, 1.0
             log.warning(
                 "the ranks of this host ended (status %d); restart %d of %d, after the next rendezvous at %s, "
-"within %.0f s (--patience)", status, restarts - left, restarts, rendezvous, patience_seconds,
+                "within %.0f s (--patience)", status, restarts - left, restarts, rendezvous, patience_seconds,
             )  # fmt: skip
         time.sleep(min(pause, max(0.0, lost_at + patience_seconds - time.monotonic())))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     log.error(
         "no rendezvous at %s within %.0f s (--patience). Checkpoints are intact: the same command continues "
-"from the newest one.", rendezvous, patience_seconds,
+        "from the newest one.", rendezvous, patience_seconds,
     )  # fmt: skip
     return LOST_PEER
 

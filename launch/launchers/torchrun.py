@@ -104,7 +104,7 @@ def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
     ending = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with status {first.exitcode}"
     log.error(
         "rank %s (process %s) %s. Checkpoints are intact: run the same command again to continue from the "
-"newest one.", rank, first.pid, ending,
+        "newest one.", rank, first.pid, ending,
     )  # fmt: skip
     return LOST_PEER if first.exitcode < 0 else first.exitcode
 

@@ -38,9 +38,9 @@ def find_url_violation(path: object) -> str | None:
     scheme, rest = found.group()[:-2], text[found.end() :].lstrip("/")
     shown = redact_secrets(f"{scheme}://{rest}")
     if scheme.lower() == "file":
-        return f"{shown} is a URL, and a path of this machine is needed. Write it as /{rest}"
+        return f"{shown} is a URL, but a local path is needed. Write it as /{rest}"
     return (
-        f"{shown} is a URL, and a path of this machine is needed. Copy it here, or mount the storage, and give that "
+        f"{shown} is a URL, but a local path is needed. Copy the file, or mount the storage, and give that "
         f"path (a folder that is really called {scheme}: needs its absolute path)"
     )
 

@@ -149,17 +149,17 @@ class MappedTokenFile:
 
     def __init__(self, path: Path, entry: TokenFile) -> None:
         if not path.exists():
-            raise DataError(f"{path} is missing, but the manifest names it. {REMAKE}")
+            raise DataError(f"{path} is missing, but the manifest lists it. {REMAKE}")
         if (size := path.stat().st_size) != entry.size:
-            raise DataError(f"{path} has {size:,} bytes, its manifest says {entry.size:,}. {NEXT_STEP}")
+            raise DataError(f"{path} has {size:,} bytes, expected from the manifest: {entry.size:,}. {NEXT_STEP}")
         self.path, self.entry = path, entry
         data = map_file(path)
         if (
             found := compute_frame_checksum(data, entry.batches)
         ) != entry.frame_checksum:  # Arrow may crash on a bad header
             raise DataError(
-                f"{path}, headers: their checksum is {found}, the manifest says {entry.frame_checksum}: "
-                f"{DAMAGED} {NEXT_STEP}"
+                f"{path}, headers: their checksum is {found}, expected from the manifest: "
+                f"{entry.frame_checksum}: {DAMAGED} {NEXT_STEP}"
             )
         arrow = open_arrow(path, data)
         self.batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
@@ -180,8 +180,8 @@ class MappedTokenFile:
     def _build_corruption_error(self, index: int, part: str, found: str, expected: str) -> DataError:
         batch = self.entry.batches[index]
         return DataError(
-            f"{self.path}, record batch {index}: the checksum of its {part} is {found}, the manifest says {expected} "
-            f"(bytes {batch.begin:,} to {batch.end:,}): {DAMAGED} {NEXT_STEP}"
+            f"{self.path}, record batch {index}: the checksum of its {part} is {found}, expected from the "
+            f"manifest: {expected} (bytes {batch.begin:,} to {batch.end:,}): {DAMAGED} {NEXT_STEP}"
         )
 
     def get_document_tokens(self, index: int, row: int) -> Tokens:
@@ -206,13 +206,13 @@ class MappedTokenFile:
             size = self.path.stat().st_size
         except FileNotFoundError:
             raise DataError(
-                f"{self.path} was there when reading began, and is gone. "
-                f"Put it back, or run llmsys prepare CONFIG: only what is missing is made. Then start again."
+                f"{self.path} disappeared during the run. Restore it, or run llmsys prepare CONFIG, which "
+                "makes only missing files. Then start again."
             ) from None
         if size != self.entry.size:
             raise DataError(
-                f"{self.path} has changed while it was read: {size:,} bytes, its manifest says {self.entry.size:,}. "
-                f"{NEXT_STEP}"
+                f"{self.path} changed during the run: {size:,} bytes, expected from the manifest: "
+                f"{self.entry.size:,}. {NEXT_STEP}"
             )
 
     def get_lineage(self, index: int, row: int) -> dict[str, str | int]:

@@ -110,16 +110,16 @@ def load_earlier_dataset(
         keys = {kind: tuple(folder / INDEX / name for name in names) for kind, names in content["keys"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            f"{folder} has no index that data.deduplicate.earlier_datasets could read (format {_FORMAT}). "
-            f"Prepare it with data.deduplicate.index.kind=kept, or take it out of the list."
+            f"{folder} has no index for data.deduplicate.earlier_datasets (format {_FORMAT}). Prepare it with "
+            "data.deduplicate.index.kind=kept, or take it out of the list."
         ) from None
     _require_relations(folder, content, config)
     _require_same_words(folder, theirs, by_characters)
     for file, digest in files.items():
         if digest_of_file(folder / INDEX / file) != digest:
             raise DataError(
-                f"{folder / INDEX / file} is not what {path} says: it was damaged or changed. "
-                f"Delete it and run llmsys prepare with the config of that dataset again."
+                f"{folder / INDEX / file} does not match {path}: it was corrupted or changed. Delete it and "
+                "run llmsys prepare again with the config of that dataset."
             )
     return EarlierDataset(name, tuple(documents), sum(documents.values()), keys, digest_of_file(path))
 
@@ -135,8 +135,8 @@ def _require_relations(folder: Path, content: dict[str, Any], config: Deduplicat
         )
     if isinstance(config.minhash, MinHashDedupConfig) and content["minhash"] != get_minhash_parameters(config):
         raise DataError(
-            f"the index of {folder} was made with data.deduplicate.minhash {content['minhash']}, "
-            f"this config says {get_minhash_parameters(config)}. Use the same values in both."
+            f"the index of {folder} was made with data.deduplicate.minhash {content['minhash']}, but this "
+            f"config has {get_minhash_parameters(config)}. Use the same values in both."
         )
 
 

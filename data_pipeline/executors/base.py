@@ -18,7 +18,7 @@ Report = Callable[[float, int], None]  # amount done since the last call (in the
 Job = Callable[[Report], dict[str, Any]]  # picklable, because another process may run it
 
 Cause = Literal["mend", "error", "lost", "slow"]
-"""The user must act first; an exception; the process died; the time limit was exceeded."""
+"""Kinds of failure: the user must act, an exception, a dead process, a timeout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def _die_with_parent(lifeline: Connection) -> None:
 
 
 MAX_WAITING_PER_WORKER = 3
-"""Early jobs that may wait per experienced worker: the first such job costs another worker about as much time."""
+"""Early jobs that may queue per worker that has run one; the first such job of another worker takes about as long."""
 
 
 def count_available_cores() -> int:
@@ -240,11 +240,11 @@ def _format_exit_status(status: int | None) -> str:
 def format_worker_loss(ending: str) -> str:
     """Return the message for a lost process, with a suggested fix."""
     return (
-        f"its process {ending}. When the machine ran out of memory, use fewer workers (data.executor.workers=1) "
-        f"or smaller portions (data.executor.block_bytes, data.documents.batch_bytes)."
+        f"its process {ending}. If the machine ran out of memory, use fewer workers (data.executor.workers=1) "
+        "or smaller blocks (data.executor.block_bytes, data.documents.batch_bytes)."
     )
 
 
 def format_timeout(seconds: float) -> str:
     """Return the message for an attempt that exceeded the time limit."""
-    return f"took longer than {seconds:g} s, so that its process was ended (data.executor.task_seconds)."
+    return f"took longer than {seconds:g} s, so its process was terminated (data.executor.task_seconds)."

@@ -55,8 +55,8 @@ class RayExecutor:
                 )
             except (ConnectionError, RuntimeError, ValueError, RayError) as error:
                 raise DataError(
-                    f"no Ray cluster answers at data.executor.address={address or 'local'}: {error}. "
-                    f"Start one with `ray start --head`, or name its address."
+                    f"no Ray cluster responds at data.executor.address={address or 'local'}: {error}. Start "
+                    "one with `ray start --head`, or correct the address."
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.nodes: set[str] = set()

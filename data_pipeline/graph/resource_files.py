@@ -161,8 +161,8 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
         for word_list in rule.word_lists if isinstance(rule, BadWordsConfig) and not data.language.languages else ():
             if word_list.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
-                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list would "
-                    f"never be asked. Give the language a profile in data.language.profiles, or write language: any."
+                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list "
+                    "would never be asked. Add a profile in data.language.profiles, or use language: any."
                 )
 
 
@@ -182,7 +182,8 @@ def require_resource_files(data: CrawlConfig) -> None:
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise DataError(
-                f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative ones start in the working folder."
+                f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start in the "
+                "working directory."
             )
 
 

@@ -104,7 +104,7 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
     """
     if len(set(dialects)) < 2:
         raise ConfigError(
-            f"{','.join(dialects)} names {len(set(dialects))} dialect. Name two, such as datatrove,dolma."
+            f"{','.join(dialects)} names {len(set(dialects))} dialect. Give two, such as datatrove,dolma."
         )
     list_rule_libraries(data)  # fails early if a rule's library is not installed
     judges = _DialectJudge(data, dialects)

@@ -167,7 +167,7 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
         if not leftovers and not runner.num_run and not is_change_unfinished(folder):
-            _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
+            _log.info("%s is up to date (fingerprint %s)", folder, manifest.fingerprint)
             return manifest
     # Order matters: without a manifest an interrupted publication can be finished.
     runner.withdraw_manifest()
@@ -175,7 +175,7 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
         path.unlink()
     runner.publish_files()
     write_manifest(folder, manifest)
-    counts = f"{runner.num_run} tasks done, {runner.num_reused} found done"
+    counts = f"{runner.num_run} tasks done, {runner.num_reused} reused"
     _log.info("%s: %s (fingerprint %s)", folder, counts, manifest.fingerprint)
     return manifest
 

@@ -49,8 +49,8 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     if isinstance(data, MixtureConfig):
         folders = ", ".join(str(source.folder) for source in data.sources)
         raise ConfigError(
-            f"data.kind=mixture names datasets that are prepared already: {folders}. "
-            f"Run llmsys prepare with the config of each, all with the same tokenizer."
+            f"data.kind=mixture refers to prepared datasets: {folders}. Run llmsys prepare with the config of "
+            "each, all with the same tokenizer."
         )
     inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
     if isinstance(data, CrawlConfig):

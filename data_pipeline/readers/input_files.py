@@ -121,8 +121,8 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     for pattern, where in _iter_patterns(patterns, "data.inputs", 0):
         if is_remote(pattern) and REDACTED in pattern:
             raise DataError(
-                f"{where}: '{pattern}' comes from a record of an earlier run, which holds no secrets. "
-                f"Give the address again, with its password, token or signature."
+                f"{where}: '{pattern}' comes from the stored config of an earlier run, without its secrets. "
+                "Give the URL again, with its password, token or signature."
             )
         found.update(_list_remote_files(pattern, where) if is_remote(pattern) else _list_local_files(pattern, where))
     return sorted(found)
@@ -189,7 +189,7 @@ def _iter_patterns(patterns: Sequence[str], where: str, depth: int) -> Iterator[
             yield pattern, where
             continue
         if depth == _LISTS_IN_LISTS:
-            raise DataError(f"{where}: '{pattern}' is a list in {depth} lists. Name the files in fewer.")
+            raise DataError(f"{where}: '{pattern}' is nested in {depth} lists. Use fewer levels.")
         for number, line in enumerate(_read_list_lines(pattern[1:], where), 1):
             if line.strip() and not line.lstrip().startswith("#"):
                 yield from _iter_patterns([line.strip()], f"{pattern[1:]}, line {number}", depth + 1)
@@ -205,7 +205,7 @@ def _read_list_lines(path: str, where: str) -> list[str]:
             return content.decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
         raise DataError(
-            f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with one path per line."
+            f"{where}: the list '@{path}' cannot be read: {error}. Give a text file with one path per line."
         ) from error
 
 
@@ -233,11 +233,11 @@ def _list_remote_files(pattern: str, where: str) -> list[str]:
 
 def _format_no_match(pattern: str, folders: Sequence[str], where: str) -> str:
     if folders:
-        return f"{where}: '{pattern}' is a folder, not a file. Name the files in it: '{folders[0]}/*.warc.gz'."
+        return f"{where}: '{pattern}' is a folder, not a file. Give the files in it: '{folders[0]}/*.warc.gz'."
     working_directory = "" if is_remote(pattern) else f" (in {Path.cwd()})"
     fix = (
         "Correct the address."
         if is_remote(pattern)
-        else "Correct the pattern; relative ones start in the working directory."
+        else "Correct the pattern; relative paths start in the working directory."
     )
     return f"{where}: no file matches '{pattern}'{working_directory}. {fix}"

@@ -221,7 +221,7 @@ class InputStream(io.RawIOBase):
                     raise ReadError(position or 0, number, error) from error
                 sleep(min(_FIRST_WAIT_SECONDS * 2 ** (number - 1), _LONGEST_WAIT_SECONDS))
                 self._close_failed_file()
-        raise AssertionError("tries is at least 1")
+        raise AssertionError("tries must be at least 1")
 
     def _close_failed_file(self) -> None:
         """Close the failed file, so that the next attempt opens it again."""

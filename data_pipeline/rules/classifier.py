@@ -6,7 +6,7 @@ the text as one line, as in datatrove and DCLM. The score is a statistic of the 
 `LinearModel` is multinomial logistic regression over hashed features.
 
 Reads and writes one .npz file with `weights` (float32, 2^bits x labels), `bias` (float32, labels) and `header`: JSON as
-bytes with format, version, labels and features. A score is softmax(bias + mean of the weights of the text's features).
+bytes with format, version, labels and features. A score is softmax(bias + EMA of the weights of the text's features).
 Training minimizes the loss with an L2 penalty by L-BFGS.
 
 Invariants:
@@ -73,11 +73,11 @@ def load_linear_model(path: Path) -> LinearModel:
         features = FeatureConfig(int(header["bits"]), int(header["word_ngrams"]), (int(shortest), int(longest)))
         labels = tuple(map(str, header["labels"]))
         if not 1 <= features.bits <= _MAX_BITS or weights.shape != (1 << features.bits, len(labels)):
-            raise ValueError(f"its weights have the shape {weights.shape}")
+            raise ValueError(f"its weights have shape {weights.shape}")
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
         raise DataError(
-            f"{path} cannot be used as a linear model: {error}. "
-            f"Make one with: python tools/train_classifier.py LABELLED... --output {path}"
+            f"{path} is not a valid linear model: {error}. Train one with: python tools/train_classifier.py "
+            f"LABELLED... --output {path}"
         ) from None
     return LinearModel(weights.astype(np.float32), bias.astype(np.float32), labels, features)
 
@@ -210,7 +210,7 @@ def _load_fasttext(path: Path) -> Any:
     try:
         return fasttext.load_model(str(path))
     except ValueError as error:
-        raise DataError(f"{path} cannot be used as a fastText model: {error}. Name a .bin or .ftz file.") from None
+        raise DataError(f"{path} is not a valid fastText model: {error}. Give a .bin or .ftz file.") from None
 
 
 def _predict_label_scores(model: Any, text: str) -> dict[str, float]:

@@ -87,7 +87,7 @@ def _iter_blocks(listed: EntryListConfig) -> Iterator[list[bytes]]:
 
 
 def _format_read_error(path: Path, reason: str) -> str:
-    return f"list {path} cannot be read: {reason}. Name a file that exists and is whole."
+    return f"list {path} cannot be read: {reason}. Give an existing, complete file."
 
 
 def _strip_entries(lines: Iterable[bytes]) -> list[bytes]:

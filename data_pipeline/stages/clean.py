@@ -1,7 +1,7 @@
 """Remove evaluation items and personal data from collected documents.
 
 Reads one file of collected documents and its dropped ones. Writes the final documents and a contamination report. Runs
-only if the config asks for it; otherwise collected documents are final.
+only if the config selects it; otherwise collected documents are final.
 """
 
 from collections.abc import Mapping, Sequence

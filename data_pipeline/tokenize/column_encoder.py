@@ -120,7 +120,7 @@ class ColumnEncoder(Protocol):
 def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> ColumnEncoder:
     """Build the fastest encoder with the tokenizer's own ids."""
     if kind == "library":
-        return LibraryEncoder(tokenizer, "the config asks for it")
+        return LibraryEncoder(tokenizer, "the config selects it")
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return _build_json_encoder(tokenizer)
     facts = parse_model_facts(tokenizer.model)
@@ -156,13 +156,13 @@ def _find_model_problem(tokenizer: SentencePieceTokenizer, facts: SentencePieceF
     """Return the reason why no cut of a text is known to be safe; None if those of `CutPointFinder` are."""
     if facts.kind == "unigram":
         # 27 of 600 crawled pages had other ids word by word, where two ways to cut a word are nearly equally likely.
-        return "a unigram model adds up 32-bit scores over the whole text, so that its words are not independent"
+        return "a unigram model sums 32-bit scores over the whole text, so its words are not independent"
     if facts.kind != "bpe":
         return f"it is a model of kind {facts.kind}"
     if facts.space_ends_word or not facts.escapes_spaces:
-        return "its spaces are not written in front of words"
+        return "its spaces are not at the start of words"
     # The library resolves disabled pieces with one table for the whole text.
-    return "it has pieces that are switched off" if tokenizer.has_unused_pieces else None
+    return "it has disabled pieces" if tokenizer.has_unused_pieces else None
 
 
 class SentencePieceColumnEncoder:

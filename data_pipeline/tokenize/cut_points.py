@@ -61,7 +61,7 @@ class CutPointFinder:
 
     def _find_problem(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> str | None:
         if ((right == SPACE) & (left != SPACE)).any():
-            return "it has pieces with a space behind another character"
+            return "it has pieces with a space after another character"
         return "it has no piece for a space" if self._is_unknown(SPACE) else None
 
     def _is_unknown(self, code: int) -> bool:
@@ -139,21 +139,21 @@ _LAST_THREE = np.array(sorted(int.from_bytes(c.encode()) for c in _WHITE_SPACE i
 def find_cut_problem(values: dict[str, Any]) -> str | None:
     """Return the reason why texts cannot be cut at spaces before this tokenizer; None if they can."""
     if values["model"].get("dropout"):
-        return "its pieces are drawn at random"
+        return "its segmentation is sampled at random"
     normalizers = _list_steps(values.get("normalizer"), "normalizers")
     byte_level = is_byte_level(values)
     if not byte_level and not _is_split_at_spaces(values.get("pre_tokenizer")):
         return "its pre_tokenizer is not known to cut texts at spaces"
     for step in normalizers:
         if step["type"] not in ({"NFC"} if byte_level else _LOCAL_NORMALIZERS):
-            return f"its normalizer {step['type']} is not known to leave spaces alone"
+            return f"its normalizer {step['type']} is not known to preserve spaces"
     for token in values.get("added_tokens", ()):
         if token["special"]:
             continue  # not searched for in texts
         if token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"].lstrip(" "):
-            return f"its added token {token['content']!r} looks at what stands around it"
+            return f"its added token {token['content']!r} depends on the surrounding text"
         if token["normalized"] and not {step["type"] for step in normalizers} <= {"NFC"}:
-            return f"its added token {token['content']!r} is looked for in normalised text"
+            return f"its added token {token['content']!r} is matched in normalized text"
     return None
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind
 
 ONE_OF = 256
-"""One document in so many is checked, which takes a few percent of the encoding time."""
+"""One document in this many is checked, which takes a few percent of the encoding time."""
 
 
 def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokenizer) -> int:
@@ -63,9 +63,9 @@ def _describe_difference(name: str, ours: list[int], theirs: list[int]) -> str:
     else:
         difference = f"has the id {ours[index]} as token {index:,}, where the library has {theirs[index]}"
     return (
-        f"document {name} {difference}: encoding by columns is not right for this tokenizer, "
-        f"and nothing was kept of it. "
-        f"Set data.tokens.encoder=library, which is slower, and please report the fault with the tokenizer."
+        f"document {name} {difference}: encoding by columns is wrong for this tokenizer, and its output was "
+        "discarded. Set data.tokens.encoder=library, which is slower, and please report this with the "
+        "tokenizer."
     )
 
 
@@ -80,7 +80,7 @@ def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tok
     tokenizer = load_tokenizer(model)
     encoder = build_column_encoder(tokenizer, kind)
     if encoder.reason is not None:
-        _log.info("every document is given to the tokenizer's library: %s", encoder.reason)
+        _log.info("every document is encoded by the tokenizer library: %s", encoder.reason)
     return tokenizer, encoder
 
 
@@ -129,8 +129,8 @@ def _encode_batch(encoder: ColumnEncoder, batch: pa.RecordBatch, source: Path) -
         return encoder.encode(batch.column("text"))
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of a part of it). "
-            f"Whatever wrote it broke the format: delete the file, and run llmsys prepare CONFIG to make it again."
+            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of a part of "
+            "it). Delete the file, and run llmsys prepare CONFIG to make it again."
         ) from None
 
 

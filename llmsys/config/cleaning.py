@@ -25,15 +25,17 @@ class _BaseExtractorConfig(Section):
     """Limits per page of all extractors."""
 
     max_page_bytes: int = Field(
-        5_242_880, ge=1, description="Bytes of HTML; a longer page is skipped and counted. Common Crawl cuts at 5 MiB."
+        5_242_880,
+        ge=1,
+        description="Maximum bytes of HTML; longer pages are skipped and counted. Common Crawl truncates at 5 MiB.",
     )
     max_nodes: int = Field(
         1_000_000,
         ge=1,
-        description="Elements, texts and attributes that the parser might make of the page at most, about 400 B each.",
+        description="Maximum nodes (elements, texts and attributes) that the parser may create, about 400 B each.",
     )
     max_attributes: int = Field(
-        1_000, ge=1, description="Attributes of one element; each is compared with those before it."
+        1_000, ge=1, description="Maximum attributes of one element; parsing is quadratic in them."
     )
 
 
@@ -47,11 +49,13 @@ class ResiliparseExtractorConfig(_BaseExtractorConfig):
     """Resiliparse's plain text (Bevendorff et al. 2018): faster, with more boilerplate."""
 
     kind: Literal["resiliparse"] = "resiliparse"
-    main_content: bool = Field(True, description="Leave out navigation, footers, banners and the like.")
+    main_content: bool = Field(
+        True, description="Extract only the main content, without navigation, footers and banners."
+    )
     max_depth: int = Field(
         1_000,
         ge=1,
-        description="Nested elements; of a deeper page all text stays: finding its main content takes too long.",
+        description="Maximum nesting depth for main-content extraction; deeper pages are extracted as full text.",
     )
 
 
@@ -60,7 +64,7 @@ class TrafilaturaExtractorConfig(_BaseExtractorConfig):
 
     kind: Literal["trafilatura"] = "trafilatura"
     favor: Literal["precision", "balance", "recall"] = Field(
-        "precision", description="What is preferred in doubt; FineWeb favours precision."
+        "precision", description="Trade-off of precision and recall; FineWeb uses precision."
     )
 
 
@@ -83,19 +87,17 @@ class UrlFilterConfig(Section):
 
     kind: Literal["lists"] = "lists"
     hosts: EntryListConfig = Field(
-        _NOTHING, description="Registered domains, with all their hosts, or single hosts; letter case does not matter."
+        _NOTHING, description="Registered domains (with all their hosts) or single hosts to reject; case-insensitive."
     )
-    urls: EntryListConfig = Field(_NOTHING, description="Whole URLs, compared character by character.")
+    urls: EntryListConfig = Field(_NOTHING, description="URLs to reject, compared exactly.")
     hard_words: EntryListConfig = Field(
-        _NOTHING, description="Words of which one between symbols of the URL is enough."
+        _NOTHING, description="Words to reject if one occurs between symbols of the URL."
     )
-    soft_words: EntryListConfig = Field(_NOTHING, description="Words of which more than `max_soft_words` are too many.")
-    max_soft_words: int = Field(1, ge=0, description="Distinct soft words that a URL may hold.")
-    substrings: EntryListConfig = Field(
-        _NOTHING, description="Letters and digits that the URL may not hold once its symbols are removed."
-    )
+    soft_words: EntryListConfig = Field(_NOTHING, description="Words to reject if more than `max_soft_words` occur.")
+    max_soft_words: int = Field(1, ge=0, description="Maximum number of distinct soft words in a URL.")
+    substrings: EntryListConfig = Field(_NOTHING, description="Substrings to reject in the URL without its symbols.")
     allow_list: EntryListConfig = Field(
-        _NOTHING, description="Registered domains, hosts and whole URLs that no list refuses."
+        _NOTHING, description="Registered domains, hosts and URLs to accept regardless of the lists."
     )
 
     @property
@@ -123,9 +125,13 @@ class FtfyRepairConfig(Section):
 
     kind: Literal["ftfy"] = "ftfy"
     html_entities: Literal["auto", "keep"] = Field(
-        "auto", description="auto: `&eacute;` is decoded up to the first line of a text that has a `<`; keep: never."
+        "auto",
+        description="HTML entities such as `&eacute;`. auto: decode them up to the first line that contains `<`. "
+        "keep: do not decode.",
     )
-    normalization: Literal["none", "NFC"] = Field("none", description="NFC: composed characters, after the repair.")
+    normalization: Literal["none", "NFC"] = Field(
+        "none", description="Normalization after the repair. NFC: composed characters."
+    )
 
 
 class NfcNormalizationConfig(Section):
@@ -154,15 +160,17 @@ class PiiReplacementConfig(Section):
     """
 
     kind: Literal["replace"] = "replace"
-    kinds: tuple[PiiKind, ...] = Field(("email", "ip"), description="What is looked for; FineWeb: email and ip.")
+    kinds: tuple[PiiKind, ...] = Field(
+        ("email", "ip"), description="Kinds of personal data to replace; FineWeb: email and ip."
+    )
     replacement: Literal["reserved", "token"] = Field(
         "reserved",
-        description="reserved: an address or number that is reserved for examples; token: <EMAIL>, <IP>, <PHONE>.",
+        description="reserved: an address or number reserved for documentation. token: <EMAIL>, <IP>, <PHONE>.",
     )
     consistency: Literal["match", "document"] = Field(
-        "match", description="Equal matches get equal replacements: everywhere, or only within a document."
+        "match", description="Scope in which equal matches get equal replacements."
     )
-    seed: int = Field(0, ge=0, description="Another seed chooses other replacements.")
+    seed: int = Field(0, ge=0, description="Seed of the replacements.")
 
 
 PiiConfig = Annotated[NoPiiReplacement | PiiReplacementConfig, Field(discriminator="kind")]
@@ -172,21 +180,25 @@ class ReadConfig(Section):
     """Options for reading crawl files and document files."""
 
     text_field: str = Field(
-        "text", min_length=1, description="Field of jsonl, parquet and Arrow that holds the text; a.b: b in a."
+        "text",
+        min_length=1,
+        description="Field of JSON lines, Parquet and Arrow files with the text. a.b: field b of a.",
     )
-    url_field: str = Field("url", description="Field with the address; a document without one has an empty address.")
-    id_field: str = Field("id", description="Field with the id; without one it follows from address, date and text.")
+    url_field: str = Field("url", description="Field with the URL. A document without it has an empty URL.")
+    id_field: str = Field(
+        "id", description="Field with the id. A document without it gets a hash of URL, date and text."
+    )
     date_field: str = Field("date", description="Field with the time of capture.")
     on_digest_mismatch: Literal["drop", "count", "ignore"] = Field(
         "drop",
-        description="A page whose WARC-Block-Digest or WARC-Payload-Digest is another: left out and counted, kept and "
-        "counted, or never looked at.",
+        description="Action if WARC-Block-Digest or WARC-Payload-Digest does not match: drop and count, keep and "
+        "count, or do not check.",
     )
     on_truncation: Literal["drop", "count", "ignore"] = Field(
         "count",
-        description="A page whose end is missing, by WARC-Truncated or because its gzip, deflate, zstd, br or chunked "
-        "coding stops in the middle: left out and counted, kept and counted with a note, or kept without a word.",
+        description="Action on a page marked WARC-Truncated, or whose gzip, deflate, zstd, br or chunked coding ends "
+        "early: drop and count, keep with a count and a note, or keep silently.",
     )
     max_attempts: int = Field(
-        5, ge=1, le=100, description="How often a read of remote storage is tried, waiting 0.5, 1, 2, … s."
+        5, ge=1, le=100, description="Maximum attempts of a read from remote storage, with delays of 0.5, 1, 2, … s."
     )

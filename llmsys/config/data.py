@@ -47,15 +47,24 @@ class PairsConfig(Section):
     """
 
     kind: Literal["pairs"] = "pairs"
-    name: str = Field("pairs", min_length=1, description="Name of the dataset, for people.")
-    folder: LocalPath = Field(Path("runs/pairs"), description="Folder that `prepare` writes and `train` reads.")
-    source: tuple[LocalPath, ...] = Field((), description="Files to translate from, one sentence per line.")
-    target: tuple[LocalPath, ...] = Field((), description="Their translations, a file for each source file.")
-    heldout_source: tuple[LocalPath, ...] = Field((), description="Source files kept for evaluation.")
-    heldout_target: tuple[LocalPath, ...] = Field((), description="Their reference translations.")
-    max_tokens: int = Field(256, ge=2, description="Longest side of a training pair, closing token included.")
-    shard_pairs: int = Field(500_000, ge=1, description="Pairs per token file, about.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
+    name: str = Field("pairs", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/pairs"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
+    source: tuple[LocalPath, ...] = Field((), description="Source files, one sentence per line.")
+    target: tuple[LocalPath, ...] = Field((), description="Target files, one for each source file.")
+    heldout_source: tuple[LocalPath, ...] = Field((), description="Held-out source files.")
+    heldout_target: tuple[LocalPath, ...] = Field(
+        (), description="Reference translations of the held-out source files."
+    )
+    max_tokens: int = Field(
+        256,
+        ge=2,
+        description="Maximum tokens of either side of a training pair, including the end token; longer pairs are "
+        "dropped.",
+    )
+    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of pairs per token file.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
     @model_validator(mode="after")
     def _check_file_pairs(self) -> Self:
@@ -81,14 +90,20 @@ class LabelledTextConfig(Section):
     """
 
     kind: Literal["labelled"] = "labelled"
-    name: str = Field("labelled", min_length=1, description="Name of the dataset, for people.")
-    folder: LocalPath = Field(Path("runs/labelled"), description="Folder that `prepare` writes and `train` reads.")
-    inputs: tuple[LocalPath, ...] = Field((), description="Files to train on: .tsv or .jsonl, plain or .gz.")
-    heldout_inputs: tuple[LocalPath, ...] = Field((), description="Files kept for evaluation.")
-    labels: tuple[str, ...] = Field((), description="Labels in the order of their numbers; empty: as found, sorted.")
-    max_tokens: int = Field(256, ge=2, description="Tokens of a text that are kept, closing token included.")
-    shard_pairs: int = Field(500_000, ge=1, description="Texts per token file, about.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
+    name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
+    inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
+    heldout_inputs: tuple[LocalPath, ...] = Field((), description="Held-out files.")
+    labels: tuple[str, ...] = Field(
+        (), description="Labels in order of their ids. Empty: the labels of the files, sorted."
+    )
+    max_tokens: int = Field(
+        256, ge=2, description="Maximum tokens of a text, including the end token; longer texts are truncated."
+    )
+    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of texts per token file.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
 
 LONGEST_PERIOD = 1 << 16
@@ -100,9 +115,9 @@ Weight = Annotated[float, Field(ge=0)]
 class MixtureSourceConfig(Section):
     """One prepared dataset of a mixture."""
 
-    folder: LocalPath = Field(description="Dataset folder, prepared with a config of its own.")
-    weight: Weight = Field(1.0, description="Share of the sequences, in relation to the weights of the others.")
-    name: str = Field("", description="Name in logs and evaluations; left out: the folder's last part.")
+    folder: LocalPath = Field(description="Dataset folder, prepared with its own config.")
+    weight: Weight = Field(1.0, description="Sampling weight, relative to the other sources.")
+    name: str = Field("", description="Name in logs and evaluations. Default: the last component of the folder.")
 
     @property
     def title(self) -> str:
@@ -113,8 +128,8 @@ class MixtureSourceConfig(Section):
 class MixtureStageConfig(Section):
     """Weights from a given token of the run onwards."""
 
-    start_tokens: int = Field(ge=1, description="Tokens of the run after which these weights hold.")
-    weights: tuple[Weight, ...] = Field(description="One for each source, in their order; 0 leaves it out.")
+    start_tokens: int = Field(ge=1, description="Training tokens from which these weights apply.")
+    weights: tuple[Weight, ...] = Field(description="One weight per source, in order. 0: exclude the source.")
 
 
 class MixtureConfig(Section):
@@ -125,10 +140,10 @@ class MixtureConfig(Section):
     """
 
     kind: Literal["mixture"] = "mixture"
-    name: str = Field("mixture", min_length=1, description="Name of the mixture, for people.")
+    name: str = Field("mixture", min_length=1, description="Display name of the mixture.")
     sources: tuple[MixtureSourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
     stages: tuple[MixtureStageConfig, ...] = Field(
-        (), description="Other weights later in the run, such as at its end."
+        (), description="Weights for later parts of the run, such as its end."
     )
 
     @property
@@ -154,10 +169,13 @@ class MixtureConfig(Section):
         titles, folders = [source.title for source in self.sources], [source.folder for source in self.sources]
         for number, source in enumerate(self.sources):
             if source.folder in folders[:number]:
-                yield Violation(f"sources.{number}.folder", f"{source.folder} is given twice. Add up its weights.")
+                yield Violation(
+                    f"sources.{number}.folder",
+                    f"{source.folder} is listed twice. List it once, with the sum of its weights.",
+                )
             elif source.title in titles[:number]:
                 yield Violation(
-                    f"sources.{number}.name", f"two sources are called {source.title}. Give one another name."
+                    f"sources.{number}.name", f"two sources have the name {source.title}. Rename one of them."
                 )
         yield from _find_weight_violations("sources", [source.weight for source in self.sources])
         for number, stage in enumerate(self.stages):
@@ -191,8 +209,8 @@ def _find_weight_violations(key: str, weights: Sequence[float]) -> Iterator[Viol
         rounded = ", ".join(f"{max(round(weight / sum(weights), 4), 0.0001):g}" for weight in weights)
         yield Violation(
             key,
-            f"the weights {', '.join(f'{weight:g}' for weight in weights)} are {period:,} whole parts, and an order of "
-            f"at most {LONGEST_PERIOD:,} is kept. Use rounder ones, such as {rounded}.",
+            f"the weights {', '.join(f'{weight:g}' for weight in weights)} are {period:,} integer parts, and "
+            f"the limit is {LONGEST_PERIOD:,}. Use rounder weights, such as {rounded}.",
         )
 
 
@@ -207,31 +225,39 @@ class HeldoutSplitConfig(Section):
     """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
-        0.005, ge=0, le=0.5, description="Share of the documents, chosen by the hash of their id, kept for evaluation."
+        0.005,
+        ge=0,
+        le=0.5,
+        description="Share of the documents held out for evaluation, selected by the hash of their id.",
     )
-    seed: int = Field(0, ge=0, description="Another seed holds back other documents.")
+    seed: int = Field(0, ge=0, description="Seed of that selection.")
 
 
 class TokenFilesConfig(Section):
     """Layout of the token shards. The shuffle is global and depends on document ids and the seed alone."""
 
-    shard_tokens: int = Field(100_000_000, ge=1, description="Tokens per file, about.")
-    batch_tokens: int = Field(1_000_000, ge=1, description="Tokens per record batch, at least; each has a checksum.")
-    seed: int = Field(0, ge=0, description="Another seed gives another order of the documents.")
+    shard_tokens: int = Field(100_000_000, ge=1, description="Approximate number of tokens per file.")
+    batch_tokens: int = Field(
+        1_000_000, ge=1, description="Minimum tokens per record batch; each batch has a checksum."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the document order.")
     encoder: Literal["columns", "library"] = Field(
         "columns",
-        description="Encode distinct parts of texts once, or ask the tokenizer's library for each text: the same ids.",
+        description="columns: encode each distinct part of the texts once, as arrays. library: call the tokenizer "
+        "library for every text. The ids are the same.",
     )
 
 
 class DocumentFilesConfig(Section):
     """Layout of the document files."""
 
-    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
-    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
+    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; the id of a document selects its file.")
+    batch_bytes: int = Field(
+        8_000_000, ge=1, description="Approximate UTF-8 bytes of text per record batch; bounds memory."
+    )
     export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
         (),
-        description="Formats that documents are written in for other tools, beside the Arrow that later stages read.",
+        description="Additional formats of the documents, for other tools; later stages read Arrow.",
     )
 
 
@@ -239,27 +265,30 @@ class CrawlConfig(Section):
     """A dataset of documents, from crawl files to token shards."""
 
     kind: Literal["crawl"] = "crawl"
-    name: str = Field("data", min_length=1, description="Name of the dataset, for people.")
-    folder: LocalPath = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
+    name: str = Field("data", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/data"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
     inputs: tuple[str, ...] = Field(
         (),
-        description="Crawl files and files of documents: paths, URLs, patterns (`**` enters folders), or @ and a list.",
+        description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "
+        "or @FILE with one per line.",
     )
-    read: ReadConfig = Field(ReadConfig(), description="How files are read.")
-    url: UrlConfig = Field(NoUrlFilter(), description="Which pages are refused by their URL, before extraction.")
-    extract: ExtractConfig = Field(ArticleExtractorConfig(), description="How pages become text.")
-    unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Whether damaged characters of texts are repaired.")
-    language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
-    rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")
-    deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Which duplicates are dropped.")
+    read: ReadConfig = Field(ReadConfig(), description="Reading of input files.")
+    url: UrlConfig = Field(NoUrlFilter(), description="URL filter, applied before extraction.")
+    extract: ExtractConfig = Field(ArticleExtractorConfig(), description="HTML-to-text extraction.")
+    unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Unicode repair (ftfy).")
+    language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
+    rules: tuple[RuleConfig, ...] = Field((), description="Rules, applied in this order.")
+    deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
     decontaminate: DecontaminateConfig = Field(
-        NoDecontamination(), description="Which evaluation sets must not be trained on."
+        NoDecontamination(), description="Removal of documents that contain evaluation items."
     )
-    pii: PiiConfig = Field(NoPiiReplacement(), description="Whether personal data are replaced.")
-    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="What is held back for evaluation.")
-    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="How token files are laid out.")
-    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="How document files are laid out.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
+    pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
+    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
+    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
+    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="Layout of document files.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
     @model_validator(mode="after")
     def _check_rule_names(self) -> Self:

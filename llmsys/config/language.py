@@ -27,13 +27,13 @@ class LanguageConfig(Section):
 
     kind: Literal["combined", "py3langid", "cld2"] = Field(
         "combined",
-        description="Identifier; each has its model in its package. Both together are right most often.",
+        description="Language identifier. Each ships its model in its package; combined is the most accurate.",
     )
-    languages: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes that stay; empty: every language stays.")
-    min_score: float = Field(0.65, ge=0, le=1, description="Probability the best language must exceed.")
-    max_characters: int = Field(4_096, ge=1, description="Characters of the beginning of the text that are read.")
+    languages: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes to keep. Empty: keep every language.")
+    min_score: float = Field(0.65, ge=0, le=1, description="Minimum probability of the most likely language.")
+    max_characters: int = Field(4_096, ge=1, description="Number of characters from the start of the text to read.")
     profiles: dict[str, str] = Field(
-        {}, description="Profile by language code, a path or a name, instead of data/languages/CODE."
+        {}, description="Language profiles by code: a path or config name that replaces data/languages/CODE."
     )
 
 
@@ -47,7 +47,7 @@ class SpacedWordsConfig(Section):
     """Words between spaces; punctuation and contractions are split as by spaCy's tokenizer."""
 
     kind: Literal["spaces"] = "spaces"
-    rules: str = Field("xx", description="Language of spaCy's tokenizer rules; xx: the rules for all languages.")
+    rules: str = Field("xx", description="Language of spaCy's tokenizer rules. xx: the language-independent rules.")
 
 
 class CharacterWordsConfig(Section):
@@ -60,7 +60,9 @@ class DictionaryWordsConfig(Section):
     """Dictionary segmentation, as in datatrove; each library is an extra: llmsys[zh], [ja], [th]."""
 
     kind: Literal["dictionary"] = "dictionary"
-    dictionary: Dictionary = Field(description="jieba splits Chinese, sudachipy Japanese, pythainlp Thai.")
+    dictionary: Dictionary = Field(
+        description="Segmenter: jieba for Chinese, sudachipy for Japanese, pythainlp for Thai."
+    )
 
 
 Words = Annotated[SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConfig, Field(discriminator="kind")]
@@ -69,13 +71,13 @@ Words = Annotated[SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConf
 class LanguageProfile(Section):
     """Settings of the quality rules for one language."""
 
-    name: str = Field(min_length=1, description="Name of the language, for people.")
-    scripts: tuple[Script, ...] = Field((), description="Scripts that the language is written in.")
-    words: Words = Field(SpacedWordsConfig(), description="How words are found, for rules and for near duplicates.")
-    end_marks: tuple[str, ...] = Field((), description="Marks that end a line of prose; empty: as each rule says.")
-    stop_words: tuple[str, ...] = Field((), description="Common words; empty: as each rule says.")
+    name: str = Field(min_length=1, description="Display name of the language.")
+    scripts: tuple[Script, ...] = Field((), description="Scripts of the language.")
+    words: Words = Field(SpacedWordsConfig(), description="Word segmentation, for rules and near duplicates.")
+    end_marks: tuple[str, ...] = Field((), description="Punctuation that ends a line of prose. Empty: the rule's own.")
+    stop_words: tuple[str, ...] = Field((), description="Common words. Empty: the rule's own.")
     rules: dict[str, dict[str, Any]] = Field(
-        {}, description="Fields by kind of rule that differ from the published ones, such as gopher_quality: {…}."
+        {}, description="Overrides of the published thresholds by kind of rule, such as gopher_quality: {…}."
     )
 
     @field_validator("rules")
@@ -84,7 +86,7 @@ class LanguageProfile(Section):
         for kind, fields in rules.items():
             for field in fields:
                 if new := find_new_key(("data", "rules", "*", field)):
-                    raise ValueError(f"{kind}.{field} is now called {new.rpartition('.')[2]}")
+                    raise ValueError(f"{kind}.{field} was renamed to {new.rpartition('.')[2]}")
             _RULE.validate_python({**fields, "kind": kind})
         return rules
 
@@ -111,8 +113,8 @@ class LanguageProfile(Section):
 class LanguageRules(Section):
     """Word segmentation and rules for documents in one language."""
 
-    words: Words = Field(description="How words are found.")
-    rules: tuple[RuleConfig, ...] = Field(description="The rules in their order, as the profile changes them.")
+    words: Words = Field(description="Word segmentation.")
+    rules: tuple[RuleConfig, ...] = Field(description="Rules in order, with the overrides of the profile.")
 
 
 _BY_CODE: TypeAdapter[dict[str, LanguageRules]] = TypeAdapter(dict[str, LanguageRules])

@@ -54,7 +54,7 @@ def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
     if resolved.is_model_only:
         name = format_path(resolved.source)
         raise ConfigError(
-            f"{name} is a bare model, and a run is needed. Write a file with `model: {{base: {config}}}`."
+            f"{name} is a bare model, but a run config is needed. Write a file with `model: {{base: {config}}}`."
         )
     return resolved.run
 

@@ -56,7 +56,7 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
     name = format_path(path)
     if path in chain:
         loop = " → ".join(format_path(file) for file in (*chain, path))
-        raise ConfigError(f"base: goes in a circle: {loop}. Remove one of these lines.")
+        raise ConfigError(f"base: forms a cycle: {loop}. Remove one of these lines.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +78,9 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
 
 def _read_config_json(text: str, name: str, at: Keys) -> ConfigLayer:
     if at not in ((), ("model",)):
-        raise ConfigError(f"{name} is a model, and {'.'.join(at)} is none. Write it as `model: {{base: {name}}}`.")
+        raise ConfigError(
+            f"{name} is a model, but {'.'.join(at)} is not a model section. Write it as `model: {{base: {name}}}`."
+        )
     # Most runs read no config.json, and these are eleven files.
     from llmsys.config.hugging_face.read_config_json import parse_json, read_model_values
 
@@ -202,8 +204,8 @@ def _apply_override(override: str, values: dict[str, Any], origins: dict[Keys, s
         raise ConfigError(f"{override!r} is not section.key=value. Write, say, batch.sequence_length=1024.")
     if len(keys) > MAX_DEPTH:
         raise ConfigError(
-            f"{override[:40]!r}… names a key {len(keys):,} levels deep, and no section is deeper than {MAX_DEPTH}. "
-            f"Write, say, batch.sequence_length=1024."
+            f"{override[:40]!r}… names a key {len(keys):,} levels deep; the limit is {MAX_DEPTH}. Write, say, "
+            "batch.sequence_length=1024."
         )
     value, _ = parse_yaml(text, f"command line, {path}")
     target: Any = values

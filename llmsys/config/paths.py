@@ -52,11 +52,11 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
             return matches[0].resolve()
         if matches:
             names = ", ".join(_format_config_name(match, root) for match in matches)
-            raise ConfigError(f"{origin}{name!r} could be any of {names}. Write one of these.")
+            raise ConfigError(f"{origin}{name!r} is ambiguous: {names}. Use one of these.")
     if (folder / name).is_dir():
         raise ConfigError(f"{origin}{name} is a folder without a config.json. Give the path of a file.")
     raise ConfigError(
-        f"{origin}there is no config {name!r}: no such file, and no such name below configs/. {_format_name_hint(name)}"
+        f"{origin}config {name!r} was not found: neither a file nor a name under configs/. {_format_name_hint(name)}"
     )
 
 

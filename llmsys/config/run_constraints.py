@@ -32,21 +32,23 @@ def find_noise_scale_violations(
     what = "the gradient noise scale needs the gradient of one micro-batch, summed over ranks"
     if engine.kind != "torch" or engine.data_parallel != "fsdp":
         value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
-        text = f"{value} sums over ranks after the last micro-batch only, and {what}. "
+        text = f"{value} reduces over ranks only after the last micro-batch, but {what}. "
         yield Violation("engine.kind", f"{text}Use torch with data_parallel=fsdp, {NONE}.")
     if layout.tensor > 1:
-        text = f"{layout.tensor} ranks finish some gradients after the last micro-batch, and {what}. "
+        text = f"{layout.tensor} ranks reduce some gradients only after the last micro-batch, but {what}. "
         yield Violation("layout.tensor", f"{text}Use tensor=1, {NONE}.")
     if train.reproducibility == "bitwise":
-        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, and {what}. Use fast, {NONE}.")
+        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, but {what}. Use fast, {NONE}.")
     if train.precision == "fp16":
-        yield Violation("train.precision", f"fp16 scales the gradient until it is whole, and {what}. Use bf16, {NONE}.")
+        yield Violation(
+            "train.precision", f"fp16 unscales gradients only after the last micro-batch, but {what}. Use bf16, {NONE}."
+        )
     if not windows:
-        text = "pairs and texts come in groups of similar length, and a group says little about a step. "
+        text = "pairs and texts are batched in length buckets, which are no random sample of a step. "
         yield Violation("train.noise_scale_every_steps", f"{text}Set it to 0.")
     elif batch.micro_sequences == 0:
-        text = "0 puts a rank's whole share into one micro-batch, and the noise is what several differ by. "
-        yield Violation("batch.micro_sequences", f"{text}Use a divisor of the share, {NONE}.")
+        text = "0 makes one micro-batch of a rank's share, but the noise is measured between several. "
+        yield Violation("batch.micro_sequences", f"{text}Use a smaller divisor of the rank's share, {NONE}.")
 
 
 def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
@@ -65,8 +67,9 @@ def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
     if micro_batches > 1:
         return f"{micro_batches} micro-batches"
     raise ConfigError(
-        f"train.noise_scale_every_steps compares micro-batches, and batch.micro_sequences={batch.micro_sequences} "
-        f"leaves each rank one. Use a smaller batch.micro_sequences or fewer processes, {NONE}."
+        "train.noise_scale_every_steps compares micro-batches, but "
+        f"batch.micro_sequences={batch.micro_sequences} gives each rank only one. Use a smaller "
+        f"batch.micro_sequences or fewer processes, {NONE}."
     )
 
 
@@ -78,9 +81,9 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
     if model.moe is not None and model.moe.routing.kind == "expert_choice":
         yield Violation(
             "generation.prompts",
-            f"{len(generation.prompts)} prompts cannot be continued with model.moe.routing.kind=expert_choice: experts "
-            "choose among all tokens of a sequence, later ones included. Use generation.prompts=[], or "
-            "model.moe.routing.kind=token_choice or capacity.",
+            f"{len(generation.prompts)} prompts cannot be completed with model.moe.routing.kind=expert_choice: "
+            "experts choose among all tokens of a sequence, later ones included. Use generation.prompts=[], "
+            "or model.moe.routing.kind=token_choice or capacity.",
         )
 
 
@@ -96,14 +99,14 @@ def find_torch_violations(
     if train.compile == "block" and train.activation_checkpoint != "none" and model.moe is not None:
         yield Violation(
             "train.activation_checkpoint",
-            f"{train.activation_checkpoint} with experts cannot be compiled: torch.compile gives such blocks up whole. "
-            "Use train.compile=none or train.activation_checkpoint=none.",
+            f"{train.activation_checkpoint} with experts cannot be compiled: torch.compile falls back to eager "
+            "for such blocks. Use train.compile=none or train.activation_checkpoint=none.",
         )
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
             "engine.gradient_accumulation",
-            "whole sums micro-batches before ranks, and train.reproducibility=bitwise has an order of its own. "
-            "Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
+            "whole sums over micro-batches before ranks, but train.reproducibility=bitwise needs its own "
+            "order. Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
         )
     if train.matmul_dtype == "fp8":
         yield from _find_fp8_violations(engine, layout, train)
@@ -148,8 +151,8 @@ def resolve_layout(layout: ParallelLayout, engine: EngineConfig, model: ModelCon
     if layout.replicate not in (1, ranks):
         copies, shards = _get_replication_settings(engine)
         raise LayoutError(
-            f"replicate={layout.replicate} copies cannot be kept by {ranks} ranks: with {copies} every rank has one. "
-            f"Leave layout.replicate out, start {layout.replicate} processes, or use {shards}."
+            f"replicate={layout.replicate} replicas do not fit {ranks} ranks: with {copies} every rank holds "
+            f"one replica. Leave layout.replicate out, start {layout.replicate} processes, or use {shards}."
         )
     return layout.model_copy(update={"replicate": ranks, "shard": 1}).resolve(ranks, model)
 
@@ -159,37 +162,37 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
     if layout.shard not in (-1, 1):
         yield Violation(
             "layout.shard",
-            f"{layout.shard} ranks cannot split a copy that {copies} keeps whole on each of them. "
-            f"Use layout.shard=1, or {shards}.",
+            f"{layout.shard} ranks cannot shard a replica that {copies} keeps unsharded on every rank. Use "
+            f"layout.shard=1, or {shards}.",
         )
     if layout.expert > 1:
         yield Violation(
             "layout.expert",
-            f"{layout.expert} ranks cannot share the experts of a copy that {copies} keeps whole on each of them. "
-            f"Use layout.expert=1, or {shards}.",
+            f"{layout.expert} ranks cannot shard the experts of a replica that {copies} keeps unsharded on "
+            f"every rank. Use layout.expert=1, or {shards}.",
         )
     if engine.kind == "torch" and engine.cpu_offload != "none":
         yield Violation(
             "engine.cpu_offload",
-            f"{engine.cpu_offload} is what FSDP can keep in host memory, and engine.data_parallel=ddp needs masters "
-            f"and gradients where it computes. Use engine.cpu_offload=none, or {FSDP}.",
+            f"{engine.cpu_offload} needs FSDP: engine.data_parallel=ddp keeps master weights and gradients on "
+            f"the compute device. Use engine.cpu_offload=none, or {FSDP}.",
         )
 
 
 def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     reason = None
     if engine.kind != "torch":
-        reason = f"engine.kind={engine.kind} does not know its layers. Use engine.kind=torch"
+        reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
     elif is_replicated(engine):
-        reason = f"engine.data_parallel=ddp casts every weight by itself. Use {FSDP}"
+        reason = f"engine.data_parallel=ddp casts weights itself. Use {FSDP}"
     elif train.precision not in ("auto", "bf16"):
-        reason = f"train.precision={train.precision} is not what its products come in. Use train.precision=bf16"
+        reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
-        reason = "train.reproducibility=bitwise needs sums that are rounded in one way. Use fast"
+        reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
     elif layout.tensor > 1:
-        reason = f"layout.tensor={layout.tensor} splits the matrices that it scales as wholes. Use layout.tensor=1"
+        reason = f"layout.tensor={layout.tensor} shards matrices that fp8 scales unsharded. Use layout.tensor=1"
     if reason is not None:
-        yield Violation("train.matmul_dtype", f"fp8 cannot be had: {reason}, or train.matmul_dtype=compute.")
+        yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
@@ -205,18 +208,18 @@ def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: i
     if engine.zero_stage == 3 and expert > 1:
         yield Violation(
             "engine.zero_stage",
-            f"3 splits every expert over all ranks and cannot deal whole ones over layout.expert={expert}. "
-            f"Use engine.kind=torch, which does both, or zero_stage=2, or layout.expert=1.",
+            f"3 shards every expert over all ranks and cannot assign experts to layout.expert={expert}. Use "
+            "engine.kind=torch, which does both, or zero_stage=2, or layout.expert=1.",
         )
     if engine.zero_stage == 0 and engine.cpu_offload == "optimizer":
         yield Violation(
             "engine.cpu_offload",
-            "optimizer moves what a rank has alone to host memory, and with zero_stage=0 every rank has everything. "
-            "Use zero_stage=1, 2 or 3, or cpu_offload=none.",
+            "optimizer offloads the shards of a rank, but zero_stage=0 shards nothing. Use zero_stage=1, 2 or "
+            "3, or cpu_offload=none.",
         )
     if engine.zero_stage > 0 and replicate > 1:
         yield Violation(
             "layout.replicate",
-            f"{replicate} copies cannot be kept by DeepSpeed: zero_stage={engine.zero_stage} splits over all ranks. "
-            f"Use layout.replicate=1, or engine.kind=torch.",
+            f"{replicate} replicas are not supported by DeepSpeed: zero_stage={engine.zero_stage} shards over "
+            "all ranks. Use layout.replicate=1, or engine.kind=torch.",
         )

@@ -57,7 +57,7 @@ def read_conversion_record(run_folder: Path) -> dict[str, Any] | None:
     """
     kept = run_folder / KEPT
     if kept.is_symlink():
-        raise CheckpointError(f"{kept} is a link, and what it leads to would be copied. {NEXT}")
+        raise CheckpointError(f"{kept} is a link, and its target would be copied. {NEXT}")
     file = kept / RECORD
     if not file.is_file():
         return None
@@ -77,10 +77,10 @@ def _check_record(record: dict[str, Any]) -> None:
                 raise TypeError(f"{key} of {name} is {value!r}, not a name")
     written = [*record["names"].values(), *record["copies"]]
     if len(set(written)) < len(written):
-        raise ValueError("it gives two tensors one name")
+        raise ValueError("two tensors have the same name")
     for name, file in record["files"].items():
         if not is_shard_name(file):
-            raise ValueError(f"{name} would be written to {file!r}, which is no safetensors file of the destination")
+            raise ValueError(f"{name} would be written to {file!r}, which is not a safetensors file of the destination")
     if record["index"] is not None and not set(parse_weight_map(record["index"]).values()) <= {
         *record["files"].values()
     }:
@@ -97,7 +97,7 @@ def list_small_files(run_folder: Path) -> list[Path]:
     found = [file for file in sorted((run_folder / KEPT).iterdir()) if file.name not in (RECORD, UNUSED)]
     for file in found:
         if file.is_symlink() or not file.is_file():
-            raise CheckpointError(f"{file} is not a regular file, and a copy would hold what it leads to. {NEXT}")
+            raise CheckpointError(f"{file} is not a regular file, and its target would be copied. {NEXT}")
         if file.name == INDEX or is_shard_name(file.name):
             raise CheckpointError(f"{file} would replace the weights that are written. {NEXT}")
     return found
@@ -285,6 +285,6 @@ def _check_checkpoint(checkpoint: Path, plan: ConversionPlan, reader: Checkpoint
             if found != part.shape:
                 held = "is missing" if found is None else f"has shape {found}"
                 raise CheckpointError(
-                    f"{checkpoint}: {part.name} {held}, the model of {RUN_CONFIG} needs {part.shape}. "
-                    f"Use the {RUN_CONFIG} that it was trained with."
+                    f"{checkpoint}: {part.name} {held}, the model of {RUN_CONFIG} needs {part.shape}. Use the "
+                    f"{RUN_CONFIG} of its run."
                 )

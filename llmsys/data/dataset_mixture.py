@@ -112,8 +112,9 @@ class MixtureWindows:
         for number, (name, fingerprint) in enumerate(zip(names, prints, strict=True)):
             if fingerprint in prints[:number]:
                 raise ConfigError(
-                    f"{name} and {names[prints.index(fingerprint)]} hold the same tokens (fingerprint {fingerprint}), "
-                    f"and both would be read in the same order. Keep one of them and add up the weights."
+                    f"{name} and {names[prints.index(fingerprint)]} hold the same tokens (fingerprint "
+                    f"{fingerprint}), and both would be read in the same order. Keep one of them, with the sum "
+                    "of the weights."
                 )
 
     @property

@@ -133,7 +133,7 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
 
 def _compute_largest_difference(found: Tensors, expected: Tensors, small: float) -> tuple[float, str]:
     if found.keys() != expected.keys():
-        return float("inf"), f"{sorted(found.keys() ^ expected.keys())[0]}, which only one side has"
+        return float("inf"), f"{sorted(found.keys() ^ expected.keys())[0]}, present on one side only"
     longest = max(float(value.norm()) for value in expected.values())
     apart = {
         name: float((found[name] - value).norm()) / max(float(value.norm()), small * longest)
@@ -295,6 +295,6 @@ def iter_failures(results: Sequence[ParityResult]) -> Iterator[str]:
         elif not result.has_passed:
             found = result.distance
             yield (
-                f"{result.case.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
+                f"{result.case.title}: {found.worst} differs (loss {found.loss:.1e}, norm {found.norm:.1e}, "
                 f"gradient {found.gradient:.1e}, weights {found.weights:.1e}, moments {found.moments:.1e})"
             )

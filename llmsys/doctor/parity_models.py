@@ -99,7 +99,7 @@ EXPERTS = ParityModel("experts", _build_model_config(moe=_build_moe_config(2)))
 IDLE = ParityModel("experts, one idle", _build_model_config(moe=_build_moe_config(2)), {3: -10.0})
 CROWDED = ParityModel("experts, all on one", _build_model_config(moe=_build_moe_config(1)), {2: 10.0})
 LATENT = ParityModel(
-    "experts, softmax, batch loss, latent attention, further tokens",
+    "experts, softmax, batch loss, latent attention, multi-token prediction",
     _build_model_config(
         attention=_LATENT,
         num_key_value_heads=4,
@@ -190,8 +190,8 @@ def build_parity_model(model: ModelConfig, name: str) -> ParityModel:
     match model.head:
         case FeaturesHeadConfig():
             raise ConfigError(
-                f"model.head.kind=features of {name} learns nothing, and parity compares training. "
-                f"Use model.head.kind=lm, mlm or classification."
+                f"model.head.kind=features of {name} has no loss, but parity compares training. Use "
+                "model.head.kind=lm, mlm or classification."
             )
         case LmHeadConfig() | MlmHeadConfig() | ClassificationHeadConfig() | PermutationHeadConfig():
             pass

@@ -203,7 +203,7 @@ def list_evaluation_items(config: RunConfig, training: ActivationShape) -> list[
     return [
         MemoryItem("temporaries of a block", work),
         MemoryItem("the stream", 2 * stream),
-        MemoryItem("table of what is visible", table),
+        MemoryItem("attention mask", table),
         *(_list_logits(config, shape) if model.head.has_logits else ()),
     ]
 

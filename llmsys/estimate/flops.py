@@ -35,7 +35,7 @@ def iter_document_lengths(length: int, documents: Sequence[int]) -> Iterator[int
     Raises ValueError for a document without tokens.
     """
     if any(one < 1 for one in documents):
-        raise ValueError(f"A document of {min(documents)} tokens is none. Give lengths of 1 token or more.")
+        raise ValueError(f"A document length of {min(documents)} tokens is too small. Give lengths of 1 token or more.")
     used = 0
     while used < length:
         for one in documents or (length,):

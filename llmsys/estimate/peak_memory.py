@@ -33,7 +33,7 @@ from llmsys.estimate.state_memory import count_gathered_weights, list_gathered_w
 from llmsys.estimate.step_memory import StepMemory
 
 USABLE_SHARE = 0.9
-"""Of the memory: the rest is for what no estimate counts, fragments among it."""
+"""Usable share of the memory; the rest is for what the estimate does not count, such as fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class MicroBatchChoice:
     def __str__(self) -> str:
         """For the log."""
         return (
-            f"batch.micro_sequences=auto takes {self.sequences} of a rank's {self.share} windows in one forward pass: "
-            f"an estimated {self.peak_bytes / GIB:.2f} GiB of {self.memory_bytes / GIB:.2f} GiB, of which "
-            f"{USABLE_SHARE:.0%} may be used."
+            f"batch.micro_sequences=auto selects {self.sequences} of a rank's {self.share} sequences per "
+            f"forward pass: an estimated {self.peak_bytes / GIB:.2f} GiB of {self.memory_bytes / GIB:.2f} GiB, "
+            f"of which {USABLE_SHARE:.0%} is usable."
         )
 
 
@@ -62,7 +62,7 @@ def find_largest_micro_batch(
     Args:
         config: resolved config of a run.
         layout: resolved layout, as `ParallelLayout.resolve` returns it.
-        memory_bytes: memory of one rank; USABLE_SHARE of it may be used.
+        memory_bytes: memory of one rank; USABLE_SHARE of it is usable.
         system: training program and device, as in `estimate_peak_memory`.
 
     Returns:
@@ -80,7 +80,7 @@ def find_largest_micro_batch(
         if peak <= USABLE_SHARE * memory_bytes:
             return MicroBatchChoice(sequences, share, peak, memory_bytes)
     told = ledger.compute_fit_result(int(USABLE_SHARE * memory_bytes)).text
-    raise ConfigError(f"batch.micro_sequences=auto finds no size that fits, with one window at a time {told}")
+    raise ConfigError(f"batch.micro_sequences=auto finds no size that fits; with one sequence at a time {told}")
 
 
 Change = tuple[str, RunConfig, ParallelLayout, MemoryProfile]

@@ -56,9 +56,9 @@ Kind = Literal["step", "run"]
 class ResidualModel(Section):
     """Of one class."""
 
-    factor: float = Field(gt=0, description="Measured over modelled, the median of the calibration rows.")
-    spread: float = Field(ge=0, description="Standard deviation of its logarithm.")
-    rows: tuple[str, ...] = Field(description="The published rows that it was calibrated on.")
+    factor: float = Field(gt=0, description="Measured / estimated time, median of the calibration rows.")
+    spread: float = Field(ge=0, description="Standard deviation of its natural logarithm.")
+    rows: tuple[str, ...] = Field(description="Published rows used for calibration.")
 
     def compute_interval(self, modelled: float) -> PercentileInterval:
         """The interval for a modelled number."""

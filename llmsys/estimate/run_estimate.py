@@ -17,7 +17,7 @@ from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak
 from llmsys.estimate.precision import describe_precision, resolve_for_profile
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
 
-NO_DEVICE = "needs a device: --device NAME, or a file that llmsys calibrate measured"
+NO_DEVICE = "needs a device: --device NAME, or a file written by llmsys calibrate"
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 
 

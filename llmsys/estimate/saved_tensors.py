@@ -204,12 +204,12 @@ def _iter_branch_tensors(
         # A CPU saves the mask in the activations' dtype, a GPU in bytes.
         channel = shape.compute_residual_bytes(1) * model.hidden_size
         mask = channel if shape.is_on_cpu else shape.compute_residual_bytes(model.hidden_size, 1)
-        yield SavedTensor(f"dropout mask behind {name}", mask, "pointwise")
+        yield SavedTensor(f"dropout mask after {name}", mask, "pointwise")
     if residual.normalizes_sum:
         yield SavedTensor(f"sum behind {name}", stream, "sum")
         yield from model.norm.iter_saved_tensors(f"{name} norm", model.hidden_size, shape)
         if name != "feed_forward":
-            yield SavedTensor(f"normed sum behind {name}", stream, "pointwise")
+            yield SavedTensor(f"normed sum after {name}", stream, "pointwise")
 
 
 def _iter_feed_forward_tensors(

@@ -73,7 +73,7 @@ def list_gathered_weights(
             return []  # weights in the compute dtype are part of the state
         case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
             cast = whole.root + (whole.blocks if casts_kept else whole.block)
-            return [] if size == FP32 else [MemoryItem("weights cast for products", size * cast)]
+            return [] if size == FP32 else [MemoryItem("weights cast for matmuls", size * cast)]
         case unreachable:
             assert_never(unreachable)
 
@@ -101,7 +101,7 @@ def list_gradients_in_flight(config: RunConfig, whole: GatheredWeights, elements
             bucket = min(BUCKET, max(whole.matrices, 1))
             return [own, MemoryItem("buckets of gradients", (size + FP32) * bucket)]
         case TorchEngineConfig(data_parallel="fsdp"):
-            return [own, MemoryItem("float32 gradients to be summed over ranks", FP32 * elements)]
+            return [own, MemoryItem("float32 gradients before reduction", FP32 * elements)]
         case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
             return [own]
         case unreachable:

@@ -208,8 +208,8 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
     if length > config.max_position_embeddings:
         limit = config.max_position_embeddings
         raise ConfigError(
-            f"A sequence of {length} tokens is longer than model.max_position_embeddings={limit}. "
-            f"Use batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
+            f"A sequence of {length} tokens exceeds model.max_position_embeddings={limit}. Use "
+            f"batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
         )
 
 

@@ -52,11 +52,11 @@ class KeyValueCache:
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None) -> None:
         if config.family == "encoder":
-            raise ConfigError("An encoder reads all tokens at once and has no use for a cache. Call it without one.")
+            raise ConfigError("An encoder has no use for a key-value cache. Call it without one.")
         if config.moe is not None and isinstance(config.moe.routing, ExpertChoiceConfig):
             raise ConfigError(
-                "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a sequence, "
-                "later ones included, so it is for training and encoders. Use token_choice or capacity."
+                "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a "
+                "sequence, later ones included. Use token_choice or capacity."
             )
         # On the CPU: its values become Python integers, and a GPU would have to wait for each.
         self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()

@@ -186,8 +186,8 @@ class MoELayer(Float32BufferModule):
         stored = self._auxiliary
         if loss is not None and loss.requires_grad and stored is not None and not stored[0].requires_grad:
             raise ConfigError(
-                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without gradients, so the "
-                "experts' balance and z losses would pull at nothing. Use use_reentrant=False."
+                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without "
+                "gradients, so balance and z losses would have no gradient. Use use_reentrant=False."
             )
 
 

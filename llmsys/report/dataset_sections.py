@@ -41,16 +41,16 @@ def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
         return None
     rows = [_build_row(name, one) for name, one in usage.languages.items()]
     facts = (
-        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces are in no document. "
-        f"{format_number(usage.checked_documents)} documents were encoded a second time by the tokenizer's library, "
-        f"with the same ids."
+        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces occur in no document. "
+        f"{format_number(usage.checked_documents)} documents were also encoded by the tokenizer library, with "
+        "equal ids."
     )
     if usage.by_library:
         facts += f" The library encoded every document: {usage.by_library}."
     examples = [build_tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
     spaced = [one for example in examples for one in (example, " ")]
     dead = (
-        build_details([f"the first {len(examples)} of the pieces in no document"], build_tag("p", spaced))
+        build_details([f"the first {len(examples)} pieces that occur in no document"], build_tag("p", spaced))
         if examples
         else None
     )
@@ -72,10 +72,13 @@ def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
     found = sorted(((one.bytes / max(one.tokens, 1), name or "(none)") for name, one in most), reverse=True)
     values, names = [value for value, _ in found], [name for _, name in found]
     traces, layout = plots.build_bars(names, values, [f"{value:.2f}" for value in values], "bytes of text per token")
-    caption = "A character has one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three further east."
+    caption = (
+        "In UTF-8 a character takes one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three in "
+        "most other scripts."
+    )
     if len(languages) > MAX_TOKENIZER_BARS:
         caption += f" The {MAX_TOKENIZER_BARS} languages with the most text; the table has all {len(languages)}."
-    title = "How long tokens are by language"
+    title = "Bytes per token by language"
     return [Figure("plot-tokenizer", title, traces, layout, caption, plots.compute_bars_height(len(names)))]
 
 
@@ -118,9 +121,9 @@ def list_missing_notes(manifest: Manifest) -> list[str]:
     """Return notes on parts that are missing, with the reason and the next step."""
     notes = []
     if not manifest.splits:
-        notes.append("No token files yet: only documents were prepared. `llmsys prepare CONFIG` goes on to tokens.")
+        notes.append("No token files yet: only documents were prepared. `llmsys prepare CONFIG` continues with tokens.")
     if manifest.funnel and not manifest.funnel[-1].documents_out:
-        notes.append("Not one document was kept; the funnel says which rule dropped them.")
+        notes.append("No documents were kept; the funnel shows which rules dropped them.")
     return notes
 
 
@@ -183,7 +186,7 @@ def _build_skips_table(skips: tuple[SkippedInput, ...]) -> Html:
     ]
     left = len(ordered) - len(rows)
     more = build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted") if left else None
-    head = ("why it was skipped", "records", "file", "first at")
+    head = ("reason", "records", "file", "first at")
     return build_tag("div", build_table(head, rows, numeric=[1, 3]), more)
 
 

@@ -45,9 +45,9 @@ def describe_funnel_bytes(manifest: Manifest) -> str:
     """Return a sentence on the unit of the funnel's bytes."""
     given = manifest.read.given_text_bytes
     if manifest.read.html_bytes <= given:
-        return "Bytes are UTF-8 text: what was read came as text, and nothing was extracted."
+        return "Bytes are UTF-8 text: the input was text, so nothing was extracted."
     if given:
-        return "Bytes are of HTML, or of text that came as such, before extraction and of UTF-8 text after it."
+        return "Bytes are HTML (or text, for text input) before extraction and UTF-8 text after it."
     return "Bytes are HTML before extraction and UTF-8 text after it."
 
 
@@ -117,7 +117,7 @@ def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
     if not rows:
         return []
     return [
-        build_tag("h3", "What was changed in documents that stay"),
+        build_tag("h3", "Changes to kept documents"),
         build_table(("stage", "what", "times"), rows, numeric=[2]),
     ]
 
@@ -131,7 +131,7 @@ def _build_funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
     gone |= {"name": "dropped here", "hovertemplate": "%{y}: %{x:,} dropped<extra></extra>"}
     layout = plots.build_bars_layout("documents") | {"barmode": "stack", "showlegend": True}
     height = plots.compute_bars_height(len(names), names)
-    return Figure("plot-funnel", "What is left after each stage", [kept, gone], layout, height=height)
+    return Figure("plot-funnel", "Documents after each stage", [kept, gone], layout, height=height)
 
 
 def _build_drops_figure(drops: list[DropCount]) -> Figure:
@@ -147,7 +147,7 @@ def _build_drops_figure(drops: list[DropCount]) -> Figure:
     )
     return Figure(
         "plot-drops",
-        "Which test dropped them",
+        "Drops by test",
         traces,
         layout,
         height=plots.compute_bars_height(len(counted), (name for name, _ in counted)),
@@ -173,8 +173,7 @@ def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[T
         build_tag(
             "span",
             f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, "
-            f"{format_bytes(drop.bytes)}, "
-            f"{format_percent(drop.documents, stage.documents_in)} of what came in",
+            f"{format_bytes(drop.bytes)}, {format_percent(drop.documents, stage.documents_in)} of the input",
             class_="muted",
         ),
     ]

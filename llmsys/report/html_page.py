@@ -149,7 +149,7 @@ def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[
         numbers += build_dataset_numbers(manifest)
         parts += build_dataset_sections(manifest)
         origin += build_dataset_origin(manifest)
-    parts.append(ReportSection("origin", "Where from", build_section("origin", "Where it came from", origin)))
+    parts.append(ReportSection("origin", "Where from", build_section("origin", "Origin", origin)))
     return render_document(_build_titles(run, manifest), numbers, notes, parts)
 
 
@@ -168,8 +168,9 @@ def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
     if manifest is None or not trained_on or trained_on == manifest.fingerprint:
         return []
     return [
-        f"The run was trained on data with the fingerprint {trained_on}, but this dataset has {manifest.fingerprint}: "
-        f"it was prepared again since. What is said of the data here is not what the model saw."
+        f"The run was trained on data with the fingerprint {trained_on}, but this dataset has "
+        f"{manifest.fingerprint}: it was prepared again since. This page does not describe the data that the "
+        "model was trained on."
     ]
 
 
@@ -223,10 +224,10 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
         ),
         build_tag(
             "footer",
-            f"Written by llmsys {__version__}. This page is one file and loads nothing. "
-            "Its plots are drawn by the plotly.js inside it (MIT licence, copyright Plotly, Inc.).",
+            f"Written by llmsys {__version__}. This page is a single file and loads nothing. Its plots use the "
+            "embedded plotly.js (MIT licence, copyright Plotly, Inc.).",
         ),
-        build_tag("noscript", "The plots need JavaScript; everything else on this page does not."),
+        build_tag("noscript", "Only the plots need JavaScript."),
         build_tag("script", dump_script_json(figures), type="application/json", id="figures"),
         [build_tag("script", Html(script)) for script in scripts],
     )

@@ -52,7 +52,7 @@ class VerifiedCheckpoints:
         if checkpoint not in self._verdicts or self._verdicts[checkpoint][0] != signature:
             problem = find_checkpoint_error(checkpoint)
             if problem is not None:
-                log.warning("checkpoint %s is not counted among those that are kept: %s", checkpoint, problem)
+                log.warning("checkpoint %s does not count for retention: %s", checkpoint, problem)
             self._verdicts[checkpoint] = signature, problem
         return self._verdicts[checkpoint][1] is None
 
@@ -111,7 +111,7 @@ def remove_old_checkpoints(folder: Path, rule: CheckpointConfig, verified: Verif
         found = list_checkpoints(folder)
         going = _select_removable(found, rule, verified)
     except UnreadableCheckpointError as error:
-        log.warning("no checkpoint is removed now, and after the next save it is tried again: %s", error)
+        log.warning("no checkpoint was removed; retrying after the next save: %s", error)
         return
     for step in going:
         try:

@@ -101,7 +101,7 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         gradient_NV, ctx.gradient_NV = ctx.gradient_NV, None
         if gradient_NV is None:
-            raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
+            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
         return gradient_NV.mul_(gradients[0][:, None].to(gradient_NV.dtype)), None, None, None
 
 
@@ -198,7 +198,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Freed at once, and scaled in place: so a second backward is not possible.
         (dx_ND, dweight_VD, dbias_V), ctx.gradients = ctx.gradients, (None, None, None)
         if dx_ND is None or dweight_VD is None:
-            raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
+            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
         factor, (weight_dtype, bias_dtype) = gradients[0], ctx.dtypes
         dweight_VD = dweight_VD.mul_(factor).to(weight_dtype)
         dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)

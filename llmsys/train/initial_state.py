@@ -63,8 +63,8 @@ def restore_leftovers(folder: Path) -> str:
         restore_replaced(folder)
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: the checkpoint that a killed save had put aside cannot be put back: {error.strerror or error}. "
-            f"Mend the disk or the permissions, then run the same command again."
+            f"{folder}: the checkpoint that an interrupted save had moved away cannot be restored: "
+            f"{error.strerror or error}. Repair the disk or the permissions, then run the same command again."
         ) from error
     return ""
 
@@ -88,12 +88,12 @@ def start_over(config: RunConfig, problems: Mapping[Path, str]) -> str:
         return ""
     if not config.train.restart:
         raise CheckpointError(
-            f"{config.run.folder} has a history and nothing to resume: {reason}. A run never starts over by itself, "
-            f"and nothing was deleted. Put a whole copy of a checkpoint back, or set run.folder to a new folder, or "
-            f"set train.restart=true to begin at step 0 here."
+            f"{config.run.folder} has a history but no checkpoint to resume: {reason}. The run was not "
+            "restarted, and nothing was deleted. Restore a complete checkpoint, set run.folder to a new "
+            "folder, or set train.restart=true to start at step 0."
         )
     aside = _move_aside(folder)
-    log.warning("train.restart=true: beginning at step 0, since %s%s", reason, f"; see {aside}" if aside else "")
+    log.warning("train.restart=true: starting at step 0, because %s%s", reason, f"; see {aside}" if aside else "")
     return ""
 
 
@@ -102,12 +102,12 @@ def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | 
     if problems:
         named = [f"{checkpoint.name}: {problem}" for checkpoint, problem in problems.items()]
         more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
-        return f"no checkpoint is whole ({'; '.join(named[:MAX_LISTED])}{more})"
+        return f"no checkpoint is complete ({'; '.join(named[:MAX_LISTED])}{more})"
     leftovers = sorted(path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern))
     if leftovers:
-        return f"{folder} has only what a killed run left ({', '.join(leftovers)})"
+        return f"{folder} has only leftovers of a killed run ({', '.join(leftovers)})"
     step = _read_last_save(folder.parent / "events.jsonl")
-    return None if step is None else f"its events.jsonl names a checkpoint of step {step}, and {folder} has none"
+    return None if step is None else f"its events.jsonl lists a checkpoint of step {step}, but {folder} has none"
 
 
 def _read_last_save(events: Path) -> int | None:
@@ -147,15 +147,16 @@ def _move_aside(folder: Path) -> Path | None:
     except OSError as error:
         raise CheckpointError(
             f"{folder}: unusable checkpoints cannot be moved to {aside.name}: {error.strerror or error}. "
-            f"Mend the disk or the permissions, then run the same command again, or set run.folder to a new folder."
+            "Repair the disk or the permissions, then run the same command again, or set run.folder to a new "
+            "folder."
         ) from error
     return aside
 
 
 ADVICE = {
-    "data": "The data are not those that it was trained on: set data.folder to those, or prepare them as they were.",
-    "tokenizer_fingerprint": "The tokenizer is another one, so ids mean other pieces: take the one of the run.",
-    "model": "It belongs to another model: put the model section back.",
+    "data": "The data differ: set data.folder to the original dataset, or prepare it again with the original config.",
+    "tokenizer_fingerprint": "The tokenizer differs, so ids have another meaning: use the tokenizer of the run.",
+    "model": "The model differs: restore the model section.",
 }
 """Next step for a difference, by the prefix of its key."""
 
@@ -187,7 +188,7 @@ def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str
     check_loaded_state(engine, newest, record)
     judge.load_state_dict(record.get("judge", {}))
     steps: int = record["steps"]
-    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.num_steps)
+    log.info("resuming from %s: %d of %d steps done", newest, steps, config.num_steps)
     return steps
 
 
@@ -202,9 +203,9 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
         return
     advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]
     raise CheckpointError(
-        f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
-        f"{''.join(f'{text} ' for text in advice)}"
-        f"Put the settings back, or set run.folder to a new folder."
+        f"{newest} was trained with other settings: {'; '.join(changes)}. A run folder belongs to one "
+        f"trajectory. {''.join(f'{text} ' for text in advice)}Restore the settings, or set run.folder to a new "
+        "folder."
     )
 
 
@@ -226,7 +227,7 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())
     if not common:
-        raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.init_from, or leave it out.")
+        raise CheckpointError(f"{checkpoint} has no tensor of this model. Correct train.init_from, or leave it out.")
     for name in common:
         if stored[name].shape != wanted[name].shape:
             raise CheckpointError(
@@ -235,7 +236,7 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
             )
     load_named_tensors(engine, checkpoint, common)
     if get_rank() == 0:
-        log.info("%d tensors are taken from %s", len(common), checkpoint)
+        log.info("%d tensors initialized from %s", len(common), checkpoint)
         log.info("newly initialised: %s", _format_names(wanted.keys() - stored.keys()))
         log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
 
@@ -248,8 +249,8 @@ def _resolve_checkpoint(init_from: Path) -> Path:
     found = find_newest_checkpoint(init_from / "checkpoints")
     if found is None:
         raise CheckpointError(
-            f"train.init_from={init_from} is neither a checkpoint nor a run folder that holds a whole one. "
-            f"Correct the path, or train that run first."
+            f"train.init_from={init_from} is neither a checkpoint nor a run folder with a complete one. "
+            "Correct the path, or train that run first."
         )
     return found
 
@@ -258,8 +259,9 @@ def _check_tokenizer(checkpoint: Path, identity: dict[str, Any]) -> None:
     theirs, ours = read_run_state(checkpoint).get("tokenizer_fingerprint"), identity["tokenizer_fingerprint"]
     if theirs not in (None, ours):
         raise CheckpointError(
-            f"{checkpoint} was trained with tokenizer {theirs}, and the data are prepared with {ours}: the ids mean "
-            f"other pieces. Prepare the data with its tokenizer: tokenizer.kind=file tokenizer.path=DATA/tokenizer."
+            f"{checkpoint} was trained with tokenizer {theirs}, but the data were prepared with {ours}, so ids "
+            "have another meaning. Prepare the data with its tokenizer: tokenizer.kind=file "
+            "tokenizer.path=DATA/tokenizer."
         )
 
 

@@ -53,8 +53,9 @@ def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any])
     loaded = hash_state(engine.get_state())
     if loaded != saved:
         raise CheckpointError(
-            f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are whole, so the loading is "
-            f"wrong: resume with the versions that saved it (environment.json), and report this."
+            f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are intact, so the "
+            "state was loaded wrongly: resume with the versions that saved it (environment.json), and report "
+            "this."
         )
 
 
@@ -67,7 +68,7 @@ def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tup
     if ("bitwise" in saved) == ("bitwise" in now):
         return saved, now
     modes = ["fast" if "bitwise" not in one else "bitwise" for one in (saved, now)]
-    log.info("so far in %s mode, from here on in %s mode", *modes)
+    log.info("until now in %s mode, from now on in %s mode", *modes)
     return tuple({k: v for k, v in one.items() if k != "bitwise"} for one in (saved, now))  # type: ignore[return-value]
 
 
@@ -122,7 +123,7 @@ def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[
     more = f" (and {len(lines) - MAX_LISTED} more ranks)" if len(lines) > MAX_LISTED else ""
     return (
         f"{'. '.join(lines[:MAX_LISTED])}{more}. All ranks must run the same program with the same config. "
-        f"Install the same versions on every host, and start every rank with the same words."
+        "Install the same versions on every host, and start every rank with the same arguments."
     )
 
 

@@ -209,7 +209,7 @@ class Trainer:
             policy=policy,
             **self.data.describe_step(number - 1),
         )
-        log.warning("step %d was refused (%s): %s", number, policy, problem)
+        log.warning("step %d was skipped (%s): %s", number, policy, problem)
         guard.record_skipped(number)
         match policy:
             case "rewind":

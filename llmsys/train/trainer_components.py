@@ -85,7 +85,7 @@ class Checkpointing:
         self.saver.wait_for_save()
         newest = checkpoint_load.find_newest_checkpoint(self.saver.folder)
         if newest is None:
-            raise CheckpointError(f"step {step} was bad, and no whole checkpoint is left to go back to.")
+            raise CheckpointError(f"step {step} was bad, and there is no complete checkpoint to rewind to.")
         checkpoint_load.load_checkpoint(engine, newest)
         record = read_record(newest)
         step_guard.load_state_dict(record.get("judge", {}), known=step_guard.skipped_steps)

@@ -56,7 +56,7 @@ def test_numbers_that_are_not_finite_are_null_so_that_every_line_is_strict_json(
 
 
 def test_a_value_that_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
-    with EventWriter(tmp_path / "e") as writer, pytest.raises(TypeError, match="plain JSON values, not object"):
+    with EventWriter(tmp_path / "e") as writer, pytest.raises(TypeError, match="takes only JSON values, not object"):
         writer.write("step", what=object())
     assert (tmp_path / "e").read_bytes() == b""
 

@@ -106,7 +106,9 @@ def test_a_flipped_token_is_named_with_file_and_batch_on_first_touch(dataset: Pa
     assert tokens.get_tokens(0).tolist() == DOCUMENTS[0]
     with pytest.raises(DataError, match=r"train-00000\.arrow, record batch 1: the checksum of its tokens .* damaged"):
         tokens.get_tokens(2)
-    with pytest.raises(DataError, match=r"train-00000\.arrow: its digest is \w+, the manifest says \w+: the file was"):
+    with pytest.raises(
+        DataError, match=r"train-00000\.arrow: its digest is \w+, expected from the manifest: \w+: the file was"
+    ):
         token_shards.verify_checksums(dataset)
 
 
@@ -141,7 +143,9 @@ def test_every_flipped_bit_of_the_file_is_noticed_by_verify_and_no_wrong_token_i
 def test_a_truncated_file_is_refused_at_open(dataset: Path, lost: int) -> None:
     path = dataset / "tokens" / "train-00001.arrow"
     os.truncate(path, max(0, path.stat().st_size - lost))
-    with pytest.raises(DataError, match=r"train-00001\.arrow has [\d,]+ bytes, its manifest says [\d,]+\. Delete the"):
+    with pytest.raises(
+        DataError, match=r"train-00001\.arrow has [\d,]+ bytes, expected from the manifest: [\d,]+\. Delete the"
+    ):
         token_shards.open_tokens(dataset, "train")
 
 
@@ -150,7 +154,7 @@ def test_a_file_cut_at_any_length_is_refused(dataset: Path) -> None:
     entry, whole = token_shards.describe_token_file(path), path.read_bytes()
     for length in range(len(whole) - 1, -1, -1):
         os.truncate(path, length)
-        with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, its manifest says"):
+        with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, expected from the manifest:"):
             MappedTokenFile(path, entry)
 
 

@@ -29,7 +29,7 @@ COVERED = 0.87
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One measured time and its modelled time without residual; seconds of a step, or hours of a run."""
+    """One measured time and its modelled time without residual; seconds per step, or hours of a run."""
 
     setup: Setup
     calibrates: bool

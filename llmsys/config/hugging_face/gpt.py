@@ -19,10 +19,10 @@ def read_bloom(fields: ConfigJsonReader) -> Values:
     """Read BLOOM: ALiBi, a norm after the embedding, biases everywhere. `seq_length` adds no parameters."""
     fields.ignore_keys("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi")
     fields.ignore_keys("skip_bias_add", "pretraining_tp")
-    fields.require_value("slow_but_exact", False, why="it adds partial products in another order")
+    fields.require_value("slow_but_exact", False, why="it changes the order of summation")
     fields.require_value("skip_bias_add_qkv", False, None, why="queries, keys and values have biases")
     fields.require_value("n_inner", None, why="the feed-forward is four times as wide as the model")
-    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
+    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual is taken before the norm")
     fields.defaults = fields.defaults | {"seq_length": 2048}
     values = read_sizes(
         fields, "Bloom",
@@ -46,7 +46,7 @@ def read_falcon(fields: ConfigJsonReader) -> Values:
     """Read Falcon 7B (one key-value head, one norm), 40B and 180B (groups, two norms), RW (ALiBi, sequential)."""
     require_full_attention(fields)
     fields.ignore_keys("ff_factor")
-    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual stream is not normalised")
+    fields.require_value("apply_residual_connection_post_layernorm", False, why="the residual is taken before the norm")
     values = read_sizes(
         fields, "Falcon",
         hidden_size=("hidden_size", "n_embed"), num_hidden_layers=("num_hidden_layers", "n_layer"),
@@ -155,7 +155,7 @@ def build_attention_section(bias: bool, **more: Any) -> Values:
 def read_gpt2(fields: ConfigJsonReader) -> Values:
     """Read GPT-2: learned positions, tanh GELU, biases everywhere."""
     fields.ignore_keys("n_ctx", "n_special", "predict_special_tokens", "is_decoder")
-    fields.require_value("scale_attn_by_inverse_layer_idx", False, why="all layers scale their scores alike")
+    fields.require_value("scale_attn_by_inverse_layer_idx", False, why="all layers use the same attention scale")
     fields.require_value("reorder_and_upcast_attn", False, why="scores are computed in the run's precision")
     values = read_sizes(
         fields, "GPT2", "GPT2LMHeadModel",
@@ -203,12 +203,12 @@ def read_opt(fields: ConfigJsonReader) -> Values:
     fields.require_value(
         "word_embed_proj_dim", values["hidden_size"], None, why="the embedding has the width of the model"
     )
-    fields.require_value("_remove_final_layer_norm", False, why="a norm stands before the head")
+    fields.require_value("_remove_final_layer_norm", False, why="the final norm is always present")
     fields.require_value("layer_norm_elementwise_affine", True, why="norms have weights")
     fields.require_value("learned_embeddings", True, why="positions are trained")
     fields.require_value("scale_embeddings", False, why="embeddings are not scaled")
-    fields.require_value("layerdrop", 0, why="no layer is skipped in training")
-    fields.require_value("activation_dropout", 0, why="nothing drops inside the feed-forward")
+    fields.require_value("layerdrop", 0, why="LayerDrop is not supported")
+    fields.require_value("activation_dropout", 0, why="there is no dropout inside the feed-forward")
     bias = fields.read_bool("enable_bias")
     return values | {
         "initializer_range": fields.read_float("init_std"),

@@ -30,7 +30,7 @@ def read_gemma2(fields: ConfigJsonReader) -> Values:
     """Read Gemma 2: sliding windows in layers 0, 2, 4, …, and soft caps on scores and logits."""
     values = _read_gemma_decoder(fields, "Gemma2", 2)
     fields.require_value(
-        "sliding_window_size", values.get("sliding_window"), None, why="sliding_window says another width"
+        "sliding_window_size", values.get("sliding_window"), None, why="sliding_window has another value"
     )
     return values | {"position": read_rope(fields)}
 
@@ -47,7 +47,7 @@ def read_gemma3(fields: ConfigJsonReader) -> Values:
 def _read_gemma_decoder(fields: ConfigJsonReader, stem: str, pattern: int) -> Values:
     check_common_keys(fields)
     fields.ignore_keys("hidden_act")  # hidden_activation is what counts
-    fields.require_value("use_bidirectional_attention", False, None, why="a decoder looks back only")
+    fields.require_value("use_bidirectional_attention", False, None, why="a decoder is causal")
     values = read_shape(fields)
     check_decoder_class(fields, stem, values["tie_word_embeddings"])
     layers, scalar = values["num_hidden_layers"], fields.read_positive_float("query_pre_attn_scalar")
@@ -76,7 +76,7 @@ def _read_dual_rope(fields: ConfigJsonReader) -> Values:
         fields.add_violation("rope_scaling", "is given beside rope_parameters. Keep rope_parameters.")
     theta = full.read_optional_float("rope_theta") or fields.read_optional_float("rope_theta") or 1e6
     local = sliding.read_optional_float("rope_theta") or fields.read_optional_float("rope_local_base_freq") or 1e4
-    sliding.require_value("rope_type", "default", why="sliding layers are not stretched")
+    sliding.require_value("rope_type", "default", why="sliding-window layers have no rope scaling")
     scaling = read_scaling(old if old.values else full, fields)
     for inner in (full, sliding):
         nested.merge_section(inner)
@@ -144,8 +144,8 @@ def read_llama(fields: ConfigJsonReader) -> Values:
     """Read Llama 1 to 3 and models that use its class (DeepSeek 67B, Yi, …)."""
     require_full_attention(fields)
     fields.ignore_keys("max_sequence_length", "is_llama_config")  # records; max_position_embeddings is what counts
-    fields.require_value("rope_interleaved", False, None, why="the channels that turn together are half a head apart")
-    fields.require_value("pretraining_tp", 1, None, why="it slices the matrices as they were once trained")
+    fields.require_value("rope_interleaved", False, None, why="rotated channel pairs are half a head apart")
+    fields.require_value("pretraining_tp", 1, None, why="it only splits matmuls into slices")
     values = read_llama_decoder(fields, "Llama", "LLaMAForCausalLM") | read_gated_feed_forward(
         fields, fields.read_bool("mlp_bias")
     )

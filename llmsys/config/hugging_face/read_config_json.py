@@ -107,7 +107,7 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
     try:
         values = json.loads(text, object_pairs_hook=build_mapping)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{source}:{error.lineno}: not JSON: {error.msg}. Mend column {error.colno}.") from None
+        raise ConfigError(f"{source}:{error.lineno}: not JSON: {error.msg}. Correct column {error.colno}.") from None
     except RecursionError:
         raise ConfigError(f"{source}: not JSON: nested too deeply. Give the config.json of a model.") from None
     if not isinstance(values, dict):
@@ -123,11 +123,11 @@ def _require_model_type(values: dict[str, Any], source: str, model_types: Sequen
     for inner in ("text_config", "llm_config", "language_config", "thinker_config"):
         if isinstance(values.get(inner), dict):
             raise ConfigError(
-                f"{source}: model_type: {name!r} holds its language model under {inner}, beside other parts that "
-                f"cannot be built. Save that mapping as a config.json of its own."
+                f"{source}: model_type: {name!r} has its language model under {inner}, with other parts that "
+                "are not supported. Save that mapping as a separate config.json."
             )
     if name is None:
         raise ConfigError(f"{source}: model_type: is missing. Give one of {known}.")
     close = difflib.get_close_matches(str(name), model_types, n=2, cutoff=0.5)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    raise ConfigError(f"{source}: model_type: {name!r} is not understood.{hint} Known: {known}.")
+    raise ConfigError(f"{source}: model_type: {name!r} is not supported.{hint} Known: {known}.")

@@ -64,8 +64,8 @@ def _read_feed_forward_kind(fields: ConfigJsonReader) -> str:
     is_gated, name = word.startswith("gated-"), word.removeprefix("gated-")
     if word == "gated-gelu":  # T5 1.1's, which has always meant the tanh form
         name = "gelu_new"
-    fields.require_value("is_gated_act", is_gated, None, why="feed_forward_proj says the opposite")
-    fields.require_value("dense_act_fn", name, None, why="feed_forward_proj says another one")
+    fields.require_value("is_gated_act", is_gated, None, why="feed_forward_proj has the opposite value")
+    fields.require_value("dense_act_fn", name, None, why="feed_forward_proj has another activation")
     return GATED[ACTIVATIONS[name]] if is_gated else ACTIVATIONS[name]
 
 
@@ -101,7 +101,7 @@ def check_encoder_decoder_keys(fields: ConfigJsonReader) -> None:
     check_common_keys(fields, encoder_decoder=True)
     fields.require_value("is_decoder", False, None, why="both stacks are built")
     for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
-        fields.require_value(name, 0, None, why="no layer is skipped in training")
+        fields.require_value(name, 0, None, why="LayerDrop is not supported")
 
 
 def read_bart(fields: ConfigJsonReader) -> Values:
@@ -112,7 +112,7 @@ def read_bart(fields: ConfigJsonReader) -> Values:
     fields.require_value("tie_word_embeddings", True, why="embedding and head are one matrix")
     fields.require_value("static_position_embeddings", False, why="BART's positions are trained")
     fields.require_value("normalize_embedding", True, why="BART has a norm after the embedding")
-    fields.require_value("extra_pos_embeddings", 2, why="BART's positions begin at row 2")
+    fields.require_value("extra_pos_embeddings", 2, why="BART's positions start at row 2")
     values = _read_stacks(fields) | {"vocab_size": fields.read_int("vocab_size"), "tie_word_embeddings": True}
     values["embedding"]["norm"] = True
     return values | {"position": {"kind": "learned", "offset": 2}}
@@ -144,8 +144,8 @@ def read_marian(fields: ConfigJsonReader) -> Values:
 def _read_stacks(fields: ConfigJsonReader) -> Values:
     """Read the fields that BART and Marian share: post-norm, biases everywhere, a fixed bias on the logits."""
     check_encoder_decoder_keys(fields)
-    fields.require_value("normalize_before", False, why="norms stand after each branch")
-    fields.require_value("add_final_layer_norm", False, why="no norm stands after the last layer")
+    fields.require_value("normalize_before", False, why="norms are applied after each branch")
+    fields.require_value("add_final_layer_norm", False, why="there is no norm after the last layer")
     fields.require_value("add_bias_logits", False, why="the bias on the logits is fixed")
     sides = {side: {part: fields.read_int(f"{side}_{part}") for part in ("layers", "ffn_dim")} for side in _SIDES}
     heads = {side: fields.read_int(f"{side}_attention_heads") for side in _SIDES}

@@ -63,7 +63,7 @@ def read_scaling(inner: ConfigJsonReader, fields: ConfigJsonReader) -> Values:
     inner.defaults = {"rope_type": "default"}
     name = inner.read_str("rope_type", "type")
     if name not in KINDS:
-        inner.add_violation("rope_type", f"{name!r} is not understood. Known: {', '.join(KINDS)}.")
+        inner.add_violation("rope_type", f"{name!r} is not supported. Known: {', '.join(KINDS)}.")
         return {"kind": "none"}
     kind = KINDS[name]
     if kind == "none":
@@ -188,18 +188,18 @@ def check_decoder_class(fields: ConfigJsonReader, stem: str, tied: bool, *more: 
     if found == "bare" and not tied:
         fields.add_violation(
             "architectures",
-            f"{bare} has no head, and tie_word_embeddings is false. Use {stem}ForCausalLM, whose head is counted too.",
+            f"{bare} has no head, but tie_word_embeddings is false. Use {stem}ForCausalLM, which counts the head.",
         )
 
 
 def check_common_keys(fields: ConfigJsonReader, *, encoder_decoder: bool = False) -> None:
     """Check the keys that every model type may have and that are supported at one value only."""
     fields.require_value("is_encoder_decoder", encoder_decoder, why="it contradicts the model type")
-    fields.require_value("add_cross_attention", False, None, why="a decoder with cross attention has no encoder here")
+    fields.require_value("add_cross_attention", False, None, why="a decoder with cross attention needs an encoder")
     fields.require_value("cross_attention_hidden_size", None, why="cross attention has the decoder's width")
-    fields.require_value("tie_encoder_decoder", False, None, why="the two stacks have weights of their own")
+    fields.require_value("tie_encoder_decoder", False, None, why="encoder and decoder do not share weights")
     fields.require_value("pruned_heads", {}, None, why="every layer has all its heads")
-    storage = "the format of stored weights is left out; shapes, counts and operations are those of the full weights"
+    storage = "the storage format is ignored; shapes, parameters and FLOPs are those of unquantized weights"
     fields.add_note("quantization_config", storage)
     fields.add_note("compression_config", storage)
 
@@ -216,7 +216,7 @@ def read_layer_types(fields: ConfigJsonReader, layers: int, otherwise: list[str]
     """Return `layer_types` as the shortest repeating tuple; `otherwise` is the default of the model type."""
     kinds = fields.read_str_list("layer_types") or otherwise
     for kind in sorted(set(kinds) - {"full_attention", "sliding_attention"}):
-        fields.add_violation("layer_types", f"{kind!r} is not understood. Known: full_attention and sliding_attention.")
+        fields.add_violation("layer_types", f"{kind!r} is not supported. Known: full_attention and sliding_attention.")
     if len(kinds) != layers:
         fields.add_violation("layer_types", f"has {len(kinds)} entries for {layers} layers. Give one for each.")
     return find_shortest_period(kinds)
@@ -231,8 +231,8 @@ def build_window_values(window: int | None, kinds: tuple[str, ...]) -> Values:
 
 def require_full_attention(fields: ConfigJsonReader) -> None:
     """Check that the sliding-window keys are off. Files of other model types may have them."""
-    fields.require_value("sliding_window", None, why="this model type has no windows")
-    fields.require_value("use_sliding_window", False, None, why="this model type has no windows")
+    fields.require_value("sliding_window", None, why="this model type has no sliding window")
+    fields.require_value("use_sliding_window", False, None, why="this model type has no sliding window")
     if set(fields.read_str_list("layer_types")) - {"full_attention"}:
         fields.add_violation("layer_types", "this model type has full attention only. Remove it.")
 

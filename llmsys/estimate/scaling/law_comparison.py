@@ -136,7 +136,7 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
     )
     laws: tuple[ScalingLaw, ...] = (*DENSE, KRAJEWSKI) if config.num_experts > 1 else DENSE
     if config.highlight is not None and config.highlight not in (names := [law.name for law in laws]):
-        raise ConfigError(f"highlight={config.highlight} is not a law in this table. Use one of {', '.join(names)}.")
+        raise ConfigError(f"highlight={config.highlight} is not a law of this table. Use one of {', '.join(names)}.")
     found = [(law, law.find_optimum(request)) for law in laws]
     rows = [_convert_law_to_dict(law, best, request, marked=law.name == config.highlight) for law, best in found]
     return {
@@ -172,9 +172,9 @@ def _convert_law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest,
 def _list_remarks(best: Optimum, epochs: float | None) -> list[str]:
     said = []
     if "repetition" in best.ignores and epochs is not None and epochs > FAMILIAR_EPOCHS:
-        said.append(f"counts {epochs:.0f} readings of a token as new ones")
+        said.append(f"counts {epochs:.0f} repetitions of a token as new tokens")
     if "serving" in best.ignores:
-        said.append("has no term for serving: training takes the whole budget")
+        said.append("has no term for inference: training uses the full budget")
     return said
 
 

@@ -66,7 +66,7 @@ def _load_run_folder(folder: Path) -> TrainingRun:
     start = _get_last_event(events, "start", folder)
     evaluation = _get_last_event(events, "evaluation", folder)
     if not any(event["event"] == "finish" for event in events):
-        raise DataError(f"{folder} has not finished: cut short, its schedule is another one. Finish it, or omit it.")
+        raise DataError(f"{folder} has not finished, so its schedule was cut short. Finish it, or omit it.")
     parameters = start.get("parameters_active", start.get("parameters"))
     return _parse_run(folder.name, {"parameters": parameters, **evaluation}, folder)
 
@@ -74,7 +74,7 @@ def _load_run_folder(folder: Path) -> TrainingRun:
 def _get_last_event(events: list[dict[str, Any]], kind: str, folder: Path) -> dict[str, Any]:
     found = [event for event in events if event["event"] == kind]
     if not found:
-        raise DataError(f"{folder} has no {kind} event: nothing was measured. Train it to its end, or omit it.")
+        raise DataError(f"{folder} has no {kind} event, so nothing was measured. Train it to its end, or omit it.")
     return found[-1]
 
 
@@ -182,8 +182,8 @@ def _require_enough_runs(points: Sequence[TrainingRun]) -> None:
     ):
         if count < least:
             raise DataError(
-                f"{count} {what} cannot fix the {len(UNKNOWNS)} constants of a law. Use at least {least}: "
-                f"train every size for several numbers of tokens, each to the end of its own schedule."
+                f"{count} {what} cannot determine the {len(UNKNOWNS)} constants of a law. Use at least "
+                f"{least}: train every size for several numbers of tokens, each to the end of its schedule."
             )
 
 

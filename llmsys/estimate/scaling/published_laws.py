@@ -131,7 +131,7 @@ MUENNIGHOFF = DataConstrainedLaw(
             "Muennighoff 2023, arXiv:2305.16264",
             "all parameters",
             (FittedRange("parameters", 7e6, 8.7e9), FittedRange("tokens", 1e8, 9e11)),
-            "C4; all runs used dropout 0.1",
+            "C4; all runs with dropout 0.1",
         ),
         1.87,
         521.0,
@@ -196,7 +196,7 @@ DENSE: tuple[ScalingLaw, ...] = (
     LLAMA3_ROUNDED,
     LLAMA3,
 )
-"""Laws that split a budget between parameters and tokens of a dense model."""
+"""Scaling laws of dense models: division of a budget between parameters and tokens."""
 
 _CLARK = LawSource(
     "Clark 2022, arXiv:2202.01169, table 3",
@@ -208,4 +208,4 @@ CLARK: tuple[ClarkLaw, ...] = (
     ClarkLaw("clark_2022_rl_r", _CLARK, -0.083, -0.126, 0.012, 1.111, 1.880, 469.982),
     ClarkLaw("clark_2022_hash", _CLARK, -0.087, -0.136, 0.012, 1.157, 4.175, 477.741),
 )
-"""What experts are worth, for three kinds of routing."""
+"""Scaling laws of mixtures of experts, for three kinds of routing."""

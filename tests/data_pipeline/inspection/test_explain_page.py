@@ -101,7 +101,7 @@ def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None
     stays = next(iter(explain_url(dataset, "https://example-0.org/3")))
     assert stays.steps[-1][0] in ("documents", "gopher_quality")
     assert "https://example-0.org/3\n  captured 2024-05-01" in format_explanation([stays])
-    with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the address as the crawl has it"):
+    with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the URL as in the crawl"):
         explain_url(dataset, "https://nowhere.org/")
 
 
@@ -117,7 +117,7 @@ def test_a_page_is_explained_by_the_config_of_its_dataset(
     assert main(["prepare", str(file), "--explain", drops[0]["url"]]) == 0
     said = capsys.readouterr()
     assert drops[0]["reason"] in " ".join(said.out.split())
-    assert "was made by another config than this one, and is explained by its own: data." in said.out + said.err
+    assert "was prepared with another config, which is used here: data." in said.out + said.err
     assert "data.rules.0.min_words was 180 and is 1" in said.out + said.err
 
 
@@ -136,4 +136,4 @@ def test_a_dataset_is_not_explained_by_what_an_unfinished_change_left(
 
 def test_what_is_neither_a_dataset_nor_a_config_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "runs/nothing"]) == 2
-    assert "runs/nothing is no dataset folder, and there is no config 'runs/nothing'" in capsys.readouterr().err
+    assert "runs/nothing is no dataset folder, and config 'runs/nothing'" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
     for folder, limit in ((tmp_path / "early", 700), (late, largest - 1)):
         full = run(folder, pattern, limit)
         assert full.returncode == 2, full.stderr
-        assert "could not be written: File too large. Nothing half-written was left under that name." in full.stdout
+        assert "could not be written: File too large. No partial file was left under that name." in full.stdout
         assert "continues where it stopped" in full.stdout
         assert (folder / "manifest.json").exists() == (folder == late)  # what it names is as it was before
         assert not list(folder.rglob(".*.tmp"))

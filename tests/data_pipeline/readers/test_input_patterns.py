@@ -57,8 +57,8 @@ def test_a_list_may_name_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
 def test_a_name_on_the_command_line_that_is_not_utf8_is_refused_with_a_way_out() -> None:
     with pytest.raises(ConfigError) as caught:
         read_overrides([f"data.inputs=[{ODD}]"])
-    assert "command line, data.inputs: character 5 is '\\udce9', which YAML text cannot hold." in str(caught.value)
-    assert "write ? for it, as a pattern, or name the file in a list: data.inputs=[@files.txt]." in str(caught.value)
+    assert "command line, data.inputs: character 5 is '\\udce9', which YAML does not allow." in str(caught.value)
+    assert "write ? as a pattern instead, or name the file in a list: data.inputs=[@files.txt]." in str(caught.value)
 
 
 def test_links_that_lead_back_add_nothing_and_end(tmp_path: Path) -> None:

@@ -187,10 +187,10 @@ def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equa
 def test_configs_without_a_middle_are_refused() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"9 lies above tail_min_perplexity=5, so that no middle is left\. Lower head_max_perplexity",
+        match=r"9 is above tail_min_perplexity=5, so that no middle is left\. Lower head_max_perplexity",
     ):
         PerplexityConfig(model=Path("m"), head_max_perplexity=9, tail_min_perplexity=5)
-    with pytest.raises(ValidationError, match="head and tail cannot stay alone"):
+    with pytest.raises(ValidationError, match="head and tail are not adjacent"):
         PerplexityConfig(model=Path("m"), keep=("head", "tail"))
 
 

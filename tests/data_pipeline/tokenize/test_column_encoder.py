@@ -51,11 +51,11 @@ MODELS: dict[str, tuple[dict[str, Any], str | None]] = {
     "symbols": ({"user_defined_symbols": ["\n", "\n\n", "\t", "<x>"], "split_digits": True}, None),
     "runs of spaces": ({"add_dummy_prefix": True, "user_defined_symbols": ["▁▁", "▁▁▁"]}, None),
     "newline inside": ({"user_defined_symbols": ["a\nb"], "byte_fallback": False}, None),
-    "space inside": ({"user_defined_symbols": ["▁-▁", "a▁b"]}, "pieces with a space behind another character"),
-    "over spaces": ({"split_by_whitespace": False}, "pieces with a space behind another character"),
-    "space behind": ({"treat_whitespace_as_suffix": True}, "its spaces are not written in front of words"),
+    "space inside": ({"user_defined_symbols": ["▁-▁", "a▁b"]}, "pieces with a space after another character"),
+    "over spaces": ({"split_by_whitespace": False}, "pieces with a space after another character"),
+    "space after": ({"treat_whitespace_as_suffix": True}, "its spaces are not at the start of words"),
     "characters": ({"model_type": "char"}, "it is a model of kind char"),
-    "unigram": ({"model_type": "unigram", "vocab_size": 300, "byte_fallback": False}, "adds up 32-bit scores"),
+    "unigram": ({"model_type": "unigram", "vocab_size": 300, "byte_fallback": False}, "sums 32-bit scores"),
 }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_
         alone != behind
     )  # the same pieces in another order: two sums of 32-bit scores that only the start tells apart
     encoder = build_column_encoder(tokenizer)
-    assert "adds up 32-bit scores over the whole text" in str(encoder.reason)
+    assert "sums 32-bit scores over the whole text" in str(encoder.reason)
     assert ids_of(encoder, [before + word, word], 2) == [tokenizer.encode(before + word), alone]
 
 
@@ -234,7 +234,7 @@ def test_a_slice_of_a_column_is_encoded_as_that_slice() -> None:
 
 def test_the_config_can_ask_for_the_library() -> None:
     encoder = build_column_encoder(train(), "library")
-    assert encoder.reason == "the config asks for it"
+    assert encoder.reason == "the config selects it"
     assert ids_of(encoder, LINES, 2) == [train().encode(line) for line in LINES]
 
 

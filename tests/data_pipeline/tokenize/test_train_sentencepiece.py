@@ -75,7 +75,7 @@ def test_the_sample_does_not_depend_on_the_order_of_files(tmp_path: Path) -> Non
 def test_languages_that_no_document_has_are_named(tmp_path: Path) -> None:
     source = write(tmp_path / "documents.arrow", 1)
     config = SentencePieceConfig(language_weights={"fr": 1})
-    with pytest.raises(DataError, match=r"no document in fr outside the held-out ones is left"):
+    with pytest.raises(DataError, match=r"no document in fr outside of the held-out ones is left"):
         train_sentencepiece(_silent, sources=[source], folder=tmp_path, config=config, split=SPLIT)
 
 

@@ -43,7 +43,7 @@ def test_the_odd_one_out_is_named_and_not_the_many() -> None:
         (
             "a",
             "files of code differ: digest 0dd, elsewhere c0de",
-            "Bring it to the same commit there, or share one checkout.",
+            "Check out the same commit there, or share one checkout.",
         ),
     ]
 

@@ -73,10 +73,10 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
     assert status == 1
     wanted = {
         ("closed", "reach"): ("Connection refused", "Start sshd there"),
-        ("closed", "exchange"): ("no exchange was tried, because closed", "Fix the findings above"),
-        ("odd", "clock"): ("s ahead of this host; 2 s is the most", "Set it by a time service"),
+        ("closed", "exchange"): ("the network was not tested, because closed", "Fix the findings above"),
+        ("odd", "clock"): ("s ahead of this host; 2 s is the maximum", "Synchronize it with a time service"),
         ("odd", "versions"): ("llmsys is 0.0.7, elsewhere 0.1.0", "Install llmsys 0.1.0 there"),
-        ("odd", "code"): ("files of code differ: digest", "Bring it to the same commit there"),
+        ("odd", "code"): ("files of code differ: digest", "Check out the same commit there"),
         ("odd", "shared"): ("does not see in {run} what alpha wrote there", "Mount one shared folder"),
         ("alpha", "shared"): ("does not see in {run} what odd wrote there", "set run.folder to a path in it"),
         ("all", "batch"): ("", ""),
@@ -93,9 +93,9 @@ def test_a_host_that_never_answers_is_named_within_the_minute(hosts: Hosts) -> N
     status, found, seconds = preflight(hosts, "slow:1,deaf:1", patience_seconds=10)
     assert status == 1
     assert "banner exchange" in found["deaf", "reach"]["finding"]
-    assert "Its ssh port is open and nobody answers there" in found["deaf", "reach"]["remedy"]
-    assert found["slow", "facts"]["finding"] == "did not tell its facts within 10 s"
-    assert "See what keeps it busy, or give it --patience 40" in found["slow", "facts"]["remedy"]
+    assert "Its ssh port is open but does not respond" in found["deaf", "reach"]["remedy"]
+    assert found["slow", "facts"]["finding"] == "did not respond within 10 s"
+    assert "Check its load, or use --patience 40" in found["slow", "facts"]["remedy"]
     assert seconds < 60
 
 
@@ -104,8 +104,8 @@ def test_a_launch_refuses_hosts_that_cannot_take_part(hosts: Hosts) -> None:
     words = ["launch", str(hosts.folder / "toy.yaml"), "nodes=alpha:1,odd:1,closed:1,deaf:1", "--launcher", "torchrun"]
     done = hosts.run("alpha", sys.executable, "-m", "launch.main", *words)
     assert done.returncode == 2
-    assert "s ahead of this host; 2 s is the most" in done.stderr
-    assert "Set it by a time service" in done.stderr
+    assert "s ahead of this host; 2 s is the maximum" in done.stderr
+    assert "Synchronize it with a time service" in done.stderr
     assert "closed cannot be reached: " in done.stderr
     assert "Start sshd there" in done.stderr
     assert "deaf cannot be reached: " in done.stderr

@@ -72,7 +72,7 @@ def test_a_source_of_a_mixture_names_its_own_config(tmp_path: Path) -> None:
 def test_evaluation_without_a_dataset_names_prepare_and_not_the_tokenizer(tmp_path: Path) -> None:
     from llmsys.train.run_data import open_run_data
 
-    with pytest.raises(DataError, match="Prepare the dataset with: llmsys prepare CONFIG"):
+    with pytest.raises(DataError, match="Run: llmsys prepare CONFIG"):
         open_run_data(load_run_config("train/demo", [f"data.folder={tmp_path}"]), "heldout")
 
 

@@ -93,6 +93,6 @@ def test_calibrate_refuses_what_it_cannot_write_or_start(tmp_path: Path, capsys:
     assert main(["calibrate", "--output", str(tmp_path / "none" / "mine.yaml")]) == 2
     assert "is not a folder. Make it, or choose another --output." in capsys.readouterr().err
     assert main(["calibrate", "--processes", "0"]) == 2
-    assert "--processes 0 cannot measure anything. Use 1 or more." in capsys.readouterr().err
+    assert "--processes 0 is not a number of processes. Use 1 or more." in capsys.readouterr().err
     assert main(["calibrate", "--base", "a10", "--output", str(tmp_path / "mine.yaml")]) == 2
-    assert "'a10' is not a device with a profile" in capsys.readouterr().err
+    assert "'a10' has no device profile" in capsys.readouterr().err

@@ -115,5 +115,9 @@ def test_pairs_refuse_what_is_for_windows() -> None:
     ramp = "batch.ramp={start_tokens: 256, ramp_tokens: 9999}"
     with pytest.raises(ConfigError) as caught:
         load_run_config("train/multi30k", [ramp, "batch.assignment=balanced", "batch.micro_sequences=auto"])
-    for words in ("pairs and texts come in groups", "groups of similar length are even", "auto is for windows"):
+    for words in (
+        "pairs and texts are batched in length buckets",
+        "length buckets are balanced",
+        "auto applies to packed sequences",
+    ):
         assert words in str(caught.value)

@@ -53,7 +53,7 @@ def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write
     write("run.yaml", "batch:\n  sequence_length: long\noptimizer:\n  learning_rat: 1e-3\nschedule:\n  kind: cos\n")
     assert refusal("run.yaml").splitlines() == [
         "3 problems in run.yaml:",
-        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Positions of one window, in tokens.",
+        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Length of one packed sequence, in tokens.",
         "  run.yaml:4: optimizer.learning_rat: unknown key. Did you mean learning_rate?",
         "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or noam. "
         "Did you mean cosine?",
@@ -85,7 +85,7 @@ def test_rules_between_sections_are_all_reported(write: Write) -> None:
     write("run.yaml", "batch: {sequence_length: 4096}\ntrain: {tokens: 100}\nlayout: {expert: 2}\n")
     text = refusal("run.yaml", "schedule.warmup_tokens=200")
     assert "run.yaml:1: batch.sequence_length: 4096 positions are more than model.max_position_embeddings=2048" in text
-    assert "run.yaml:2: train.tokens: 100 tokens are less than one step of 65536" in text
+    assert "run.yaml:2: train.tokens: 100 tokens are fewer than one step of 65536" in text
     assert "command line: schedule.warmup_tokens: warm-up and decay take 200 tokens" in text
     assert "run.yaml:3: layout.expert: A dense model has no experts to split over expert=2" in text
 
@@ -109,9 +109,9 @@ def test_more_pieces_than_rows_are_refused(write: Write) -> None:
         ("train.tokens=-1", "train.tokens: -1 should be greater than or equal to 1."),
         ("optimizer.learning_rate=.inf", "optimizer.learning_rate: inf should be a finite number."),
         ("run.name=3", "run.name: 3 is not text. Put it in quotes."),
-        ("tokenizer=3", "tokenizer: 3 is not a section. Write its keys below it"),
+        ("tokenizer=3", "tokenizer: 3 is not a section. Write its keys under it"),
         ("data.rules=[{min_words: 3}]", "data.rules.0.kind: is missing. Use gopher_repetition,"),
-        ("schedule.kind=inverse_sqrt", "schedule.warmup_tokens: is missing. Tokens over which the rate rises;"),
+        ("schedule.kind=inverse_sqrt", "schedule.warmup_tokens: is missing. Warmup tokens;"),
         ("batch", "'batch' is not section.key=value. Write, say, batch.sequence_length=1024."),
         ("batch.=1", "'batch.=1' is not section.key=value."),
         ("run.name=[", "command line, run.name:1: not YAML:"),
@@ -189,7 +189,7 @@ def test_a_bare_model_is_a_model_and_not_a_run(write: Write) -> None:
     assert load_model_config("m.yaml", ["num_hidden_layers=9"]).num_hidden_layers == 9
     assert load_model_config("m.yaml", ["model.num_hidden_layers=9", "hidden_size=128"]).hidden_size == 128
     assert read_config("m.yaml").run.batch.sequence_length == 128
-    assert "m.yaml is a bare model, and a run is needed." in refusal("m.yaml")
+    assert "m.yaml is a bare model, but a run config is needed." in refusal("m.yaml")
 
 
 def test_an_override_can_name_a_base() -> None:
@@ -208,10 +208,10 @@ def test_an_override_can_name_a_base() -> None:
         ("- a\n", "bad.yaml holds a list, not a mapping."),
         ("base: bad.yaml\n", "base: goes in a circle: bad.yaml → bad.yaml. Remove one of these lines."),
         ("base: other.yaml\n", "base: goes in a circle: bad.yaml → other.yaml → bad.yaml."),
-        ("run:\n  base: nowhere\n", "bad.yaml:2: there is no config 'nowhere'"),
+        ("run:\n  base: nowhere\n", "bad.yaml:2: config 'nowhere'"),
         ("base: 3\n", "bad.yaml:1: base: 3 is not a name or path of a config."),
         ("base: train/dem\n", "Did you mean train/demo?"),
-        ("\ttrain: 3\n", "bad.yaml:1: a tab indents this line"),
+        ("\ttrain: 3\n", "bad.yaml:1: this line is indented with a tab"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_so_in_one_message(write: Write, text: str, message: str) -> None:

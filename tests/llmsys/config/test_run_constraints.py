@@ -19,30 +19,33 @@ MOE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"engine": DDP, "layout": {"shard": 2}}, "layout.shard: 2 ranks cannot split a copy that "
-         "engine.data_parallel=ddp keeps whole on each of them. Use layout.shard=1, or engine.data_parallel=fsdp."),
-        ({"engine": DDP, "layout": {"expert": 2}, "model": MOE}, "layout.expert: 2 ranks cannot share the experts of "
-         "a copy that engine.data_parallel=ddp keeps whole on each of them. Use layout.expert=1, or"),
-        ({"engine": DDP, "layout": {"tensor": 2}}, "engine.kind=torch with data_parallel=ddp has whole matrices"),
+        ({"engine": DDP, "layout": {"shard": 2}},
+         "layout.shard: 2 ranks cannot shard a replica that engine.data_parallel=ddp keeps unsharded on every "
+         "rank. Use layout.shard=1, or engine.data_parallel=fsdp."),
+        ({"engine": DDP, "layout": {"expert": 2}, "model": MOE},
+         "layout.expert: 2 ranks cannot shard the experts of a replica that engine.data_parallel=ddp keeps "
+         "unsharded on every rank. Use layout.expert=1, or"),
+        ({"engine": DDP, "layout": {"tensor": 2}}, "engine.kind=torch with data_parallel=ddp does not shard matrices"),
         ({"engine": DDP | {"cpu_offload": "state"}},
-         "engine.cpu_offload: state is what FSDP can keep in host memory, and "
-         "engine.data_parallel=ddp needs masters and gradients where it computes. Use engine.cpu_offload=none, or"),
+         "engine.cpu_offload: state needs FSDP: engine.data_parallel=ddp keeps master weights and gradients "
+         "on the compute device. Use engine.cpu_offload=none, or"),
         ({"train": {"compile": "block", "activation_checkpoint": "full"}, "model": MOE},
-         "train.activation_checkpoint: full with experts "
-         "cannot be compiled: torch.compile gives such blocks up whole. Use train.compile=none or"),
+         "train.activation_checkpoint: full with experts cannot be compiled: torch.compile falls back to "
+         "eager for such blocks. Use train.compile=none or"),
         ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
         ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
-         "engine.gradient_accumulation: whole sums micro-batches before ranks, and train.reproducibility=bitwise has "
-         "an order of"),
-        ({"train": {"matmul_dtype": "fp8"}, "engine": {"kind": "deepspeed"}}, "train.matmul_dtype: fp8 cannot be had: "
-         "engine.kind=deepspeed does not know its layers. Use engine.kind=torch, or train.matmul_dtype=compute."),
+         "engine.gradient_accumulation: whole sums over micro-batches before ranks, but "
+         "train.reproducibility=bitwise needs its own"),
+        ({"train": {"matmul_dtype": "fp8"}, "engine": {"kind": "deepspeed"}},
+         "train.matmul_dtype: fp8 is not available: engine.kind=deepspeed does not support fp8 layers. "
+         "Use engine.kind=torch, or train.matmul_dtype=compute."),
         ({"train": {"matmul_dtype": "fp8"}, "engine": DDP},
-         "ddp casts every weight by itself. Use engine.data_parallel="),
+         "ddp casts weights itself. Use engine.data_parallel="),
         ({"train": {"matmul_dtype": "fp8", "precision": "fp16"}},
-         "train.precision=fp16 is not what its products come in. "
-         "Use train.precision=bf16, or train.matmul_dtype=compute."),
+         "train.precision=fp16 is not the output dtype of fp8 matmuls. Use train.precision=bf16, or "
+         "train.matmul_dtype=compute."),
         ({"train": {"matmul_dtype": "fp8"}, "layout": {"tensor": 2}},
-         "layout.tensor=2 splits the matrices that it scales"),
+         "layout.tensor=2 shards matrices that fp8 scales"),
     ],
 )  # fmt: skip
 def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any], message: str) -> None:
@@ -60,7 +63,7 @@ def test_ranks_of_ddp_hold_copies(layout: dict[str, int]) -> None:
 
 def test_copies_that_are_not_as_many_as_the_ranks_are_refused() -> None:
     config = RunConfig.model_validate({"engine": DDP, "layout": {"replicate": 2}})
-    message = r"replicate=2 copies cannot be kept by 4 ranks: with engine.data_parallel=ddp every rank has one\. Leave"
+    message = r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank has one\. Leave"
     with pytest.raises(LayoutError, match=message):
         config.resolve_layout(4)
 

@@ -64,7 +64,7 @@ RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no text": (_rename(3), "files of"),  # type: ignore[arg-type]
     "one name twice": (
         lambda record: record["names"].update(dict.fromkeys(record["names"], "x")),
-        "it gives two tensors one name",
+        "two tensors have the same name",
     ),
     "an index of others": (
         lambda record: record.update(index='{"weight_map": {"x": "/etc/x.safetensors"}}'),

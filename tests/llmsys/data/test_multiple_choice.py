@@ -70,12 +70,12 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None
 def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere.jsonl does not exist"):
         read_questions(MinimalPairsConfig(path=tmp_path / "nowhere.jsonl"))
-    with pytest.raises(DataError, match="holds no question"):
+    with pytest.raises(DataError, match="has no questions"):
         read_questions(MinimalPairsConfig(path=write(tmp_path / "empty.jsonl")))
     (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"broken.jsonl.gz cannot be read"):
         read_questions(MinimalPairsConfig(path=tmp_path / "broken.jsonl.gz"))
-    with pytest.raises(ValueError, match="two sets are called a"):
+    with pytest.raises(ValueError, match="two sets have the name a"):
         EvaluationConfig(
             tasks=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz")))
         )

@@ -102,7 +102,7 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
     assert not cheated.passed
     assert "a calm run in" in cheated.text
     assert not calm.passed
-    assert "nothing happened" in calm.text
+    assert "no fault was injected" in calm.text
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
     [
         (["parity", "--engine", "fsdq"], "--engine fsdq is not a row. Use fsdp, ddp,"),
         (["parity", "--precision", "fp8"], "--precision fp8 is unknown. Use fp32, bf16 or fp16."),
-        (["crash", "train/demo"], "doctor crash trains a toy run of its own, and not train/demo. Leave it out."),
+        (["crash", "train/demo"], "doctor crash trains its own toy run, not train/demo. Leave it out."),
         (["parity", "model/deepseek-v3", "--processes", "2"], "Parity of 671,026,404,352 parameters on 2 processes"),
         (
             ["parity", "model/bert-base", "model.head={kind: features}", "--processes", "1"],
-            "model.head.kind=features of model/bert-base learns nothing",
+            "model.head.kind=features of model/bert-base has no loss",
         ),
-        (["crash", "--drills", "nothing"], "--drills nothing: no such drill. Use killed before the backward pass,"),
+        (["crash", "--drills", "nothing"], "--drills nothing is unknown. Use killed before the backward pass,"),
     ],
 )
 def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, capsys: Any) -> None:

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[ModelConfig, str, tuple[float, ...]]] = {
     "deepseek, some again": (DEEPSEEK, "selective", ()),
     "original, blocks again": (config_of("original"), "full", ()),
     "tied, compiled": (tiny_config(tie_word_embeddings=True), "compiled", ()),
-    "two experts without a token": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
+    "two dead experts": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
     "all tokens on one": (tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0, 0.0)),
 }  # fmt: skip
 State = dict[str, Any]

@@ -27,7 +27,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"kind": "accelerate"}, "layout": {"shard": 2}},
      r"layout\.shard.*engine\.kind=accelerate keeps whole.*Use layout\.shard=1, or engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"tensor": 2}},
-     r"engine\.kind=accelerate has whole matrices.*Use engine\.kind=torch"),
+     r"engine\.kind=accelerate does not shard matrices.*Use engine\.kind=torch"),
 ]  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_configs_that_an_engine_cannot_keep_are_refused(changes: dict[str, Any],
         ({"ACCELERATE_USE_FSDP": "true"}, "asks for FSDP, .* Use engine.kind=torch"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "asks for DeepSpeed, .* Use engine.kind=deepspeed"),
         ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "asks for Megatron-LM, .* Use engine.kind=torch with layout.tensor"),
-        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "says mixed_precision: fp8, and the run train.precision=bf16. Set"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "has mixed_precision: fp8, and the run train.precision=bf16. Set"),
         ({"ACCELERATE_DYNAMO_BACKEND": "inductor"}, "dynamo_backend: inductor, .* train.compile=block"),
     ],
 )

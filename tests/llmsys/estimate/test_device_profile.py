@@ -25,7 +25,7 @@ def test_an_unknown_device_is_refused_with_the_known_ones_and_the_way_to_measure
     with pytest.raises(ConfigError) as error:
         load_device_profile("h100-smx")
     text = str(error.value)
-    assert "'h100-smx' is not a device with a profile, and no other's numbers are taken for it." in text
+    assert "'h100-smx' has no device profile, and no other profile is used instead." in text
     assert "Did you mean h100-sxm?" in text
     assert all(name in text for name in list_device_names())
     assert "llmsys calibrate --output h100-smx.yaml" in text

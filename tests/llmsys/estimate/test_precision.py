@@ -33,7 +33,7 @@ def test_a_profile_decides(profile: str, number: Precision) -> None:
 
 def test_a_processor_whose_bf16_is_no_faster_takes_fp32() -> None:
     slow = abacus(peak_flops={"fp32": 67e9, "bf16": 1.1e9})
-    assert select_precision(slow) == ("fp32", f"the profile of {slow.name} multiplies bf16 no faster")
+    assert select_precision(slow) == ("fp32", f"the profile of {slow.name} is no faster in bf16")
 
 
 def test_flops_device_decides_where_no_device_is_named_and_else_accelerators_are_meant() -> None:

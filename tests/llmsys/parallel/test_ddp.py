@@ -1,4 +1,4 @@
-"""DDP: copies train as shards do, take over from them and hand over to them, and wait for nobody who learns nothing."""
+"""DDP: copies train as shards do, take over from them and hand over to them, and wait for nobody who has no loss."""
 
 from pathlib import Path
 from typing import Any

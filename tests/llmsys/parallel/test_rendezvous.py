@@ -72,7 +72,7 @@ def test_a_port_that_is_taken_is_the_error_that_torch_knows() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        with pytest.raises(dist.DistNetworkError, match=r"127.0.0.1:\d+ cannot be listened on"):
+        with pytest.raises(dist.DistNetworkError, match=r"127.0.0.1:\d+ is not available for listening"):
             open_store("127.0.0.1", holder.getsockname()[1], 1, is_master=True)
 
 

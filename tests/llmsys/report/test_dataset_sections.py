@@ -15,7 +15,7 @@ def test_bytes_and_words_per_token_and_dead_pieces_are_shown(tmp_path) -> None:
     part = build_tokenizer_section(manifest.model_copy(update={"usage": usage}))
     assert part is not None
     text = str(part.html)
-    for words in (">4.00<", ">0.60<", "7 of 900 pieces are in no document", "2 documents were encoded a second time"):
+    for words in (">4.00<", ">0.60<", "7 of 900 pieces occur in no document", "2 documents were also encoded"):
         assert words in text
     assert part.figures == []  # a single bar says less than the table
     assert "<code>␣a</code>" in text

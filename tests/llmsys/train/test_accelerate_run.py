@@ -57,7 +57,7 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert "was killed by signal 9" in message
     assert "Traceback" not in message
-    assert "run the same command again and it continues" in message
+    assert "run the same command again to continue" in message
     run_llmsys("train", config, *alone)
     starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
     assert [(start["engine"], start["world_size"]) for start in starts] == [("accelerate", 2), ("torch", 1)]

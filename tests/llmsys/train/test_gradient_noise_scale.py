@@ -113,9 +113,12 @@ def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken()
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": {"kind": "deepspeed"}}, "engine.kind: deepspeed sums over ranks after the last micro-batch only"),
-        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 puts a rank's whole share into one micro-batch"),
-        ({"train": {"precision": "fp16"}}, "train.precision: fp16 scales the gradient until it is whole"),
+        (
+            {"engine": {"kind": "deepspeed"}},
+            "engine.kind: deepspeed reduces over ranks only after the last micro-batch",
+        ),
+        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 makes one micro-batch of a rank's share"),
+        ({"train": {"precision": "fp16"}}, "train.precision: fp16 unscales gradients only after the last micro-batch"),
     ],
 )
 def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[str, object]], message: str) -> None:
@@ -126,6 +129,6 @@ def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[s
 
 
 def test_one_micro_batch_on_a_rank_is_refused_when_ranks_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 leaves each rank one. Use a smaller"):
+    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 gives each rank only one. Use a smaller"):
         require_micro_batches(1, BatchConfig(micro_sequences=4))
     assert require_micro_batches(2, BatchConfig(micro_sequences=4))

@@ -152,7 +152,9 @@ def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError) as caught:
         resume_run(tmp_path)
     said = str(caught.value)
-    assert said.startswith(f"{tmp_path} has a history and nothing to resume: no checkpoint is whole (step-00000020: ")
+    assert said.startswith(
+        f"{tmp_path} has a history but no checkpoint to resume: no checkpoint is complete (step-00000020: "
+    )
     assert "step-00000010: " in said
     assert "is damaged" in said
     assert "A run never starts over by itself, and nothing was deleted. Put a whole copy of a checkpoint back" in said
@@ -177,7 +179,7 @@ def test_leftovers_alone_are_history_too(tmp_path: Path, left: str) -> None:
     [path] = save_all(tmp_path / "checkpoints", 10)
     (path / "state.json").unlink()
     path.rename(path.with_name(left))
-    with pytest.raises(CheckpointError, match="has a history and nothing to resume"):
+    with pytest.raises(CheckpointError, match="has a history but no checkpoint to resume"):
         resume_run(tmp_path)
 
 
@@ -276,7 +278,7 @@ def test_what_cannot_be_read_now_is_not_taken_for_damage(
                 read()
             said = str(caught.value)
             assert said.startswith(f"{folder / 'step-00000020' / file} could not be read: ")
-            assert "This is not taken for damage: nothing was skipped or deleted. Mend the disk, the mount" in said
+            assert "This is not taken for damage: nothing was skipped or deleted. Repair the disk, the mount" in said
     assert list_steps(folder) == [10, 20]
     assert resume_run(tmp_path) == 20
 
@@ -304,7 +306,7 @@ def test_retention_removes_nothing_while_a_checkpoint_cannot_be_read(
     raise_read_error(monkeypatch, f"step-00000010/{file}", errno.ESTALE)
     with caplog.at_level(logging.WARNING):
         remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
-    assert "no checkpoint is removed now, and after the next save it is tried again" in caplog.text
+    assert "no checkpoint was removed; retrying after the next save" in caplog.text
     assert list_steps(tmp_path) == [10, 20, 30]
 
 

@@ -82,7 +82,7 @@ def test_a_second_backward_is_refused() -> None:
         build_tiny_head(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]])
     )
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="used up by its first backward"):
+    with pytest.raises(RuntimeError, match="consumed by its first backward"):
         loss.backward()
 
 

@@ -50,7 +50,7 @@ def test_onednn_variables_lower_the_processor(
     monkeypatch.setenv(variable, value)
     found = find_bf16_support(CPU)
     assert found.is_native == native
-    assert native or found.reason == f"{variable}={value} leaves its bfloat16 instructions out"
+    assert native or found.reason == f"{variable}={value} disables its bfloat16 instructions"
 
 
 @pytest.mark.usefixtures("bf16_processor")
@@ -124,10 +124,10 @@ def test_a_run_on_another_machine_keeps_its_type_and_says_so(
     assert resolved.train.precision == recorded
     own = "bf16" if support.is_native else "fp32"
     assert caplog.records[0].getMessage() == (
-        f"train.precision=auto takes {recorded}: {tmp_path} was trained in it, and a run keeps its type; "
-        f"a new one would take {own} here"
+        f"train.precision=auto takes {recorded}: {tmp_path} was trained in it, and a run keeps its dtype; a "
+        f"new run would use {own} here"
     )
-    assert any("begin another run.folder" in one.getMessage() for one in caplog.records) == (recorded == "bf16")
+    assert any("start a new run.folder" in one.getMessage() for one in caplog.records) == (recorded == "bf16")
 
 
 def test_a_damaged_record_is_no_type(tmp_path: Path) -> None:

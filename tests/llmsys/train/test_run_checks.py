@@ -24,7 +24,7 @@ def test_every_rank_that_differs_is_named_with_its_host_and_what_differs() -> No
     rate = one.optimizer.learning_rate
     assert f"rank 1 on alpha has optimizer.learning_rate 0.0003 (rank 0 on alpha: {rate}); train.precision fp32" in said
     assert f"rank 2 on beta has torch 9.9.0 (rank 0 on alpha: {collect_rank_facts(one)['torch']})" in said
-    assert said.endswith("Install the same versions on every host, and start every rank with the same words.")
+    assert said.endswith("Install the same versions on every host, and start every rank with the same arguments.")
 
 
 def start(rank: int, what: str) -> Any:

@@ -47,7 +47,7 @@ def take(one: StepGuard, step: int, loss: float, norm: float) -> bool:
 def test_a_step_that_is_not_finite_is_bad(loss: float, norm: float) -> None:
     one = judge()
     assert not one.accept_step(loss, norm)
-    assert "A step must be finite" in one.problem
+    assert "Both must be finite" in one.problem
 
 
 def test_a_spike_is_judged_by_the_median_of_the_steps_that_were_taken() -> None:

@@ -231,7 +231,7 @@ def test_the_origin_of_stretched_weights_changes_nothing() -> None:
 def test_a_stored_format_is_left_out_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "llmsys"):
         published("deepseek-v3")
-    assert "deepseek-v3: quantization_config: the format of stored weights is left out" in caplog.text
+    assert "deepseek-v3: quantization_config: the storage format is ignored" in caplog.text
 
 
 def test_a_folder_stands_for_its_file(tmp_path: Path) -> None:

@@ -156,9 +156,9 @@ def test_a_model_that_no_type_has_is_refused_with_the_fields(name: str, message:
     with pytest.raises(ConfigError) as caught:
         build_config_json(load_model_config(f"model/{name}"))
     text = str(caught.value)
-    assert text.startswith("No Hugging Face model type has this model. The nearest is ")
+    assert text.startswith("No Hugging Face model type can represent this model. The nearest is ")
     assert message in text
-    assert text.endswith("Change these fields, or keep the model in this format.")
+    assert text.endswith("Change these fields, or keep the model in llmsys format.")
 
 
 def test_further_tokens_are_predicted_in_this_format_only() -> None:

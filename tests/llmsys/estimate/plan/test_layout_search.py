@@ -46,7 +46,7 @@ def test_the_misprinted_layout_of_llama_3_is_caught_with_what_it_should_say(caps
     assert main(words) == 2
     text = capsys.readouterr().out
     assert text.startswith("illegal: ")
-    assert "is 8192 devices, and there are 16384. With the other axes as they are, data=8 uses all of them." in text
+    assert "is 8192 devices, and there are 16384. With the other axes unchanged, data=8 uses all of them." in text
     assert main([*words[:-1], "tp=8,cp=16,pp=16,dp=8", "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["legal"] is True
 
@@ -54,7 +54,7 @@ def test_the_misprinted_layout_of_llama_3_is_caught_with_what_it_should_say(caps
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("tp=3,dp=2", "32 attention heads cannot be dealt to context=1 × tensor=3 ranks"),
+        ("tp=3,dp=2", "32 attention heads cannot be divided over context=1 × tensor=3 ranks"),
         ("pp=64", "32 blocks cannot fill pipeline=64 stages. Use pipeline=4, 8, 16 or 32."),
         ("ep=2,dp=8", "A dense model has no experts to split over expert=2"),
         ("cp=16,dp=1", "batch.sequence_length=8200 positions cannot be divided over context=16"),
@@ -118,7 +118,7 @@ def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
     run = config("llama3.1-70b", "batch.sequence_length=4096", "batch.sequences=8")
     roomy = search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=2e12), H100))
     assert all(getattr(one.choice.engine, "cpu_offload", "none") != "none" for one in roomy.ranked)
-    with pytest.raises(LayoutError, match=r"host memory: .* GiB too many for one machine"):
+    with pytest.raises(LayoutError, match=r"host memory: .* GiB over the capacity of one machine"):
         search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
 
 
@@ -145,9 +145,9 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE."),
+        ([], "A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE."),
         (["gpus=many"], "gpus=many is not a number of devices"),
-        (["gpus=8", "device=h101"], "'h101' is not a device with a profile"),
+        (["gpus=8", "device=h101"], "'h101' has no device profile"),
         (["cluster=nowhere.yaml"], "there is no cluster file nowhere.yaml"),
     ],
 )

@@ -72,7 +72,7 @@ def test_run_folders_and_tables_give_points(tmp_path: Path) -> None:
     ]
     path = run / "events.jsonl"
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    with pytest.raises(DataError, match="has not finished: cut short, its schedule is another one"):
+    with pytest.raises(DataError, match="has not finished, so its schedule was cut short"):
         load_training_runs([run])
     path.write_text(path.read_text() + json.dumps({"time": 3, "event": "finish", "step": 3}) + "\n")
     table = tmp_path / "runs.csv"

@@ -142,7 +142,7 @@ def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
     [
         (["budget=20q"], "'20q' is not a budget. Write FLOPs (1e21), hours (5000h)"),
         (["budget=-1"], "-1 buys nothing"),
-        (["budget=50h"], "device: is missing: 50h buys operations of a device"),
+        (["budget=50h"], "device: is missing: 50h needs a device"),
         (["budget=9EUR", "device=h100"], "price_per_hour: is missing: 9EUR buys hours. Set EUR per accelerator-hour"),
         (["budgt=1"], "budgt: unknown key. Did you mean budget?"),
         (

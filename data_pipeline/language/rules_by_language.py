@@ -119,8 +119,8 @@ def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> di
             raise ConfigError(_format_unknown_code(code, config, known))
         if code not in own and code not in config.profiles:
             raise ConfigError(
-                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and its pages are not English. "
-                f"{_format_closest_codes(code, own)} Write a profile, or take the one for languages without: "
+                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and English thresholds "
+                f"do not apply. {_format_closest_codes(code, own)} Write a profile, or use the default one: "
                 f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
             )
     codes = config.languages or sorted({*own, *config.profiles} & set(known))
@@ -131,7 +131,8 @@ def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> di
 def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
     where = "languages" if code in config.languages else "profiles"
     return (
-        f"data.language.{where}: the identifier {config.kind} never says {code!r}. {_format_closest_codes(code, known)}"
+        f"data.language.{where}: the identifier {config.kind} does not know {code!r}. "
+        f"{_format_closest_codes(code, known)}"
     )
 
 

@@ -225,10 +225,7 @@ class HeldoutSplitConfig(Section):
     """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
-        0.005,
-        ge=0,
-        le=0.5,
-        description="Share of the documents held out for evaluation, selected by the hash of their id.",
+        0.005, ge=0, le=0.5, description="Share of the documents held out for evaluation, by the hash of their id."
     )
     seed: int = Field(0, ge=0, description="Seed of that selection.")
 
@@ -237,9 +234,7 @@ class TokenFilesConfig(Section):
     """Layout of the token shards. The shuffle is global and depends on document ids and the seed alone."""
 
     shard_tokens: int = Field(100_000_000, ge=1, description="Approximate number of tokens per file.")
-    batch_tokens: int = Field(
-        1_000_000, ge=1, description="Minimum tokens per record batch; each batch has a checksum."
-    )
+    batch_tokens: int = Field(1_000_000, ge=1, description="Minimum tokens per record batch, which has a checksum.")
     seed: int = Field(0, ge=0, description="Seed of the document order.")
     encoder: Literal["columns", "library"] = Field(
         "columns",
@@ -252,12 +247,9 @@ class DocumentFilesConfig(Section):
     """Layout of the document files."""
 
     num_shards: int = Field(8, ge=1, le=4096, description="Number of files; the id of a document selects its file.")
-    batch_bytes: int = Field(
-        8_000_000, ge=1, description="Approximate UTF-8 bytes of text per record batch; bounds memory."
-    )
+    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch; bounds memory.")
     export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
-        (),
-        description="Additional formats of the documents, for other tools; later stages read Arrow.",
+        (), description="Additional formats of the documents, for other tools; later stages read Arrow."
     )
 
 
@@ -266,9 +258,7 @@ class CrawlConfig(Section):
 
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
-        Path("runs/data"), description="Dataset folder, written by `prepare` and read by `train`."
-    )
+    folder: LocalPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
     inputs: tuple[str, ...] = Field(
         (),
         description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "
@@ -281,9 +271,7 @@ class CrawlConfig(Section):
     language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
     rules: tuple[RuleConfig, ...] = Field((), description="Rules, applied in this order.")
     deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
-    decontaminate: DecontaminateConfig = Field(
-        NoDecontamination(), description="Removal of documents that contain evaluation items."
-    )
+    decontaminate: DecontaminateConfig = Field(NoDecontamination(), description="Removal of evaluation items.")
     pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
     split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
     tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")

@@ -63,15 +63,10 @@ class ModelConfig(Section):
     num_hidden_layers: int = Field(ge=1, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(
-        default_factory=_get_key_value_heads,
-        ge=1,
-        description="Key and value heads, each shared by num_attention_heads / num_key_value_heads query heads. "
-        "Default: num_attention_heads.",
+        default_factory=_get_key_value_heads, ge=1, description="Key and value heads. Default: num_attention_heads."
     )
     head_dim: int = Field(
-        default_factory=_compute_head_dim,
-        ge=1,
-        description="Channels of one head. Default: hidden_size / num_attention_heads.",
+        default_factory=_compute_head_dim, ge=1, description="Channels per head. Default: hidden_size / heads."
     )
     max_position_embeddings: int = Field(2048, ge=1, description="Maximum sequence length, in positions.")
     sliding_window: int | None = Field(
@@ -79,8 +74,7 @@ class ModelConfig(Section):
     )
     layer_types: tuple[LayerType, ...] = Field(
         (),
-        description="Attention type of each layer, repeated over the depth. Default: sliding in all layers if "
-        "sliding_window is set.",
+        description="Attention type by layer, repeated over the depth. Default: all sliding if sliding_window is set.",
     )
     tie_word_embeddings: bool = Field(False, description="Share the embedding matrix with the head.")
     initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the initial weights.")
@@ -97,9 +91,7 @@ class ModelConfig(Section):
     head: HeadConfig = Field(LmHeadConfig(), description="Output head.")
     dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout probabilities in training.")
     encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
-    multi_token_prediction: MultiTokenPredictionConfig | None = Field(
-        None, description="Multi-token prediction modules."
-    )
+    multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -214,8 +206,7 @@ def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
     if position.kind == "rope" and (rotated := count_rotary_channels(model)) % 2:
         if model.attention.kind == "latent":
             yield Violation(
-                "attention.qk_rope_head_dim",
-                f"{rotated} is odd, but rope rotates pairs of channels. Use {rotated + 1}.",
+                "attention.qk_rope_head_dim", f"{rotated} is odd, but rope rotates pairs. Use {rotated + 1}."
             )
         elif position.fraction == 1:
             yield Violation(
@@ -237,8 +228,7 @@ def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
                 yield Violation(f"position.scaling.{name}", f"{given} divisors for {count} frequencies. Give {count}.")
     if position.kind == "sinusoidal" and model.hidden_size % 2:
         yield Violation(
-            "hidden_size",
-            f"{model.hidden_size} is odd, but sines and cosines come in pairs. Use {model.hidden_size + 1}.",
+            "hidden_size", f"{model.hidden_size} is odd, but sinusoids come in pairs. Use {model.hidden_size + 1}."
         )
 
 
@@ -252,7 +242,7 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
         yield Violation("head.next_sentence", "it needs the pooler, which is missing. Set head.pooler=true.")
     if model.encoder is not None and model.family != "encoder_decoder":
         yield Violation(
-            "encoder", f"family={model.family} has no encoder and decoder. Leave it out, or use encoder_decoder."
+            "encoder", f"family={model.family} has no separate encoder. Leave it out, or use encoder_decoder."
         )
     if model.embedding.source_vocab_size is not None and model.family != "encoder_decoder":
         yield Violation("embedding.source_vocab_size", f"family={model.family} has no source. Leave it out.")
@@ -270,8 +260,7 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
 def _find_window_violations(model: ModelConfig) -> Iterator[Violation]:
     if "sliding_attention" in model.layer_types and model.sliding_window is None:
         yield Violation(
-            "sliding_window",
-            "layer_types has sliding_attention, but the window size is missing. Set it, for example to 4096.",
+            "sliding_window", "layer_types has sliding_attention, but the width is missing. Set it, e.g. to 4096."
         )
     if len(model.layer_types) > model.num_hidden_layers:
         yield Violation(

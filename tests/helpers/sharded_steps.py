@@ -42,7 +42,7 @@ EXPERTS: dict[str, ModelConfig] = {
         {"balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5}, "router_bias": True}
     ),
     "experts, all tokens on one": tiny_moe_config(ONE_EXPERT),
-    "experts, latent attention, further tokens": tiny_moe_config(
+    "experts, latent attention, multi-token prediction": tiny_moe_config(
         DEEPSEEK,
         attention=LATENT,
         num_key_value_heads=4,

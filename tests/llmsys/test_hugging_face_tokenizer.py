@@ -97,11 +97,11 @@ def test_without_an_end_the_next_step_is_named(tmp_path: Path) -> None:
     write("gpt2", tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(
-        DataError, match=r"which piece ends a document.*tokenizer\.eos_token=PIECE.*: <\|endoftext\|>\."
+        DataError, match=r"does not name an end-of-sequence token.*tokenizer\.eos_token.*: <\|endoftext\|>\."
     ):
         load_tokenizer(tmp_path)
     assert load_tokenizer(tmp_path, END).eos_id == 0
-    with pytest.raises(DataError, match=r"tokenizer\.eos_token=<end> is no piece of .*: <\|endoftext\|>\."):
+    with pytest.raises(DataError, match=r"tokenizer\.eos_token=<end> is not a token of .*: <\|endoftext\|>\."):
         load_tokenizer(tmp_path, "<end>")
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match=r"tokenizer_config\.json is not JSON .* Download it again, or remove it\."):

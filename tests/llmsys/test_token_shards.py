@@ -200,7 +200,7 @@ def test_a_missing_or_damaged_manifest_says_what_to_run(dataset: Path) -> None:
     with pytest.raises(DataError, match=r"manifest\.json cannot be used: .* run llmsys prepare CONFIG again"):
         token_shards.open_tokens(dataset, "train")
     path.unlink()
-    with pytest.raises(DataError, match=r"manifest\.json does not exist, .* Prepare the dataset with: llmsys prepare"):
+    with pytest.raises(DataError, match=r"manifest\.json does not exist, .* Run: llmsys prepare"):
         token_shards.open_tokens(dataset, "train")
 
 
@@ -214,7 +214,7 @@ def test_another_schema_version_is_refused(dataset: Path) -> None:
 def test_another_tokenizer_is_refused(dataset: Path) -> None:
     tokens = token_shards.open_tokens(dataset, "train")
     tokens.require_tokenizer(TOKENIZER)
-    with pytest.raises(DataError, match=rf"were made by tokenizer {TOKENIZER}, not by cdcd: .* Use .*tokenizer"):
+    with pytest.raises(DataError, match=rf"were made by tokenizer {TOKENIZER}, not by cdcd, .* Use .*tokenizer"):
         tokens.require_tokenizer("cdcd")
 
 
@@ -243,7 +243,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device\. Nothing half-"):
+    with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device\. No partial"):
         write_tokens(tmp_path / "x.arrow", DOCUMENTS)
     with pytest.raises(DataError, match=r"manifest\.json could not be written: No space left on device"):
         token_shards.write_bytes_atomically(tmp_path / "manifest.json", b"{}")

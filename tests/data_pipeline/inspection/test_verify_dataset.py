@@ -87,7 +87,7 @@ def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
     assert 0 < sum(not sample.same_text for sample in samples) == len(texts)
     found = InspectionResult(dataset, manifest, samples=samples)
     assert (
-        f"give their text back, {len(texts)} another (the tokenizer normalizes text, or decodes U+2581"
+        f"decode to their text, {len(texts)} another (the tokenizer normalizes text, or decodes U+2581"
         in format_inspection(found)
     )
 
@@ -122,7 +122,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a token file gone": (lambda f: (f / TRAIN).unlink(), TRAIN, "it is missing, but the manifest lists it"),
     "a header": (lambda f: flip(f / TRAIN, 20), TRAIN, "their checksum is"),
     "a digest": (change_digest, TRAIN, "bytes between columns changed, no token did"),
-    "a sum": (change_counts, "manifest.json", "it says 7 tokens, and its files have"),
+    "a sum": (change_counts, "manifest.json", "it lists 7 tokens, but its files have"),
     "a document": (lambda f: flip(f / KEPT, 900), KEPT, "its digest is"),
     "a dropped one": (lambda f: flip(f / DROPPED, 40), DROPPED, "its digest is"),
     "a stranger": (lambda f: (f / "tokens/x.arrow").touch(), "tokens/x.arrow", "the manifest does not list it"),

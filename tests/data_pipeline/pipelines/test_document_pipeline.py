@@ -213,7 +213,7 @@ def test_unreadable_input_is_a_counted_skip(crawl: Path, tmp_path: Path) -> None
         ([], r"data\.inputs is empty\. Name crawl files"),
         (["{crawl}/*.warc.zst"], r"no file matches '.*/\*\.warc\.zst' .* Correct the pattern"),
         (["{crawl}/*.gz", "nowhere.warc.gz"], r"no file matches 'nowhere\.warc\.gz'"),
-        (["{crawl}"], r"is a folder, not a file\. Name the files in it: '.*/\*\.warc\.gz'"),
+        (["{crawl}"], r"is a folder, not a file\. Give the files in it: '.*/\*\.warc\.gz'"),
     ],
 )
 def test_inputs_that_are_not_there_are_named(crawl: Path, tmp_path: Path, inputs: list[str], text: str) -> None:

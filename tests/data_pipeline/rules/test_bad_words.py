@@ -92,6 +92,6 @@ def test_pages_kept_all_the_same_follow_from_their_text_and_the_seed() -> None:
 
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(
-        ValidationError, match=r"no word is listed\. Name a file, such as word_lists: \[\{files: \[words"
+        ValidationError, match=r"the list is empty\. Name a file, such as word_lists: \[\{files: \[words"
     ):
         BadWordsConfig(word_lists=(WordListConfig(),))

@@ -118,7 +118,5 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(b"evil.org\n" * 100)[:-12])
     for name in (path, tmp_path / "absent.txt"):
-        with pytest.raises(
-            DataError, match=rf"list {name} cannot be read: .*\. Name a file that exists and is whole\."
-        ):
+        with pytest.raises(DataError, match=rf"list {name} cannot be read: .*\. Give an existing, complete file\."):
             EntrySet(EntryListConfig(files=(name,)))

@@ -18,8 +18,8 @@ def test_a_list_and_a_hostfile_mean_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("alpha:2,beta:1,alpha:2", r"alpha is named 2 times.* Name each host once.*alpha:4"),
-        ("alpha:2,beta:0", r"beta has 0 slots.* leave it out"),
+        ("alpha:2,beta:1,alpha:2", r"alpha is listed 2 times.* List each host once.*alpha:4"),
+        ("alpha:2,beta:0", r"beta has 0 slots.* remove it"),
         ("alpha:2,beta", r"'beta' cannot be read as a host and its slots. Write it as `host:8`"),
         ("alpha:2,", r"'' cannot be read"),
         ("-oProxyCommand=x:2", r"'-oProxyCommand=x:2' cannot be read"),
@@ -36,7 +36,7 @@ def test_nodes_that_cannot_be_meant_are_refused(text: str, message: str) -> None
     [
         ("alpha slots=2\nbeta 2\n", r"hostfile, line 2: 'beta 2' cannot be read.* Write it as `host slots=8`"),
         ("alpha slots=2\n\nbeta slots=0\n", r"line 3: beta has 0 slots"),
-        ("alpha slots=2\nalpha slots=2\n", r"alpha is named 2 times"),
+        ("alpha slots=2\nalpha slots=2\n", r"alpha is listed 2 times"),
         ("# nobody\n", r"lists no host. Write a line such as"),
     ],
 )

@@ -89,7 +89,7 @@ def test_accelerate_understands_its_commands_and_needs_hosts_of_one_size(tmp_pat
         assert (options.main_process_ip, options.main_process_port) == ("10.9.8.1", 29500)
     start = build_launch_plan(config_of(tmp_path), [Host("10.9.8.1", 1), Host("10.9.8.2", 3)], "torchrun", 0, 3)
     with pytest.raises(
-        LaunchError, match=r"equally many ranks on every host. Use 1 slots on each, or --launcher torchrun"
+        LaunchError, match=r"the same number of ranks on every host. Use 1 slots on each, or --launcher torchrun"
     ):
         build_accelerate_commands(start)
 
@@ -200,7 +200,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             [("10.9.8.1", 2), ("10.9.8.2", 1)],
             0,
             ConfigError,
-            "on 2 of 2 hosts, 3 ranks: .*dealt evenly to 3 data ranks",
+            "on 2 of 2 hosts, 3 ranks: .*divided evenly over 3 data ranks",
         ),
         (
             [(f"10.9.8.{n}", 1) for n in range(1, 5)],
@@ -208,7 +208,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             ConfigError,
             "on 3 of 4 hosts, 3 ranks: .* Or use --min-hosts 4",
         ),
-        ([("10.9.8.1", 2)], 2, LaunchError, "--min-hosts 2 of 1 hosts cannot be. Use 1 to 1"),
+        ([("10.9.8.1", 2)], 2, LaunchError, "--min-hosts 2 is not possible with 1 hosts. Use 1 to 1"),
     ],
     ids=["loopback", "unknown", "indivisible", "indivisible when one is lost", "least"],
 )
@@ -230,8 +230,8 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
     ("words", "message"),
     [
         ([], "A launch needs hosts."),
-        (["nodes=a:2", "nodes=b:2"], "nodes=a:2 and nodes=b:2 are given. Give nodes= once."),
-        (["nodes=a:2", "nodes=a:2"], "nodes=a:2 and nodes=a:2 are given. Give nodes= once."),
+        (["nodes=a:2", "nodes=b:2"], "nodes=a:2 and nodes=b:2 were both given. Give nodes= once."),
+        (["nodes=a:2", "nodes=a:2"], "nodes=a:2 and nodes=a:2 were both given. Give nodes= once."),
         (["nodes=2", "--launcher", "torchrun"], "nodes=2 is a number of hosts, and torchrun needs names."),
         (["nodes=2", "launch.processes=0"], "starts no rank. Give the number of hosts and the ranks of each"),
         (

@@ -77,8 +77,8 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
         ("odd", "clock"): ("s ahead of this host; 2 s is the maximum", "Synchronize it with a time service"),
         ("odd", "versions"): ("llmsys is 0.0.7, elsewhere 0.1.0", "Install llmsys 0.1.0 there"),
         ("odd", "code"): ("files of code differ: digest", "Check out the same commit there"),
-        ("odd", "shared"): ("does not see in {run} what alpha wrote there", "Mount one shared folder"),
-        ("alpha", "shared"): ("does not see in {run} what odd wrote there", "set run.folder to a path in it"),
+        ("odd", "shared"): ("does not see the files that alpha wrote to {run}", "Mount one shared folder"),
+        ("alpha", "shared"): ("does not see the files that odd wrote to {run}", "set run.folder to a path in it"),
         ("all", "batch"): ("", ""),
     }
     for place, (finding, remedy) in wanted.items():
@@ -114,5 +114,5 @@ def test_a_launch_refuses_hosts_that_cannot_take_part(hosts: Hosts) -> None:
     wrong.rename(hosts.folder / "date")
     done = hosts.run("alpha", sys.executable, "-m", "launch.main", *words[:2], "nodes=alpha:1,odd:1")
     (hosts.folder / "date").rename(wrong)  # tests that steal work from each other do not keep this order
-    assert f"odd does not see in {hosts.folder}/shared/run what this host wrote there" in done.stderr
+    assert f"odd does not see the files that this host wrote to {hosts.folder}/shared/run" in done.stderr
     assert not (hosts.folder / "shared" / "run" / "events.jsonl").exists()

@@ -46,7 +46,9 @@ def test_one_process_measures_no_links_and_layouts_that_need_them_are_refused() 
     device = measure_machine(sizes=TINY)
     assert device is not None
     assert (device.node, device.network, device.watts) == (None, None, None)
-    with pytest.raises(ConfigError, match=r"has no node link, and this layout sends between devices of one machine"):
+    with pytest.raises(
+        ConfigError, match=r"has no node link, but this layout communicates between devices of one machine"
+    ):
         estimate_step_time(RunConfig(), ParallelLayout(shard=1, replicate=1, tensor=1, context=2), device.model_copy(
             update={"node_devices": 8}))  # fmt: skip
 

@@ -106,7 +106,8 @@ def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(settings: d
 
 def test_balance_without_documents_is_refused() -> None:
     with pytest.raises(
-        ValidationError, match=r"balanced evens out documents, .* Use sequential, or attention_scope=document"
+        ValidationError,
+        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or attention_scope=document",
     ):
         RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
 

@@ -38,9 +38,9 @@ def test_heads_follow_from_the_width_unless_given() -> None:
         ),
         ({"moe": {**MOE, "dense_layers": [0, 1]}}, "moe.dense_layers: no layer is left with experts. Use fewer"),
         ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads=4. Use 2."),
-        ({"head_dim": 15}, "15 is odd, and rope rotates pairs of channels. Use 16, or position.kind=none."),
+        ({"head_dim": 15}, "15 is odd, but rope rotates pairs of channels. Use 16, or position.kind=none."),
         ({"intermediate_size": 0}, "2 dense layers need a width above 0. Set it, for example to 256."),
-        ({"moe": {**MOE, "first_dense_layers": 2}}, "2 leaves none of the 2 layers to the experts. Use at most 1"),
+        ({"moe": {**MOE, "first_dense_layers": 2}}, "2 leaves no layer of 2 with experts. Use at most 1"),
         ({"moe": {**MOE, "num_experts_per_tok": 7}}, "7 of 6 experts cannot be chosen. Use at most 6."),
     ],
 )

@@ -24,10 +24,12 @@ ENCODER = {"family": "encoder", "head": {"kind": "classification", "num_labels":
         ({"tensor": 5}, {},
          "12 attention heads cannot be divided over context=1 × tensor=5 ranks. Their product must be 1, 2, 3, "
          "4, 6 or 12."),
-        ({"tensor": 3}, {}, "4 key-value heads cannot be dealt to tensor=3 ranks: one number must divide the other. "
+        ({"tensor": 3}, {},
+         "4 key-value heads cannot be divided over tensor=3 ranks: one number must divide the other. "
          "Use tensor=1, 2 or 4, or a multiple of 4."),
-        ({"context": 6}, {"num_key_value_heads": 4}, "4 key-value heads of a tensor rank cannot be dealt to context=6 "
-         "ranks: one number must divide the other. Use context=1, 2 or 4, or a multiple of 4."),
+        ({"context": 6}, {"num_key_value_heads": 4},
+         "4 key-value heads of a tensor rank cannot be divided over context=6 ranks: one number must divide "
+         "the other. Use context=1, 2 or 4, or a multiple of 4."),
         ({"tensor": 4}, {}, "model.intermediate_size=90 channels cannot be split over tensor=4 ranks. "
          "Use tensor=1, 2, 3 or 6, or make it a multiple of 4."),
         ({"tensor": 4}, {"moe": MOE | {"num_shared_experts": 1}, "intermediate_size": 0},

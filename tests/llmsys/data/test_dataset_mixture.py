@@ -138,11 +138,11 @@ def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"sources": [{"folder": "a"}, {"folder": "a"}]}, "sources.1.folder: a is listed twice"),
-        ({"sources": [{"folder": "x/a"}, {"folder": "y/a"}]}, "sources.1.name: two sources are called a"),
+        ({"sources": [{"folder": "x/a"}, {"folder": "y/a"}]}, "sources.1.name: two sources have the name a"),
         ({"sources": [{"folder": "a", "weight": 0}]}, "sources: all weights are 0"),
         (
             {"sources": [{"folder": "a", "weight": 0.123457}, {"folder": "b"}]},
-            r"are 1,123,457 integer parts, and the limit is 65,536 is kept. .* such as 0.1099, 0.8901",
+            r"are 1,123,457 integer parts, and the limit is 65,536. .* such as 0.1099, 0.8901",
         ),
         (
             {"sources": [{"folder": "a"}, {"folder": "b"}], "stages": [{"start_tokens": 9, "weights": [1]}]},

@@ -100,7 +100,7 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
         [CrashDrill("cheat", "", train_with_another_seed), CrashDrill("never", "", never)], lambda outcome: None
     )
     assert not cheated.passed
-    assert "a calm run in" in cheated.text
+    assert "an undisturbed run in" in cheated.text
     assert not calm.passed
     assert "no fault was injected" in calm.text
 
@@ -108,7 +108,7 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["parity", "--engine", "fsdq"], "--engine fsdq is not a row. Use fsdp, ddp,"),
+        (["parity", "--engine", "fsdq"], "--engine fsdq is unknown. Use fsdp, ddp,"),
         (["parity", "--precision", "fp8"], "--precision fp8 is unknown. Use fp32, bf16 or fp16."),
         (["crash", "train/demo"], "doctor crash trains its own toy run, not train/demo. Leave it out."),
         (["parity", "model/deepseek-v3", "--processes", "2"], "Parity of 671,026,404,352 parameters on 2 processes"),

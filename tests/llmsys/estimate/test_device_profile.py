@@ -39,7 +39,7 @@ def test_a_profile_with_a_wrong_number_is_refused_with_file_line_and_key(tmp_pat
 
 
 def test_a_number_type_without_a_peak_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 products. Use fp16 or fp32"):
+    with pytest.raises(ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 matmuls. Use fp16 or fp32"):
         load_device_profile("v100").get_peak_flops("bf16")
 
 

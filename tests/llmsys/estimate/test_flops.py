@@ -139,7 +139,9 @@ def test_backward_is_twice_forward_and_causal_is_never_more(changes: dict[str, A
 
 
 def test_a_document_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"A document of 0 tokens is none\. Give lengths of 1 token or more\."):
+    with pytest.raises(
+        ValueError, match=r"A document length of 0 tokens is too small\. Give lengths of 1 token or more\."
+    ):
         list(iter_document_lengths(8, (3, 0)))
 
 

@@ -56,7 +56,7 @@ def test_time_and_plan_resolve_for_their_device() -> None:
 
 def test_memory_of_an_unresolved_type_is_refused() -> None:
     config = RunConfig()
-    with pytest.raises(ConfigError, match=r"train\.precision=auto is known only on a device"):
+    with pytest.raises(ConfigError, match=r"train\.precision=auto needs a device"):
         _ = estimate_peak_memory(config, config.resolve_layout(1)).peak_bytes
 
 

@@ -139,7 +139,7 @@ def test_a_full_cache_and_a_full_context_are_refused() -> None:
     model = tiny_model(tiny_config())
     with pytest.raises(ConfigError, match=r"cache holds 4 positions, and 0 \+ 5 were asked for\. .*capacity=5"):
         model(tiny_tokens(1, 5), cache=KeyValueCache(model.config, 1, 4))
-    with pytest.raises(ConfigError, match=r"65 tokens is longer than model\.max_position_embeddings=64"):
+    with pytest.raises(ConfigError, match=r"65 tokens exceeds model\.max_position_embeddings=64"):
         model(tiny_tokens(1, 65), cache=KeyValueCache(model.config, 1, 99))
     with pytest.raises(ConfigError, match="Documents and a key-value cache cannot be combined"):
         model(tiny_tokens(1, 5), documents_BT=tiny_tokens(1, 5), cache=KeyValueCache(model.config, 1, 9))
@@ -154,7 +154,7 @@ def test_a_source_is_given_once_to_those_who_read_it() -> None:
         model(tokens)
     with pytest.raises(ConfigError, match="Both a source and its encoder output were given"):
         model(tokens, memory=model.encode_source(*source.values()), **source)
-    with pytest.raises(ConfigError, match=r"model\.family=decoder reads none\. Leave it out"):
+    with pytest.raises(ConfigError, match=r"model\.family=decoder has no encoder\. Omit it"):
         tiny_model(tiny_config())(tokens, **source)
     cache = KeyValueCache(config, 2, 9)
     model(tokens[:, :2], cache=cache, **source)

@@ -84,8 +84,6 @@ def test_the_same_input_gives_the_same_bits(threads: int, dtype: torch.dtype) ->
 
 
 def test_a_sequence_longer_than_the_context_is_refused() -> None:
-    message = (
-        r"A sequence of 65 tokens is longer than model\.max_position_embeddings=64\. Use batch\.sequence_length=64 or "
-    )
+    message = r"A sequence of 65 tokens exceeds model\.max_position_embeddings=64\. Use batch\.sequence_length=64 or "
     with pytest.raises(ConfigError, match=message):
         tiny_model(tiny_config())(tiny_tokens(1, 65))

@@ -77,5 +77,5 @@ def test_several_processes_under_a_config_for_one_are_refused(config: Path, tmp_
         check=False,
     )
     assert done.returncode == 2
-    assert "distributed_type: NO, which trains in one process, and launch.processes=2" in done.stderr
+    assert "distributed_type: NO, which trains in one process, but launch.processes=2" in done.stderr
     assert "Run `accelerate config` for several processes" in done.stderr

@@ -76,7 +76,7 @@ def test_a_save_killed_between_its_two_renames_gives_the_old_one_back(tmp_path: 
         (["checkpoint.keep_best=2", "evaluation.every_steps=40"], "evaluation.every_steps=40 does not divide"),
         (
             ["train.spike_detection.max_grad_norm_ratio=0.5"],
-            r"0\.5 times the median would refuse ordinary steps\. Use more than 1",
+            r"0\.5 times the median would skip ordinary steps\. Use more than 1",
         ),
     ],
 )

@@ -157,8 +157,8 @@ def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> Non
     )
     assert "step-00000010: " in said
     assert "is damaged" in said
-    assert "A run never starts over by itself, and nothing was deleted. Put a whole copy of a checkpoint back" in said
-    assert "set train.restart=true to begin at step 0 here" in said
+    assert "The run was not restarted, and nothing was deleted. Restore a complete checkpoint" in said
+    assert "set train.restart=true to start at step 0" in said
     assert list_steps(folder) == [10, 20]
 
 
@@ -192,7 +192,7 @@ def test_a_lost_folder_of_checkpoints_is_noticed_by_the_events(tmp_path: Path) -
         events.write("checkpoint", step=10)
         events.write("start", resumed_from=10)
     with pytest.raises(
-        CheckpointError, match=r"its events\.jsonl names a checkpoint of step 10, and .*checkpoints has"
+        CheckpointError, match=r"its events\.jsonl lists a checkpoint of step 10, but .*checkpoints has"
     ):
         resume_run(tmp_path)
     assert resume_run(tmp_path, "train.restart=true") is None
@@ -278,7 +278,9 @@ def test_what_cannot_be_read_now_is_not_taken_for_damage(
                 read()
             said = str(caught.value)
             assert said.startswith(f"{folder / 'step-00000020' / file} could not be read: ")
-            assert "This is not taken for damage: nothing was skipped or deleted. Repair the disk, the mount" in said
+            assert (
+                "The checkpoint is not treated as corrupt: nothing was skipped or deleted. Repair the disk, the mount"
+            ) in said
     assert list_steps(folder) == [10, 20]
     assert resume_run(tmp_path) == 20
 

@@ -37,14 +37,14 @@ def test_silent_ranks_are_named_before_those_that_are_behind() -> None:
         "rank 1 on far-away (process 1001) has been silent for 40 s, since saving of step 5; "
         "its process is unknown, on another host"
     )
-    assert describe_hanging_ranks([build_heartbeat(0, 9)], 2, 20.0) == ["rank 1 was never heard of"]
+    assert describe_hanging_ranks([build_heartbeat(0, 9)], 2, 20.0) == ["rank 1 has sent no heartbeat"]
 
 
 def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
     [named] = describe_hanging_ranks(
         [build_heartbeat(0, 9), build_heartbeat(1, 9), build_heartbeat(2, 8, step=4)], 3, 20.0
     )
-    assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, and others are further"
+    assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, while others are ahead"
     assert describe_hanging_ranks([build_heartbeat(0, 9), build_heartbeat(1, 9)], 2, 20.0) == []
 
 

@@ -158,7 +158,7 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(changes: dict[str, Any]
         ("bert", {"position_embedding_type": "relative_key"}, "positions are added to the embedding"),
         ("bert", {"is_decoder": True}, "is_decoder: true is not supported: an encoder is bidirectional."),
         ("bert", {"tie_word_embeddings": False}, "false adds a second bias that is unused."),
-        ("roberta", {"max_position_embeddings": 2}, "max_position_embeddings: 2 rows of it are never read. Use more"),
+        ("roberta", {"max_position_embeddings": 2}, "max_position_embeddings: the first 2 rows are unused. Use more"),
         ("t5", {"architectures": ["T5EncoderModel"]}, "architectures: T5EncoderModel cannot be built. Known: T5For"),
         ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj: 'gated-relu' is not supported."),
         (
@@ -200,7 +200,7 @@ def test_all_problems_are_named_at_once() -> None:
         ({"model_type": "lama"}, "model_type: 'lama' is not supported. Did you mean llama?"),
         ({"model_type": "mamba"}, "Known: bart, bert, bloom,"),
         ({"model_type": 3}, "model_type: 3 is not supported."),
-        ({"model_type": "gemma3", "text_config": {}}, "'gemma3' has its language model under text_config, beside"),
+        ({"model_type": "gemma3", "text_config": {}}, "'gemma3' has its language model under text_config, with"),
     ],
 )
 def test_an_unknown_type_is_refused_with_those_that_are_known(values: dict[str, Any], message: str) -> None:
@@ -267,7 +267,9 @@ def test_a_file_that_cannot_be_read_says_why(folder: Path, text: str, message: s
 
 def test_a_model_stands_only_where_a_model_belongs(folder: Path) -> None:
     (folder / "run.yaml").write_text("optimizer: {base: tiny/config.json}\n")
-    with pytest.raises(ConfigError, match=r"tiny/config\.json is a model, and optimizer is none\. Write it as `model"):
+    with pytest.raises(
+        ConfigError, match=r"tiny/config\.json is a model, but optimizer is not a model section\. Write it as `model"
+    ):
         load_run_config("run.yaml")
 
 

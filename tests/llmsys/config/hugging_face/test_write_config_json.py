@@ -139,13 +139,15 @@ def test_what_only_training_reads_may_be_left_out(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO", "llmsys"):
         values = build_config_json(model)
     assert values["model_type"] == "llama"
-    assert "config.json of llama cannot say initializer=xavier, dropout.residual=0.1; only training" in caplog.text
+    assert (
+        "config.json of llama has no field for initializer=xavier, dropout.residual=0.1; only training" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("demo-moe", "cannot say moe.score=softmax"),
+        ("demo-moe", "cannot represent moe.score=softmax"),
         ("palm-8b", "head.scale=inverse_sqrt_hidden_size"),
         ("glm-130b", "residual.kind=deepnorm"),
         ("gopher-417m", "position.kind=transformer_xl"),
@@ -163,15 +165,18 @@ def test_a_model_that_no_type_has_is_refused_with_the_fields(name: str, message:
 
 def test_further_tokens_are_predicted_in_this_format_only() -> None:
     model = load_model_config("model/deepseek-v3", ["multi_token_prediction={depth: 1}"])
-    with pytest.raises(ConfigError, match=r"nearest is deepseek_v3, which cannot say multi_token_prediction=a section"):
+    with pytest.raises(
+        ConfigError, match=r"nearest is deepseek_v3, which cannot represent multi_token_prediction=a section"
+    ):
         build_config_json(model)
 
 
 def test_an_unknown_type_cannot_be_asked_for() -> None:
     shape = {**SMALL, "intermediate_size": 24}
-    with pytest.raises(ConfigError, match=r"model_type: 'mamba' is not understood\. Known: llama,"):
+    with pytest.raises(ConfigError, match=r"model_type: 'mamba' is not supported\. Known: llama,"):
         build_config_json(ModelConfig.model_validate(shape), "mamba")
     with pytest.raises(
-        ConfigError, match=r"gpt2 cannot say this model\. It cannot say norm\.kind=rmsnorm, position\.kind=rope"
+        ConfigError,
+        match=r"gpt2 cannot represent this model\. It cannot represent norm\.kind=rmsnorm, position\.kind=rope",
     ):
         build_config_json(ModelConfig.model_validate(shape), "gpt2")

@@ -57,9 +57,11 @@ def test_the_slopes_are_those_of_the_loss() -> None:
 
 
 def test_too_few_runs_are_refused_with_what_would_do() -> None:
-    with pytest.raises(DataError, match=r"5 runs of different size or length cannot fix the 5 constants .* least 7"):
+    with pytest.raises(
+        DataError, match=r"5 runs of different size or length cannot determine the 5 constants .* least 7"
+    ):
         fit_law(ladder()[:5])
-    with pytest.raises(DataError, match=r"2 sizes cannot fix the 5 constants of a law. Use at least 3"):
+    with pytest.raises(DataError, match=r"2 sizes cannot determine the 5 constants of a law. Use at least 3"):
         fit_law(ladder()[:10])
 
 

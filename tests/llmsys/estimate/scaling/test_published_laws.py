@@ -141,13 +141,16 @@ def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
     ("words", "message"),
     [
         (["budget=20q"], "'20q' is not a budget. Write FLOPs (1e21), hours (5000h)"),
-        (["budget=-1"], "-1 buys nothing"),
+        (["budget=-1"], "-1 is not positive"),
         (["budget=50h"], "device: is missing: 50h needs a device"),
-        (["budget=9EUR", "device=h100"], "price_per_hour: is missing: 9EUR buys hours. Set EUR per accelerator-hour"),
+        (
+            ["budget=9EUR", "device=h100"],
+            "price_per_hour: is missing: 9EUR needs a price. Set EUR per accelerator-hour",
+        ),
         (["budgt=1"], "budgt: unknown key. Did you mean budget?"),
         (
             ["budget=1e21", "highlight=chinchilla"],
-            "highlight=chinchilla is not a law in this table. Use one of kaplan_2020,",
+            "highlight=chinchilla is not a law of this table. Use one of kaplan_2020,",
         ),
         (["fit", "nowhere"], "nowhere cannot be read"),
     ],

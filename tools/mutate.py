@@ -10,6 +10,7 @@ Invariants:
 
 import argparse
 import contextlib
+import importlib
 import os
 import queue
 import re
@@ -19,17 +20,22 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
+import pytest
 import yaml
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+OWN_FOLDERS = (ROOT, ROOT / "tools")
 MUTATIONS = Path(__file__).with_name("mutations.yaml")
 TIMEOUT_SECONDS = 300
+PRELOADED = ("numpy", "pyarrow", "pydantic", "torch", "torch.distributed.fsdp", "torch.distributed.tensor")
+"""Libraries that are imported before a process is forked for each bug."""
 SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?\.py::.+?)(?: - .*)?$", re.MULTILINE)
 """Lines of pytest's summary that name a test; an error outside of a test names a file alone."""
 
@@ -112,25 +118,47 @@ def plant_mutant(mutant: Mutant, folder: Path, number: int) -> Iterator[None]:
 
 def run_pytest(tests: Sequence[str], folder: Path, timeout: float, *options: str) -> tuple[int | None, str]:
     """Run tests in a copy of the checkout, and return the exit status (None after a timeout) and the output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=short", *options, *tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        # A group of its own, so that the processes that tests start end with it.
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output, process_group=0)
-        try:
-            status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            _end_process_group(process)
+    arguments = ["-q", "-p", "no:cacheprovider", "-rfE", "--tb=short", *options, *tests]
+    with tempfile.TemporaryFile() as output:
+        # Forked, because importing torch takes longer than most tests.
+        child = os.fork()
+        if not child:
+            _run_pytest_in_child(arguments, folder, output.fileno())
+        status = _wait_for_child(child, timeout)
         output.seek(0)
-        return status, output.read()
+        return status, output.read().decode(errors="replace")
 
 
-def _end_process_group(process: subprocess.Popen[bytes]) -> None:
+def _run_pytest_in_child(arguments: list[str], folder: Path, output: int) -> NoReturn:
+    status = 3  # pytest's own for an internal error
+    try:
+        os.setpgid(0, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(folder)
+        os.environ |= {"PYTHONPATH": str(folder), "COLUMNS": "200"}
+        sys.path[:] = [str(folder), *(entry for entry in sys.path if Path(entry or ".").resolve() not in OWN_FOLDERS)]
+        status = int(pytest.main(arguments))
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _wait_for_child(child: int, timeout: float) -> int | None:
+    """Return the exit status of a child, None after a timeout, and end the processes that it has started."""
+    end, found = time.monotonic() + timeout, (0, 0)
+    while not found[0] and time.monotonic() < end:
+        time.sleep(0.05)
+        found = os.waitpid(child, os.WNOHANG)
     with contextlib.suppress(ProcessLookupError):  # all have ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        os.killpg(child, signal.SIGKILL)
+    if found[0]:
+        return os.waitstatus_to_exitcode(found[1])
+    os.waitpid(child, 0)
+    return None
 
 
 def run_mutant(mutant: Mutant, folder: Path, number: int, timeout: float) -> MutantResult:
@@ -163,6 +191,9 @@ def run_mutants(
     Returns:
         Results in the order of the mutants.
     """
+    os.environ["OMP_NUM_THREADS"] = "1"  # as in tests/conftest.py, which comes after torch here
+    for library in PRELOADED:
+        importlib.import_module(library)
     with tempfile.TemporaryDirectory(prefix="mutate-") as temporary, ThreadPoolExecutor(jobs) as pool:
         folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for job in range(jobs):

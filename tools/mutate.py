@@ -77,7 +77,7 @@ class MutantResult:
     output: str = ""
 
 
-def load_mutants(path: Path = MUTATIONS) -> list[Mutant]:
+def load_mutants(path: Path) -> list[Mutant]:
     """Load the mutants of a file, in its order."""
     return [
         Mutant(mutant["title"], group["file"], mutant["old"], mutant["new"], tuple(group["tests"]))
@@ -242,7 +242,7 @@ def format_markdown(results: Sequence[MutantResult]) -> str:
     """Format the table of CONTRIBUTING.md."""
     lines = ["| Bug | Planted in | Test that fails |", "|---|---|---|"]
     for result in results:
-        test = re.sub(r"\[.*", "", result.test.rpartition("::")[2]) or result.status
+        test = re.sub(r"\[.*", "", result.test).rpartition("::")[2] if result.status == "caught" else result.status
         lines.append(f"| {result.mutant.title} | `{result.mutant.file}` | `{test}` |")
     return "\n".join(lines)
 
@@ -256,12 +256,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds for the tests of one bug")
     parser.add_argument("--markdown", action="store_true", help="print the table of CONTRIBUTING.md at the end")
     options = parser.parse_args(arguments)
-    mutants = select_mutants(load_mutants(), options.only)
+    mutants = select_mutants(load_mutants(MUTATIONS), options.only)
     if not mutants:
         parser.error(f"--only {options.only} names no bug; --list prints them")
     if options.list:
         print("\n".join(f"{mutant.file}: {mutant.title}" for mutant in mutants))
         return 0
+    try:
+        for mutant in mutants:
+            mutant.apply_to_source((ROOT / mutant.file).read_text(encoding="utf-8"))
+    except MutantError as error:
+        parser.error(str(error))
     results = run_mutants(mutants, ROOT, options.jobs, options.timeout)
     if options.markdown:
         print(f"\n{format_markdown(results)}")

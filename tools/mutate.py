@@ -206,7 +206,8 @@ def run_mutants(
                 result = run_mutant(mutant, folder, number, timeout)
             finally:
                 folders.put(folder)
-            print(f"{result.status:8} {result.seconds:5.0f} s  {mutant.file}: {mutant.title}", flush=True)
+            caught_by = f" ({result.test})" if result.test else ""
+            print(f"{result.status:8} {result.seconds:4.0f} s  {mutant.file}: {mutant.title}{caught_by}", flush=True)
             return result
 
         results = list(pool.map(run_in_free_folder, range(1, len(mutants) + 1), mutants))

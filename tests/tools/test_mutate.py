@@ -28,7 +28,7 @@ def test_every_bug_has_its_own_title_and_tests_of_its_own_package(repository: Pa
         for test in mutant.tests:
             path, _, name = test.partition("::")
             assert path.startswith(f"tests/{'/'.join(package)}/"), mutant.title
-            assert f"def {name}" in (repository / path).read_text(encoding="utf-8"), mutant.title
+            assert f"def {name.partition(chr(91))[0]}" in (repository / path).read_text(encoding="utf-8"), mutant.title
     packages = {Path(mutant.file).parts[1] for mutant in MUTANTS if mutant.file.startswith("llmsys/")}
     assert packages.issuperset(ROOMS)
 

@@ -1,4 +1,4 @@
-"""The balancing bias after a step: moved by its load where the step was applied, and left alone where it was skipped."""
+"""The balancing bias after a step: moved by its load, and left alone where the step was skipped."""
 
 import pytest
 import torch

@@ -24,7 +24,8 @@ ENCODER = {"family": "encoder", "head": {"kind": "classification", "num_labels":
         ({"tensor": 5}, {},
          "12 attention heads cannot be divided over context=1 × tensor=5 ranks. Their product must be 1, 2, 3, "
          "4, 6 or 12."),
-        ({"tensor": 3}, {}, "4 key-value heads cannot be divided over tensor=3 ranks: one number must divide the other. "
+        ({"tensor": 3}, {},
+         "4 key-value heads cannot be divided over tensor=3 ranks: one number must divide the other. "
          "Use tensor=1, 2 or 4, or a multiple of 4."),
         ({"context": 6}, {"num_key_value_heads": 4},
          "4 key-value heads of a tensor rank cannot be divided over context=6 ranks: one number must divide "

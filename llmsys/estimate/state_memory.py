@@ -1,6 +1,6 @@
 """Bytes of training state on the fullest rank: weights, fp32 masters, gradients, moments, as the engine splits them.
 
-State lives as long as the run, on the device or, with offload, in host memory; `memory_peak` says where. What a
+State lives as long as the run, on the device or, with offload, in host memory; `peak_memory` says where. What a
 forward pass keeps is in `activation`.
 """
 

@@ -17,10 +17,8 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from llmsys.atomic_write import write_bytes_atomically
-from llmsys.contamination_summary import DecontaminationSummary
 from llmsys.errors import DataError
-from llmsys.manifest_section import ManifestSection
-from llmsys.threshold_report import ThresholdReport
+from llmsys.manifest_section import DecontaminationSummary, ManifestSection, ThresholdReport
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"

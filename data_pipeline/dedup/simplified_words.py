@@ -19,10 +19,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.text.fold_batch import SPACE, ZERO, FoldedText, Mask, fold_texts
 from data_pipeline.text.ragged_arrays import Integers, compute_offsets
 from data_pipeline.text.rolling_hash import Hashes, RollingHasher
-from data_pipeline.text.simplify_text import WHITE_SPACE, Codes, from_code_points, to_code_points
+from data_pipeline.text.simplify_text import (
+    SPACE,
+    WHITE_SPACE,
+    ZERO,
+    Codes,
+    FoldedText,
+    Mask,
+    fold_texts,
+    from_code_points,
+    to_code_points,
+)
 from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 
 _UNIT_AT_END = re.compile(r"\d\D{1,8}\Z")  # spaCy splits units off: "5km" is two words

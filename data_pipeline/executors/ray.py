@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress, try_job
 from data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import ConfigError, DataError
 

@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 from data_pipeline.core.journal import Journal
 from data_pipeline.language.rules_by_language import list_dictionaries
+from llmsys.config.cleaning import TrafilaturaExtractorConfig
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
@@ -20,7 +21,6 @@ from llmsys.config.custom_rules import (
     PerplexityConfig,
 )
 from llmsys.config.data import CrawlConfig
-from llmsys.config.extraction import TrafilaturaExtractorConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
 from llmsys.config.quality_rules import (
     FinewebQualityConfig,
@@ -123,7 +123,7 @@ def list_extractor_versions(data: CrawlConfig) -> list[str]:
     """
     if not isinstance(data.extract, TrafilaturaExtractorConfig):
         return []
-    from data_pipeline.extract.trafilatura import get_trafilatura_version
+    from data_pipeline.extract.extractor import get_trafilatura_version
 
     return [get_trafilatura_version()]
 

@@ -19,8 +19,15 @@ from typing import Any, assert_never
 from data_pipeline.core.journal import Journal, TaskRecord
 from data_pipeline.core.staging import begin_change, publish_staged
 from data_pipeline.core.task import Task
-from data_pipeline.executors.base import EagerTaskEvent, Event, Executor, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.inline import InlineExecutor
+from data_pipeline.executors.base import (
+    EagerTaskEvent,
+    Event,
+    Executor,
+    InlineExecutor,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+)
 from data_pipeline.executors.local import LocalExecutor
 from data_pipeline.executors.retry import TaskRetry, run_with_retries
 from data_pipeline.graph.eager_tasks import EagerTasks, NextStage

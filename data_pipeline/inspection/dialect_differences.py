@@ -23,11 +23,10 @@ from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.readers.input_files import find_inputs
 from data_pipeline.rules.chain import build_rule
 from data_pipeline.rules.dialects import translate_rules
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
-from data_pipeline.rules.verdict import Rule, RuleVerdicts, format_reason
+from data_pipeline.rules.rule import DocumentBatch, Rule, RuleVerdicts, WordSplitters, format_reason
 from data_pipeline.stages.apply_rules import prepare_rule_input
 from data_pipeline.stages.extract_text import extract_file
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import build_word_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import DEFAULT, Words, parse_language_rules

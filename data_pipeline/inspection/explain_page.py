@@ -20,7 +20,7 @@ from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.inspection.dataset_config import read_dataset_config
 from data_pipeline.inspection.near_thresholds import LanguageThresholds
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.rules.verdict import format_measured_value
+from data_pipeline.rules.rule import format_measured_value
 from data_pipeline.stages.apply_rules import explain_one_page
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from data_pipeline.inspection.finding import format_findings
 from data_pipeline.inspection.token_samples import DocumentSample
 from data_pipeline.inspection.verify_dataset import InspectionResult
+from data_pipeline.inspection.verify_files import format_findings
 from llmsys.manifest import LanguageUsage, TokenizerUsage
 
 SHOWN_SAMPLES, EXCERPT = 3, 160

@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 from data_pipeline.core.funnel import EXAMPLE_CHARACTERS, EXAMPLES
 from data_pipeline.executors.base import Report
 from data_pipeline.rules.chain import list_thresholds
-from data_pipeline.rules.verdict import ThresholdTest
+from data_pipeline.rules.rule import ThresholdTest
 from llmsys.arrow_file import read_columns
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.language import DEFAULT, LanguageConfig, parse_language_rules
-from llmsys.threshold_report import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
+from llmsys.manifest_section import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.core.document_schema import hash_positions
-from data_pipeline.inspection.finding import DatasetFinding
+from data_pipeline.inspection.verify_files import DatasetFinding
 from llmsys.manifest import Manifest
 from llmsys.token_shards import TokenShards, open_tokens, read_batches
 from llmsys.tokenizer import Tokenizer

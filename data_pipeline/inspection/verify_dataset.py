@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.inspection.finding import DatasetFinding
 from data_pipeline.inspection.token_samples import DocumentSample, verify_samples
-from data_pipeline.inspection.verify_files import verify_document_file, verify_token_file
+from data_pipeline.inspection.verify_files import DatasetFinding, verify_document_file, verify_token_file
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_dataset_fingerprint, load_manifest
 from llmsys.progress import Progress

@@ -1,16 +1,18 @@
 """Verify one file of documents or tokens against its entry in the manifest: hashes, counts, ids.
 
+Each problem is a `DatasetFinding`.
+
 Invariants:
 - Arrow parses a token file only after the checksum of the bytes that Arrow trusts was verified.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.inspection.finding import DatasetFinding
 from llmsys.arrow_checksums import (
     compute_file_digest,
     compute_frame_checksum,
@@ -26,6 +28,31 @@ from llmsys.arrow_file import (
 )
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
+
+
+@dataclass(frozen=True)
+class DatasetFinding:
+    """One problem of a dataset folder.
+
+    Attributes:
+        file: path relative to the dataset folder.
+        where: a part of the file, such as "record batch 3"; "" for all of it.
+        problem: description of the problem.
+    """
+
+    file: str
+    where: str
+    problem: str
+
+
+def format_findings(findings: Sequence[DatasetFinding]) -> str:
+    """Format findings as a table with a header."""
+    rows = [
+        ("file", "where", "what is wrong"),
+        *((finding.file, finding.where, finding.problem) for finding in findings),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows)
 
 
 def verify_document_file(path: Path, subfolder: str, entry: DocumentFile) -> Iterator[DatasetFinding]:

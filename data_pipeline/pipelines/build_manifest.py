@@ -26,7 +26,6 @@ from data_pipeline.tokenize.tokenizer_usage import collect_usage
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
-from llmsys.contamination_summary import DecontaminationSummary
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.manifest import (
@@ -44,8 +43,8 @@ from llmsys.manifest import (
     load_manifest,
     write_manifest,
 )
+from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
 from llmsys.redact import redact_values
-from llmsys.threshold_report import ThresholdReport
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import load_tokenizer
 

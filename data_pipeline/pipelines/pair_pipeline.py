@@ -25,8 +25,8 @@ from data_pipeline.pairs.train_tokenizer import train_pair_tokenizer
 from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 from data_pipeline.pipelines.stage_code import PAIR_STAGES, compute_code_version
 from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
+from llmsys.config.data import LabelledTextConfig, PairsConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger

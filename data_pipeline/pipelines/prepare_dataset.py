@@ -22,8 +22,7 @@ from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
 from data_pipeline.readers.input_files import find_inputs
-from llmsys.config.data import CrawlConfig
-from llmsys.config.mixture import MixtureConfig
+from llmsys.config.data import CrawlConfig, MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.errors import ConfigError

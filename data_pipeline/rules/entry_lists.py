@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from llmsys.config.entry_list import EntryListConfig
+from llmsys.config.custom_rules import EntryListConfig
 from llmsys.errors import DataError
 
 _END = ""  # marks where a word ends; no character is the empty string

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.rules.document_batch import DocumentBatch
-from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds
+from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest, apply_thresholds
 from llmsys.config.custom_rules import PerplexityConfig
 from llmsys.errors import DataError
 

@@ -27,12 +27,11 @@ from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_
 from data_pipeline.executors.base import Report
 from data_pipeline.language.identify import compute_keep_mask, identify_languages
 from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains, get_language_chains
-from data_pipeline.rules.verdict import RuleOutcome, format_reason
-from data_pipeline.stages.url_gate import STAGE as URL
+from data_pipeline.rules.rule import RuleOutcome, format_reason
+from data_pipeline.rules.url import STAGE as URL
+from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
-from llmsys.config.url import NoUrlFilter
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 
@@ -201,7 +200,7 @@ class _DocumentFilter:
         if isinstance(self.unicode, NoUnicodeRepair):
             return batch
         self._add_input_counts(UNICODE, batch)
-        from data_pipeline.unicode.repair import repair_texts  # ftfy: only where repair is configured
+        from data_pipeline.text.unicode_repair import repair_texts  # ftfy: only where repair is configured
 
         repaired = repair_texts(batch.column("text"), self.unicode)
         self.tally.add_changes(UNICODE, repaired.changes)

@@ -19,10 +19,8 @@ from data_pipeline.executors.base import Report
 from data_pipeline.extract.extractor import ExtractionResult, extract_pages
 from data_pipeline.readers.page_batch import SkippedRecord
 from data_pipeline.readers.page_reader import read_pages
-from data_pipeline.stages.url_gate import UrlGate, build_text_schema
-from llmsys.config.extraction import ExtractConfig
-from llmsys.config.read import ReadConfig
-from llmsys.config.url import NoUrlFilter, UrlConfig
+from data_pipeline.rules.url import UrlGate, build_text_schema
+from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig, UrlConfig
 from llmsys.token_shards import ArrowFileWriter
 
 _MAX_REASONS = 1_000  # a hostile file may have a new reason for every record

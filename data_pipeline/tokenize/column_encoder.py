@@ -1,6 +1,6 @@
 """Encode columns of texts many times faster than the tokenizer's library does text by text.
 
-A text is cut where no token can cross the cut (`CutPointFinder`, `json_cut_points`). Known parts are looked up by their
+A text is cut where no token can cross the cut (`tokenize.cut_points`). Known parts are looked up by their
 bytes, and new ones are cut again, which leaves little work for the library.
 
 Reads Arrow columns of texts and a tokenizer; returns `RaggedTokens`.
@@ -20,16 +20,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.tokenize.cut_points import ESCAPED_SPACE, Bytes, CutPointFinder, Flags, Places
-from data_pipeline.tokenize.json_cut_points import (
+from data_pipeline.tokenize.cut_points import (
+    ESCAPED_SPACE,
+    Bytes,
+    CutPointFinder,
+    Flags,
+    Places,
     find_cut_problem,
     find_cuts_before_spaces,
     has_prepend_normalizer,
     is_sentencepiece_bpe,
 )
 from data_pipeline.tokenize.sentencepiece_model import SentencePieceFacts, parse_model_facts, remove_normalizer
-from data_pipeline.tokenize.short_word_table import get_column_buffers
-from data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache
+from data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache, get_column_buffers
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer
 

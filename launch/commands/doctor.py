@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_parity_check(arguments: argparse.Namespace) -> int:
     import torch
 
-    from llmsys.config.violation import format_choices
+    from llmsys.config.section import format_choices
     from llmsys.doctor.parity_check import format_parity_table, iter_failures, run_parity
     from llmsys.doctor.parity_matrix import ENGINES, iter_parity_cases
     from llmsys.doctor.parity_models import PARITY_MODELS
@@ -91,7 +91,7 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
 
 def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityModel":
     from llmsys.config.load import load_model_config
-    from llmsys.doctor.user_model import build_parity_model, require_memory
+    from llmsys.doctor.parity_models import build_parity_model, require_memory
 
     model = load_model_config(arguments.config, arguments.overrides)
     subject = build_parity_model(model, str(arguments.config))

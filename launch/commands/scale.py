@@ -58,7 +58,7 @@ def _parse_config(words: list[str]) -> ScalingLawConfig:
 
 
 def _compute_budget(config: ScalingLawConfig) -> Any:
-    from llmsys.estimate.scaling.compute_budget import Accelerator, convert_budget_to_flops
+    from llmsys.estimate.scaling.law_comparison import Accelerator, convert_budget_to_flops
 
     if config.parsed_budget[1] == "FLOPs":
         return convert_budget_to_flops(config, None)
@@ -79,9 +79,8 @@ def _fit_law(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--resamples {arguments.resamples} is too few for an interval. Use 20 or more (default: 200)."
         )
-    from llmsys.estimate.scaling.law_fit import fit_law
+    from llmsys.estimate.scaling.law_fit import fit_law, load_training_runs
     from llmsys.estimate.scaling.law_tables import fit_to_dict, format_fit
-    from llmsys.estimate.scaling.training_runs import load_training_runs
 
     folders = [
         require_local_path(word, "llmsys scale fit") for word in arguments.words[1:] if not word.startswith("budget=")

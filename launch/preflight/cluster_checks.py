@@ -12,8 +12,7 @@ from launch.hosts.hostfile import Host
 from launch.hosts.ssh import SshResult, format_python_command, parse_last_json, run_on_all_hosts
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError
-from llmsys.estimate.micro_batch_size import USABLE_SHARE, find_largest_micro_batch
-from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.peak_memory import USABLE_SHARE, estimate_peak_memory, find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
 
 

@@ -27,7 +27,7 @@ from launch.preflight.cluster_checks import check_collectives, check_memory_fit
 from llmsys.config.run import RunConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 
 REACH_SECONDS, SHELL_SECONDS = 10, 5  # limits of the first answer, and of later shell commands
 PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5

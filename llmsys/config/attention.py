@@ -13,8 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape, iter_linear_parameters
-from llmsys.config.parameter_tensor import Input, ParameterTensor
-from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor, ScoreShape
+from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, Input, ParameterTensor, SavedTensor, ScoreShape
 from llmsys.config.section import Section
 
 

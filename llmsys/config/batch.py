@@ -17,8 +17,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import (
+from llmsys.config.section import (
+    Section,
     Violation,
     find_nearest,
     find_nearest_multiples,

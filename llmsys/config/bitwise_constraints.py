@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.section import Violation, format_choices, list_divisors
 from llmsys.config.train import TrainConfig
-from llmsys.config.violation import Violation, format_choices, list_divisors
 from llmsys.errors import ConfigError
 
 FAST_REMEDY = "or set train.reproducibility=fast"

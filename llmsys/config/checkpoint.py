@@ -5,8 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import Section, Violation, raise_violations
 
 LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity")
 

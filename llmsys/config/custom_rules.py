@@ -1,6 +1,8 @@
 """Configuration of rules that read the user's files: word lists, classifiers and n-gram language models.
 
 `llmsys.config.quality_rules` adds these sections to its union `RuleConfig`.
+
+llmsys ships no lists of words, hosts or URLs.
 """
 
 from pathlib import Path
@@ -8,10 +10,25 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.local_path import LocalPath
-from llmsys.config.named_rule import NamedRuleConfig
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.line_rules import NamedRuleConfig
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+
+
+class EntryListConfig(Section):
+    """Entries of files and of the config. A file has one entry per line; `#` begins a comment."""
+
+    files: tuple[LocalPath, ...] = Field(
+        (),
+        description="UTF-8 files with one entry per line; .gz is decompressed. Relative paths start in the working "
+        "directory.",
+    )
+    entries: tuple[str, ...] = Field((), description="Entries given inline.")
+
+    @property
+    def is_empty(self) -> bool:
+        """True when neither files nor entries are given."""
+        return not self.files and not self.entries
+
 
 ANY_LANGUAGE = "any"
 

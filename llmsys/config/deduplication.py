@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.local_path import LocalPath
-from llmsys.config.section import Section
+from llmsys.config.section import LocalPath, Section
 
 
 class NoDeduplication(Section):

@@ -8,9 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.local_path import LocalPath
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
 MAX_DEFAULT_SEQUENCES = 8
 """Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller."""

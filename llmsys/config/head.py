@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape, iter_linear_parameters
-from llmsys.config.parameter_tensor import ParameterTensor
+from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.section import Section
 
 

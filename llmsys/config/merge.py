@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.hugging_face.read_config_json import is_hugging_face, parse_json, read_model_values
 from llmsys.config.migration import is_recorded_config, to_current_keys, to_current_names
 from llmsys.config.paths import find_config, format_path
 from llmsys.config.yaml_parser import MAX_DEPTH, Keys, parse_yaml
@@ -62,7 +61,7 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
-    if is_hugging_face(path):
+    if path.suffix == ".json":  # configs of this project are YAML
         return _read_config_json(text, name, at)
     values, lines = parse_yaml(text, name)
     if values is None:
@@ -82,6 +81,9 @@ def _read_config_json(text: str, name: str, at: Keys) -> ConfigLayer:
         raise ConfigError(
             f"{name} is a model, but {'.'.join(at)} is not a model section. Write it as `model: {{base: {name}}}`."
         )
+    # Most runs read no config.json, and these are eleven files.
+    from llmsys.config.hugging_face.read_config_json import parse_json, read_model_values
+
     values = read_model_values(parse_json(text, name), name)
     return ConfigLayer(values, {at: name} | {(*at, key): name for key in values})
 

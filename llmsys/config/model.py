@@ -28,8 +28,8 @@ from llmsys.config.head import (
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
 from llmsys.config.position import PositionConfig, RopeConfig
-from llmsys.config.section import Section
-from llmsys.config.violation import (
+from llmsys.config.section import (
+    Section,
     Violation,
     find_nearest,
     find_nearest_multiples,

@@ -11,10 +11,8 @@ from pydantic import Field, model_validator
 
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig, iter_feed_forward_parameters
 from llmsys.config.model_shape import iter_linear_parameters
-from llmsys.config.parameter_tensor import ParameterTensor
-from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, Producer, SavedTensor
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, find_nearest, list_divisors, raise_violations
+from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, Producer, SavedTensor
+from llmsys.config.section import Section, Violation, find_nearest, list_divisors, raise_violations
 
 
 class _BaseBalancingConfig(Section):

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.parameter_tensor import ParameterTensor
-from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor
+from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, SavedTensor
 from llmsys.config.section import Section
 
 

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, format_choices, list_divisors
+from llmsys.config.section import Section, Violation, format_choices, list_divisors
 from llmsys.errors import LayoutError
 
 

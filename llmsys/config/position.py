@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape
-from llmsys.config.parameter_tensor import ParameterTensor
-from llmsys.config.saved_tensor import ActivationShape, SavedTensor, ScoreShape
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor, ScoreShape
 from llmsys.config.section import Section
 
 

@@ -17,9 +17,16 @@ from llmsys.config.custom_rules import (
     LinearClassifierConfig,
     PerplexityConfig,
 )
-from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, Count, LineCorrectionsConfig, Share
-from llmsys.config.named_rule import NamedRuleConfig
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.line_rules import (
+    C4Config,
+    C4DatatroveConfig,
+    C4DolmaConfig,
+    Count,
+    LineCorrectionsConfig,
+    NamedRuleConfig,
+    Share,
+)
+from llmsys.config.section import Violation, raise_violations
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

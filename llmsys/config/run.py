@@ -13,12 +13,9 @@ from llmsys.config.bitwise_constraints import find_bitwise_violations
 from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
-from llmsys.config.engine_constraints import find_deepspeed_violations, find_torch_violations, resolve_layout
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
-from llmsys.config.generation_constraints import find_generation_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
-from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
@@ -27,8 +24,15 @@ from llmsys.config.parallel_layout import (
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
+from llmsys.config.run_constraints import (
+    find_deepspeed_violations,
+    find_generation_violations,
+    find_noise_scale_violations,
+    find_torch_violations,
+    resolve_layout,
+)
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation, format_choices, raise_violations
 from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
 from llmsys.config.train import (
     FlopsConfig,
@@ -39,7 +43,6 @@ from llmsys.config.train import (
     TrackingConfig,
     TrainConfig,
 )
-from llmsys.config.violation import Violation, format_choices, raise_violations
 from llmsys.errors import ConfigError
 
 # Default for a config without a `model:` section: small enough for one laptop core.

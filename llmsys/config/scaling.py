@@ -6,8 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import Section, Violation, raise_violations
 
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY", "CNY")
 ENERGY = {"KWH": 1.0, "MWH": 1e3, "GWH": 1e6}

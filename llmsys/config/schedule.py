@@ -9,8 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import Section, Violation, raise_violations
 
 Warmup = Annotated[int, Field(ge=0, description="Warmup tokens.")]
 Final = Annotated[float, Field(ge=0, le=1, description="Final learning rate as a share of the peak.")]

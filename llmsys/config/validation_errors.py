@@ -14,8 +14,7 @@ from pydantic_core import ErrorDetails
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.migration import find_new_key, find_new_value
 from llmsys.config.scaling import ScalingLawConfig
-from llmsys.config.section import SectionType, get_kind, list_fields, list_section_types, select_by_kind
-from llmsys.config.violation import format_choices
+from llmsys.config.section import SectionType, format_choices, get_kind, list_fields, list_section_types, select_by_kind
 from llmsys.config.yaml_parser import Keys
 from llmsys.errors import ConfigError
 

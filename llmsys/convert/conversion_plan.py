@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert.name_mapping import FamilyMapping, NameMapping
-from llmsys.convert.tensor_transform import TensorTransform
+from llmsys.convert.name_mapping import FamilyMapping, NameMapping, TensorTransform
 from llmsys.engine.engine import iter_persistent_buffers
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.model.transformer import Transformer

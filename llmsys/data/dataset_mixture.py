@@ -1,6 +1,6 @@
 """Mixtures: the source of every sequence of a run that reads several datasets.
 
-Reads the integer weights of each stage (see `llmsys.config.mixture`).
+Reads the integer weights of each stage (see `llmsys.config.data`).
 
 Invariants:
 - After n sequences of a stage, each source has had n · weight of them, rounded up or down.

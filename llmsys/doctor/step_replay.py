@@ -12,7 +12,7 @@ from typing import Any
 from llmsys.config.engine import TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.data.batch_digest import compute_batch_digest, format_digest
+from llmsys.data.batch import compute_batch_digest, format_digest
 from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError, DataError

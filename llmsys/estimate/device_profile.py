@@ -12,9 +12,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from llmsys.config.merge import ConfigLayer
-from llmsys.config.section import Section
+from llmsys.config.section import Section, format_choices
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.violation import format_choices
 from llmsys.config.yaml_parser import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.local_path import require_local_path

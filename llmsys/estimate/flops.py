@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.parameter_tensor import Input, ParameterTensor
-from llmsys.config.saved_tensor import ScoreShape
+from llmsys.config.module_tensors import Input, ParameterTensor, ScoreShape
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 
 

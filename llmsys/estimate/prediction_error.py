@@ -17,9 +17,14 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LlmsysError
 from llmsys.estimate.device_profile import DeviceProfile, ModelClass, list_device_names, load_device_profile
 from llmsys.estimate.memory_timeline import GIB
-from llmsys.estimate.parameter_count import count_parameters
-from llmsys.estimate.percentile_interval import PercentileInterval
-from llmsys.estimate.residual_model import ResidualModel, fit_run_residual, get_model_class, load_residuals
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.residual_model import (
+    PercentileInterval,
+    ResidualModel,
+    fit_run_residual,
+    get_model_class,
+    load_residuals,
+)
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.events import Event, iter_events
 

@@ -27,8 +27,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.percentile_interval import Z90, PercentileInterval, build_log_normal_interval
-from llmsys.estimate.residual_model import load_residuals
+from llmsys.estimate.residual_model import Z90, PercentileInterval, build_log_normal_interval, load_residuals
 from llmsys.estimate.state_memory import resolve_planned_layout
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 

@@ -4,25 +4,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.config.run import RunConfig
-from llmsys.config.saved_tensor import ActivationShape, SavedTensor
-from llmsys.estimate.activation_memory import BlockGroup, build_activation_shape, compute_micro_batch, iter_block_groups
-from llmsys.estimate.evaluation_memory import IN_EVALUATION, list_evaluation_items
-from llmsys.estimate.gathered_weights import (
-    GatheredWeights,
-    compute_gradient_buckets,
-    count_gathered_weights,
-    list_gathered_weights,
-    list_gradients_in_flight,
+from llmsys.estimate.activation_memory import (
+    IN_EVALUATION,
+    BlockGroup,
+    build_activation_shape,
+    compute_micro_batch,
+    iter_block_groups,
+    list_evaluation_items,
+    list_loss_items,
+    list_loss_remainders,
 )
-from llmsys.estimate.loss_memory import list_loss_items, list_loss_remainders
 from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot
 from llmsys.estimate.pipeline_stages import PipelineStage
 from llmsys.estimate.saved_tensors import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
-from llmsys.estimate.state_memory import FP32, StateBytes, compute_state_bytes
+from llmsys.estimate.state_memory import (
+    FP32,
+    GatheredWeights,
+    StateBytes,
+    compute_gradient_buckets,
+    compute_state_bytes,
+    count_gathered_weights,
+    list_gathered_weights,
+    list_gradients_in_flight,
+)
 
 # Of what tensors hold, the room beside it that nothing asked for fits into: with one micro-batch at a time, and where
 # those of a pipeline come and go in another order. Calibrated, see README.md.

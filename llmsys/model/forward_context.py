@@ -25,14 +25,13 @@ from llmsys.model.attention_mask import (
     build_self_attention_mask,
     compute_document_positions,
 )
-from llmsys.model.encoder_output import EncoderOutput
-from llmsys.model.kv_cache import KeyValueCache
-from llmsys.model.position_embedding import (
+from llmsys.model.embedding import (
     RelativePositionBias,
     SinusoidalPositionEmbedding,
     compute_alibi_bias,
     compute_alibi_slopes,
 )
+from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.rotary_embedding import RotaryBuilder, RotaryCosSin
 
 # B rows, T query positions, S key positions, H heads, D width, R distances

@@ -19,14 +19,13 @@ from llmsys.config.norm import DeepNormConfig
 from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.dropout import apply_dropout
-from llmsys.model.encoder_output import EncoderOutput
+from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
 from llmsys.model.forward_context import ForwardContext
-from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
 from llmsys.model.output_head import build_extras, build_head
-from llmsys.model.token_embedding import TokenEmbedding, get_embedding_scale
 
 # B rows, T positions, S source positions, D width, V vocabulary
 

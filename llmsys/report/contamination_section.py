@@ -3,8 +3,8 @@
 Reads a `Manifest`; returns None where no set was searched for.
 """
 
-from llmsys.contamination_summary import ContaminatedDocument, SetContamination, SparedItem
 from llmsys.manifest import Manifest
+from llmsys.manifest_section import ContaminatedDocument, SetContamination, SparedItem
 from llmsys.report.html_markup import (
     Html,
     build_definition_list,

@@ -1,6 +1,7 @@
 """Render the report of a dataset, a run or both as one HTML file that needs no other file and no network.
 
-Reads a run folder and a dataset folder; either may be incomplete or absent. Writes the page.
+Reads a run folder and a dataset folder; either may be incomplete or absent. Writes the page. The end of the page is
+about the origin of the run: starts, checkpoints, environment and config.
 
 Invariants:
 - The same folders give the same bytes.
@@ -10,8 +11,11 @@ Invariants:
 
 import base64
 import hashlib
+import json
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from llmsys import __version__
 from llmsys.atomic_write import write_bytes_atomically
@@ -24,11 +28,67 @@ from llmsys.report.dataset_sections import (
     build_dataset_sections,
     list_missing_notes,
 )
-from llmsys.report.html_markup import Html, build_section, build_tag, dump_script_json, format_bytes, join_html
+from llmsys.report.html_markup import (
+    Html,
+    build_definition_list,
+    build_details,
+    build_section,
+    build_table,
+    build_tag,
+    dump_script_json,
+    format_bytes,
+    format_user_text,
+    join_html,
+)
 from llmsys.report.report_section import Numbers, ReportSection
-from llmsys.report.run_origin import build_run_origin
-from llmsys.report.run_record import RunRecord, read_run
+from llmsys.report.run_record import RunRecord, is_finite, read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections, describe_run_state
+
+
+def build_run_origin(record: RunRecord) -> list[Html]:
+    """Return configuration, environment and starts of the run, for the section on origins."""
+    blocks = []
+    if record.starts:
+        rows = [
+            (
+                _format_time(s),
+                str(s.get("engine", "–")),
+                str(s.get("world_size", "–")),
+                str(s.get("device", "–")),
+                "the beginning" if s.get("resumed_from") is None else f"step {s['resumed_from']}",
+            )
+            for s in record.starts[-50:]
+        ]
+        head = ("started (UTC)", "engine", "processes", "device", "from")
+        blocks += [build_tag("h3", "Starts"), build_table(head, rows, numeric=[2])]
+    if record.checkpoints:
+        last = record.checkpoints[max(record.checkpoints)]
+        blocks.append(build_tag("p", f"{len(record.checkpoints)} checkpoints; the last: {last.get('folder', '?')} "))
+    if record.environment:
+        blocks.append(
+            build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment)))
+        )
+    if record.config_text:
+        blocks.append(build_details("Resolved configuration", format_user_text(record.config_text, 200_000)))
+    return blocks
+
+
+def _flatten_mapping(value: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    """Return a nested mapping as (a.b.c, text) pairs."""
+    pairs: list[tuple[str, str]] = []
+    for key, item in value.items():
+        name = f"{before}{key}"
+        if isinstance(item, dict):
+            pairs += _flatten_mapping(item, f"{name}.")
+        else:
+            pairs.append((name, item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)))
+    return pairs
+
+
+def _format_time(event: dict[str, Any]) -> str:
+    seconds = event.get("time")
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}" if is_finite(seconds) else "–"
+
 
 log = get_logger(__name__)
 

@@ -9,6 +9,7 @@ Invariants:
 from collections.abc import Sequence
 from itertools import groupby
 
+from llmsys.manifest_section import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
 from llmsys.report.html_markup import (
     Html,
     build_definition_list,
@@ -19,7 +20,6 @@ from llmsys.report.html_markup import (
     format_user_text,
     join_html,
 )
-from llmsys.threshold_report import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
 
 URL_CHARACTERS = 2_000  # of an endless address; a longer one says how much is missing
 EARLY_EXIT = (

@@ -22,7 +22,7 @@ import xxhash
 
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.file_name import is_plain_file_name
+from llmsys.local_path import is_plain_file_name
 
 FORMAT = 2
 """Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle."""

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-from llmsys.config.data import CrawlConfig, DataConfig, list_dataset_folders
-from llmsys.config.mixture import MixtureConfig
+from llmsys.config.data import (
+    CrawlConfig,
+    DataConfig,
+    LabelledTextConfig,
+    MixtureConfig,
+    PairsConfig,
+    list_dataset_folders,
+)
 from llmsys.config.objective import (
     ClassificationConfig,
     MaskedLmConfig,
@@ -16,7 +22,6 @@ from llmsys.config.objective import (
     ObjectiveConfig,
     TranslationConfig,
 )
-from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
 from llmsys.config.train import GenerationConfig

@@ -10,9 +10,9 @@ import torch
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
+from llmsys.estimate.activation_memory import IN_EVALUATION
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.evaluation_memory import IN_EVALUATION
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.prediction_error import format_memory_size
 from llmsys.estimate.software_profile import MemoryProfile

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from llmsys.data.batch import Batch
-from llmsys.data.batch_digest import compute_batch_digest, format_digest
+from llmsys.data.batch import Batch, compute_batch_digest, format_digest
 from llmsys.data.dataloader import StepLoader
 from llmsys.engine.engine import Engine, EngineState, StepResult
 from llmsys.errors import CheckpointError

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llmsys.config.violation import Violation, format_choices
+from llmsys.config.section import Violation, format_choices
 from llmsys.errors import ConfigError
 from llmsys.log import get_logger
 

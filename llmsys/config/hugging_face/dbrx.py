@@ -2,7 +2,6 @@
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.moe import NOISE
-from llmsys.config.hugging_face.rope import read_rope, write_rope
 from llmsys.config.hugging_face.shared_fields import (
     ACTIVATIONS,
     GATED,
@@ -10,6 +9,8 @@ from llmsys.config.hugging_face.shared_fields import (
     check_common_keys,
     get_activation_name,
     read_architecture,
+    read_rope,
+    write_rope,
 )
 
 _ATTENTION = {"attn_pdrop": 0.0, "clip_qkv": None, "kv_n_heads": 1}

@@ -4,9 +4,9 @@ from typing import Any
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.llama import read_llama_decoder, write_llama_decoder
-from llmsys.config.hugging_face.rope import compute_yarn_score_scale
 from llmsys.config.hugging_face.shared_fields import (
     Values,
+    compute_yarn_score_scale,
     get_activation_name,
     read_gated_kind,
     require_full_attention,

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.read_config_json import FAMILIES
 from llmsys.config.hugging_face.shared_fields import Values
 from llmsys.config.model import ModelConfig
-from llmsys.config.violation import format_choices
+from llmsys.config.section import format_choices
 from llmsys.errors import ConfigError
 from llmsys.log import get_logger
 

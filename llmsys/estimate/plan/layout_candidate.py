@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile

@@ -15,7 +15,7 @@ from llmsys.config.engine import DeepSpeedEngineConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout, find_expert_violations, find_model_sharding_violations
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import format_choices, list_divisors
+from llmsys.config.section import format_choices, list_divisors
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile

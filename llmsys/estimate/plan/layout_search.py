@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.plan.layout_candidate import (

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from data_pipeline.decontaminate.cut_spans import cut_spans, merge_spans
+from data_pipeline.decontaminate.contamination_report import cut_spans, merge_spans
 from data_pipeline.decontaminate.evaluation_items import EvaluationItem, extract_item_ngrams, read_items
 from data_pipeline.decontaminate.ngram_index import NAMED_ITEMS, NgramIndex, read_item_names, write_ngram_index
 from data_pipeline.stages.find_contamination import filter_matches, write_matches

@@ -9,8 +9,7 @@ import pytest
 
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.task import Task
-from data_pipeline.executors.base import Report, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.inline import InlineExecutor
+from data_pipeline.executors.base import InlineExecutor, Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.retry import TaskRetry, run_with_retries
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.graph.stage_runner import StageRunner

@@ -14,7 +14,7 @@ from llmsys.config.custom_rules import FastTextClassifierConfig, PerplexityConfi
 from llmsys.config.line_rules import C4Config
 from llmsys.config.quality_rules import GopherQualityConfig, NativeTextConfig
 from llmsys.manifest import load_manifest
-from llmsys.threshold_report import ThresholdReport
+from llmsys.manifest_section import ThresholdReport
 from llmsys.token_shards import read_batches
 from tests.helpers.tiny_crawl import GERMAN, make_crawl, page, record, tiny_config
 

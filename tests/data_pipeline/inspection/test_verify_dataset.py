@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.inspection.finding import DatasetFinding, format_findings
 from data_pipeline.inspection.format_result import format_inspection
 from data_pipeline.inspection.token_samples import verify_samples
 from data_pipeline.inspection.verify_dataset import InspectionResult, verify_dataset
-from data_pipeline.inspection.verify_files import verify_token_file
+from data_pipeline.inspection.verify_files import DatasetFinding, format_findings, verify_token_file
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError

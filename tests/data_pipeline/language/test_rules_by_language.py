@@ -7,12 +7,15 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from data_pipeline.language.codes import list_known_codes
-from data_pipeline.language.rules_by_language import get_character_dedup_flags, serialize_rules_by_language
+from data_pipeline.language.rules_by_language import (
+    get_character_dedup_flags,
+    list_known_codes,
+    serialize_rules_by_language,
+)
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.language_chains import LanguageRuleChains
-from data_pipeline.rules.verdict import RuleOutcome
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import RuleOutcome
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import CharacterTokenizer, insert_spaces
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import (

@@ -236,7 +236,7 @@ def identities(folder: Path) -> list[tuple[str, ...]]:
 
 
 def test_the_fields_of_documents_are_a_choice(tmp_path: Path) -> None:
-    from llmsys.config.read import ReadConfig
+    from llmsys.config.cleaning import ReadConfig
 
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"body": {"raw": "Text."}, "meta": {"link": "http://x"}, "n": 5, "date": None}) + "\n")

@@ -9,7 +9,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 import data_pipeline.readers.input_stream as source_module
-from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.base import try_job
 from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from data_pipeline.rules.bad_words import BadWordsRule
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
-from data_pipeline.rules.verdict import RuleOutcome, format_reason
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import DocumentBatch, RuleOutcome, WordSplitters, format_reason
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
 from tests.reference.filters import plain_bad_words

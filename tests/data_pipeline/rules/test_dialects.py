@@ -14,7 +14,7 @@ from data_pipeline.core.document_schema import TEXT_SCHEMA
 from data_pipeline.inspection.dialect_differences import compare_dialects
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.dialects import translate_rules
-from data_pipeline.rules.verdict import RuleOutcome
+from data_pipeline.rules.rule import RuleOutcome
 from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig

@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.classify.hashed_features import FeatureConfig
-from data_pipeline.classify.linear_model import LinearModel, LinearScorer, load_linear_model, train_linear_model
 from data_pipeline.graph.resource_files import list_rule_libraries, require_languages, require_resource_files
-from data_pipeline.rules.classifier import ClassifierRule
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
+from data_pipeline.rules.classifier import (
+    ClassifierRule,
+    LinearModel,
+    LinearScorer,
+    load_linear_model,
+    train_linear_model,
+)
+from data_pipeline.rules.hashed_features import FeatureConfig
 from data_pipeline.rules.perplexity import ArpaModel, PerplexityRule, normalize_line
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import DocumentBatch, WordSplitters
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig

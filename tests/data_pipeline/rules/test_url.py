@@ -10,8 +10,8 @@ import pytest
 from data_pipeline.rules import entry_lists
 from data_pipeline.rules.entry_lists import EntrySet, read_entries
 from data_pipeline.rules.url import UrlFilter, parse_host_names
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.url import UrlFilterConfig
+from llmsys.config.cleaning import UrlFilterConfig
+from llmsys.config.custom_rules import EntryListConfig
 from llmsys.errors import DataError
 from tests.reference.filters import plain_url_test
 

@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.graph.resource_files import list_rule_libraries, require_resource_files
 from data_pipeline.language.rules_by_language import get_character_dedup_flags
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import LONGEST_PIECE, DictionaryTokenizer, _load_segmenter, build_word_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import DictionaryWordsConfig, read_profile

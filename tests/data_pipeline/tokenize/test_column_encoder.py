@@ -14,7 +14,7 @@ import sentencepiece
 from tokenizers.pre_tokenizers import ByteLevel
 
 from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize import column_encoder, cut_points, short_word_table
+from data_pipeline.tokenize import column_encoder, cut_points, token_cache
 from data_pipeline.tokenize.column_encoder import ColumnEncoder, build_column_encoder
 from data_pipeline.tokenize.encode_documents import check_sample
 from data_pipeline.tokenize.token_cache import RaggedTokens
@@ -199,11 +199,11 @@ def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest
 def test_short_words_have_numbers_of_their_own_however_they_collide(
     slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_word_table, "FIRST_SLOTS", slots)
-    monkeypatch.setattr(short_word_table, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
+    monkeypatch.setattr(token_cache, "FIRST_SLOTS", slots)
+    monkeypatch.setattr(token_cache, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
     choose = random.Random(2)
     words = sorted({bytes(choose.choices(b"\0\0ab", k=choose.randint(1, 15))) for _ in range(600)})
-    table = short_word_table.ShortWordTable()
+    table = token_cache.ShortWordTable()
     for start in range(0, len(words), 150):
         part = words[start : start + 150]
         table.insert(keys(part), np.arange(start, start + len(part)))
@@ -212,9 +212,9 @@ def test_short_words_have_numbers_of_their_own_however_they_collide(
     assert set(table.look_up(keys(strangers)).tolist()) == {-1}
 
 
-def keys(words: list[bytes]) -> short_word_table.WordKeys:
-    data, places = short_word_table.get_column_buffers(pa.array(words, pa.large_binary()))
-    return short_word_table.compute_word_keys(data, places[:-1], np.diff(places))
+def keys(words: list[bytes]) -> token_cache.WordKeys:
+    data, places = token_cache.get_column_buffers(pa.array(words, pa.large_binary()))
+    return token_cache.compute_word_keys(data, places[:-1], np.diff(places))
 
 
 def test_long_parts_are_cut_in_blocks_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

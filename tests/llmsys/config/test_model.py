@@ -9,7 +9,7 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import find_nearest, find_nearest_multiples, list_divisors
+from llmsys.config.section import find_nearest, find_nearest_multiples, list_divisors
 from llmsys.errors import LayoutError
 
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

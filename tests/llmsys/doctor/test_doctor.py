@@ -10,14 +10,13 @@ from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.load import load_model_config
 from llmsys.config.moe import AuxiliaryLossConfig
-from llmsys.doctor import drill_actions, user_model
+from llmsys.doctor import drill_actions, parity_models
 from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, run_drills
 from llmsys.doctor.fault_injection import Fault
 from llmsys.doctor.parity_check import format_parity_table, run_parity
 from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
-from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, PARITY_MODELS
+from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, PARITY_MODELS, build_parity_model, require_memory
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
-from llmsys.doctor.user_model import build_parity_model, require_memory
 from llmsys.errors import ConfigError
 
 
@@ -172,7 +171,7 @@ def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
 
 
 def test_what_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_model, "get_free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(parity_models, "get_free_memory", lambda: 1_000_000)
     with pytest.raises(
         ConfigError, match=r"on 4 processes takes about 0\.0 GB, and 0\.0 GB are free\. Use fewer --proc"
     ):

@@ -11,8 +11,7 @@ import yaml
 
 from launch.main import main
 from llmsys.config.load import load_run_config
-from llmsys.data.batch import Batch
-from llmsys.data.batch_digest import compute_batch_digest
+from llmsys.data.batch import Batch, compute_batch_digest
 from llmsys.data.dataset_mixture import MixtureOrder
 from llmsys.doctor.document_trace import DocumentLocation, DocumentTracer, read_progress
 from llmsys.errors import DataError

@@ -21,7 +21,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import compile_blocks
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.model_choices import LATENT, config_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens

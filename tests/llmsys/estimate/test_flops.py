@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint

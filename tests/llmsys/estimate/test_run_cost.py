@@ -11,8 +11,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
-from llmsys.estimate.percentile_interval import build_log_normal_interval
-from llmsys.estimate.residual_model import load_residuals
+from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
 from llmsys.estimate.run_cost import (
     RunCost,
     compute_daly_interval,

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.model_choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, config_of, source_for

@@ -5,8 +5,7 @@ import torch
 
 from llmsys.config.position import RelativeBiasConfig
 from llmsys.errors import ConfigError
-from llmsys.model.position_embedding import RelativePositionBias
-from llmsys.model.token_embedding import TokenEmbedding
+from llmsys.model.embedding import RelativePositionBias, TokenEmbedding
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 

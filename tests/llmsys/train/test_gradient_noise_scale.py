@@ -8,17 +8,17 @@ import torch
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
+from llmsys.config.run_constraints import require_micro_batches
 from llmsys.engine.engine import StepResult
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.errors import ConfigError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import GradientNoiseScale, NoiseScaleMeter
-from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
 

@@ -9,11 +9,11 @@ import pytest
 import transformers
 
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.read_config_json import FAMILIES
 from llmsys.config.load import build_model_config, load_hugging_face_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.paths import TEST_DATA
 
 DATA = TEST_DATA / "config"

@@ -9,8 +9,8 @@ import pytest
 
 from launch.main import main
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.model_types import FAMILIES
-from llmsys.config.hugging_face.rope import KINDS
+from llmsys.config.hugging_face.read_config_json import FAMILIES
+from llmsys.config.hugging_face.shared_fields import KINDS
 from llmsys.config.load import build_model_config, load_any_config, load_model_config, load_run_config, read_config
 from llmsys.errors import ConfigError
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.read_config_json import FAMILIES
 from llmsys.config.hugging_face.write_config_json import build_config_json
 from llmsys.config.load import build_model_config, load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.paths import TEST_DATA
 
 PUBLISHED = json.loads((TEST_DATA / "config" / "published_configs.json").read_text())

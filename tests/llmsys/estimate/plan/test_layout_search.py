@@ -9,7 +9,7 @@ import pytest
 from launch.main import main
 from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.errors import ConfigError, LayoutError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile

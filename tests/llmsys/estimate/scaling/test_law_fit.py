@@ -9,9 +9,8 @@ import pytest
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.law import BudgetRequest
-from llmsys.estimate.scaling.law_fit import _predict_log_losses, fit_law
+from llmsys.estimate.scaling.law_fit import TrainingRun, _predict_log_losses, fit_law, load_training_runs
 from llmsys.estimate.scaling.published_laws import BESIROGLU
-from llmsys.estimate.scaling.training_runs import TrainingRun, load_training_runs
 
 SIZES, RATIOS = (5e7, 1e8, 2e8, 4e8, 8e8), (5, 10, 20, 40, 80)
 

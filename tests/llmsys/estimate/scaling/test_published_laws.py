@@ -125,7 +125,7 @@ def test_the_answer_holds_every_law_even_when_one_is_marked(capsys) -> None:
 
 def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
     from llmsys.config.scaling import ScalingLawConfig
-    from llmsys.estimate.scaling.compute_budget import Accelerator, convert_budget_to_flops
+    from llmsys.estimate.scaling.law_comparison import Accelerator, convert_budget_to_flops
 
     device = Accelerator("box", 1e15, 500)
     money = convert_budget_to_flops(

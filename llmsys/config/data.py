@@ -48,20 +48,13 @@ class PairsConfig(Section):
 
     kind: Literal["pairs"] = "pairs"
     name: str = Field("pairs", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
-        Path("runs/pairs"), description="Dataset folder, written by `prepare` and read by `train`."
-    )
+    folder: LocalPath = Field(Path("runs/pairs"), description="Folder that `prepare` writes and `train` reads.")
     source: tuple[LocalPath, ...] = Field((), description="Source files, one sentence per line.")
     target: tuple[LocalPath, ...] = Field((), description="Target files, one for each source file.")
     heldout_source: tuple[LocalPath, ...] = Field((), description="Held-out source files.")
-    heldout_target: tuple[LocalPath, ...] = Field(
-        (), description="Reference translations of the held-out source files."
-    )
+    heldout_target: tuple[LocalPath, ...] = Field((), description="Their reference translations.")
     max_tokens: int = Field(
-        256,
-        ge=2,
-        description="Maximum tokens of either side of a training pair, including the end token; longer pairs are "
-        "dropped.",
+        256, ge=2, description="Maximum tokens of either side, with the end token; longer training pairs are dropped."
     )
     shard_pairs: int = Field(500_000, ge=1, description="Approximate number of pairs per token file.")
     executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
@@ -91,14 +84,10 @@ class LabelledTextConfig(Section):
 
     kind: Literal["labelled"] = "labelled"
     name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
-        Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
-    )
+    folder: LocalPath = Field(Path("runs/labelled"), description="Folder that `prepare` writes and `train` reads.")
     inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
     heldout_inputs: tuple[LocalPath, ...] = Field((), description="Held-out files.")
-    labels: tuple[str, ...] = Field(
-        (), description="Labels in order of their ids. Empty: the labels of the files, sorted."
-    )
+    labels: tuple[str, ...] = Field((), description="Labels in order of their ids. Empty: as in the files, sorted.")
     max_tokens: int = Field(
         256, ge=2, description="Maximum tokens of a text, including the end token; longer texts are truncated."
     )
@@ -142,9 +131,7 @@ class MixtureConfig(Section):
     kind: Literal["mixture"] = "mixture"
     name: str = Field("mixture", min_length=1, description="Display name of the mixture.")
     sources: tuple[MixtureSourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
-    stages: tuple[MixtureStageConfig, ...] = Field(
-        (), description="Weights for later parts of the run, such as its end."
-    )
+    stages: tuple[MixtureStageConfig, ...] = Field((), description="Weights for later parts of the run.")
 
     @property
     def folder(self) -> Path:
@@ -225,10 +212,7 @@ class HeldoutSplitConfig(Section):
     """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
-        0.005,
-        ge=0,
-        le=0.5,
-        description="Share of the documents held out for evaluation, selected by the hash of their id.",
+        0.005, ge=0, le=0.5, description="Share of documents to hold out, selected by the hash of their id."
     )
     seed: int = Field(0, ge=0, description="Seed of that selection.")
 
@@ -237,9 +221,7 @@ class TokenFilesConfig(Section):
     """Layout of the token shards. The shuffle is global and depends on document ids and the seed alone."""
 
     shard_tokens: int = Field(100_000_000, ge=1, description="Approximate number of tokens per file.")
-    batch_tokens: int = Field(
-        1_000_000, ge=1, description="Minimum tokens per record batch; each batch has a checksum."
-    )
+    batch_tokens: int = Field(1_000_000, ge=1, description="Minimum tokens per record batch, which has a checksum.")
     seed: int = Field(0, ge=0, description="Seed of the document order.")
     encoder: Literal["columns", "library"] = Field(
         "columns",
@@ -256,8 +238,7 @@ class DocumentFilesConfig(Section):
         8_000_000, ge=1, description="Approximate UTF-8 bytes of text per record batch; bounds memory."
     )
     export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
-        (),
-        description="Additional formats of the documents, for other tools; later stages read Arrow.",
+        (), description="Additional formats of the documents, for other tools; later stages read Arrow."
     )
 
 
@@ -266,9 +247,7 @@ class CrawlConfig(Section):
 
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
-        Path("runs/data"), description="Dataset folder, written by `prepare` and read by `train`."
-    )
+    folder: LocalPath = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
     inputs: tuple[str, ...] = Field(
         (),
         description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "

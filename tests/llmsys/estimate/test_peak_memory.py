@@ -48,7 +48,7 @@ def test_the_largest_divisor_that_fits_is_taken(sequences: int) -> None:
     choice = find_largest_micro_batch(one, one.layout.resolve(ranks, one.model), memory, CPU)
     assert (choice.sequences, choice.share) == (sequences, 24)
     assert choice.peak_bytes <= USABLE_SHARE * memory
-    assert f"takes {sequences} of a rank's 24 windows in one forward pass" in str(choice)
+    assert f"selects {sequences} of a rank's 24 sequences per forward pass" in str(choice)
 
 
 def test_a_micro_batch_divides_every_size_of_a_ramp() -> None:
@@ -60,7 +60,7 @@ def test_a_micro_batch_divides_every_size_of_a_ramp() -> None:
 
 def test_when_nothing_fits_the_message_says_what_binds_and_what_would_help() -> None:
     one = config()
-    with pytest.raises(ConfigError, match=r"auto finds no size that fits, .* runs out .* GiB too many .*"):
+    with pytest.raises(ConfigError, match=r"auto finds no size that fits; .* runs out .* GiB over capacity .*"):
         find_largest_micro_batch(one, one.layout.resolve(2, one.model), 1 << 26, CPU)
 
 

@@ -1,6 +1,6 @@
 """Bytes of training state on the fullest rank: weights, fp32 masters, gradients, moments, as the engine splits them.
 
-State lives as long as the run, on the device or, with offload, in host memory; `peak_memory` decides. Saved tensors of a
+State lives as long as the run on the device, or with offload in host memory; `peak_memory` decides. Saved tensors of a
 forward pass are in activation_memory.py.
 
 `GatheredWeights` are the temporary full weights and gradients of a rank. FSDP gathers the block in use and the next

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import apply_gated_activation
@@ -28,7 +29,7 @@ from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.fsdp import configure_prefetch
-from llmsys.parallel.parallelize import apply_expert_parallel
+from llmsys.parallel.parallelize import apply_expert_parallel, build_expert_placement
 from llmsys.parallel.process_group import all_gather_tensor
 from llmsys.parallel.reduce_scatter import CustomReduceScatter, configure_gradient_reduction
 from llmsys.parallel.reproducible_sum import sum_tree
@@ -158,23 +159,26 @@ def apply_reproducible_fsdp(model: Transformer, meshes: DeviceMeshes, compute_dt
     """
     policy = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     apply_reproducible_expert_parallel(model, meshes, compute_dtype)
+    place = build_expert_placement(model, meshes)
     if meshes.expert_fsdp is not None:
         for layer in model.list_moe_layers():
             # These experts compute micro-batches of other ranks too, so their gradients leave autograd in float32.
-            _shard_module(layer.experts, meshes.expert_fsdp, policy(param_dtype=torch.float32))
+            _shard_module(layer.experts, meshes.expert_fsdp, policy(param_dtype=torch.float32), place)
     for block in model.modules():
         if isinstance(block, TransformerBlock):
-            _shard_module(block, meshes.dense, policy(param_dtype=compute_dtype))
-    _shard_module(model, meshes.dense, policy(param_dtype=compute_dtype))
+            _shard_module(block, meshes.dense, policy(param_dtype=compute_dtype), place)
+    _shard_module(model, meshes.dense, policy(param_dtype=compute_dtype), place)
     if meshes.expert is not None:
         configure_prefetch(model)
 
 
-def _shard_module(module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+def _shard_module(
+    module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy, place: Callable[[nn.Parameter], Shard | None]
+) -> None:
     """Make one FSDP unit over the last axis of `mesh`; an axis before it holds replicas."""
     axes = mesh.mesh_dim_names or ()
     shards = mesh if len(axes) == 1 else mesh[axes[-1]]
-    fully_shard(module, mesh=shards, mp_policy=policy)
+    fully_shard(module, mesh=shards, mp_policy=policy, shard_placement_fn=place)
     configure_gradient_reduction(module, shards, ReproducibleReduceScatter())
     if len(axes) > 1:
         add: Callable[[Tensor], None] = partial(all_reduce_replicas, group=mesh.get_group(axes[0]))

@@ -1,7 +1,13 @@
-"""The dim along which the experts of a layer are sharded. llmsys/parallel applies it, llmsys/estimate counts with it."""
+"""How the experts of a layer are shared out: the dim they are sharded along, and the ranks that a token visits.
+
+llmsys/parallel applies it, llmsys/estimate counts with it.
+"""
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, comb
+from typing import assert_never
+
+from llmsys.config.moe import ExpertCapacityConfig, ExpertChoiceConfig, MoeConfig, TokenChoiceConfig
 
 MAX_IMBALANCE = 1.05
 """Largest shard over the mean shard from which on another dim is sharded."""
@@ -36,3 +42,31 @@ def compute_dim_imbalance(size: int, shards: int) -> float:
         The ratio, at least 1.
     """
     return ceil(size / shards) * shards / size
+
+
+def count_rank_visits(config: MoeConfig, ranks: int) -> float:
+    """Count the ranks that hold experts of a token, on average, if the router is even.
+
+    Args:
+        config: The experts and their routing; K of E experts, possibly of g of G groups.
+        ranks: Ranks that the experts are assigned to, in their order; R.
+
+    Returns:
+        R · (1 - C(E - E / R, K) / C(E, K)); with groups, of the ranks and experts that g groups hold. The visits of
+        experts where each expert chooses its tokens.
+    """
+    match config.routing:
+        case ExpertChoiceConfig():
+            return config.visits_per_token
+        case TokenChoiceConfig() | ExpertCapacityConfig():
+            pass
+        case unreachable:
+            assert_never(unreachable)
+    experts, groups, most = config.num_experts, config.groups, ranks
+    per_rank = experts // ranks
+    if groups is not None:
+        # Groups smaller than a rank's share lie on at most as many ranks as there are groups.
+        most = min(ranks, max(groups.groups_per_token, ranks * groups.groups_per_token // groups.num_groups))
+        experts = min(experts, max(most * per_rank, experts * groups.groups_per_token // groups.num_groups))
+    chosen = config.num_experts_per_tok
+    return min(most, experts / per_rank * (1 - comb(experts - per_rank, chosen) / comb(experts, chosen)))

@@ -12,6 +12,7 @@ Invariants:
 import torch
 from torch import Tensor
 
+from llmsys.model.host_read import read_once
 from llmsys.model.router import NO_EXPERT, RouterScores, RoutingDecision, count_bins
 
 # B rows (sequences), T positions, N = B * T tokens, K experts per token, E experts, A = N * K assignments
@@ -64,7 +65,7 @@ def choose_tokens(scores: RouterScores, factor: float, real_BT: Tensor) -> Routi
     chosen_NE = _compute_choice_mask(
         scores.log_scores_NE.detach().unflatten(0, real_BT.shape), factor, real_BT
     ).flatten(0, 1)
-    most = max(1, int(chosen_NE.sum(-1).max())) if len(chosen_NE) else 1
+    most = max(1, read_once(lambda: int(chosen_NE.sum(-1).max()))) if len(chosen_NE) else 1
     # Stable: chosen experts come first, by number.
     experts_NK = chosen_NE.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :most]
     kept_NK = chosen_NE.gather(-1, experts_NK)

@@ -43,6 +43,80 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     return total
 
 
+def start_exchange(x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    """Start an all-to-all of rows: `send[r]` of them go to rank r, `receive[r]` come from it. Collective.
+
+    What is computed before `finish_exchange` overlaps it; in backward, what was computed between the two overlaps the
+    exchange of gradients.
+
+    Args:
+        x_MD: Rows, in the order of the ranks.
+        send: Rows for each rank.
+        receive: Rows from each rank.
+        group: The ranks.
+
+    Returns:
+        A tensor that only `finish_exchange` may read.
+    """
+    pending_MD: Tensor = _StartExchange.apply(x_MD, send, receive, group)  # type: ignore[no-untyped-call]
+    return pending_MD
+
+
+def finish_exchange(pending_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    """Wait for the rows of `start_exchange`: an accelerator's stream waits, the host does not.
+
+    Args:
+        pending_MD: From `start_exchange`.
+        send: As there.
+        receive: As there.
+        group: The ranks.
+
+    Returns:
+        The received rows, in the order of the ranks.
+    """
+    arrived_MD: Tensor = _FinishExchange.apply(pending_MD, send, receive, group)  # type: ignore[no-untyped-call]
+    return arrived_MD
+
+
+def exchange_numbers(x_MK: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    """Exchange rows without gradients, as `start_exchange` and `finish_exchange` do. Collective.
+
+    Args:
+        x_MK: Rows of integers.
+        send: Rows for each rank.
+        receive: Rows from each rank.
+        group: The ranks.
+
+    Returns:
+        The received rows.
+    """
+    return _wait_tensor(collectives.all_to_all_single(x_MK, receive, send, group.group_name))
+
+
+class _StartExchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+        started: Tensor = collectives.all_to_all_single(x_MD.contiguous(), receive, send, group.group_name)
+        return started
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _wait_tensor(gradients[0]), None, None, None
+
+
+class _FinishExchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pending_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+        ctx.splits, ctx.group = (send, receive), group
+        return _wait_tensor(pending_MD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        send, receive = ctx.splits
+        gradient = gradients[0].contiguous()
+        return collectives.all_to_all_single(gradient, send, receive, ctx.group.group_name), None, None, None
+
+
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:

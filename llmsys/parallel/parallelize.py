@@ -52,7 +52,7 @@ def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
             # A DTensor, so that checkpoints see one parameter of all experts.
             shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
             layer.experts.register_parameter(name, nn.Parameter(shared))
-        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config)
 
 
 def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from llmsys.config.moe import MoeConfig
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import apply_gated_activation
 from llmsys.model.local_tensor import get_local_tensor
@@ -46,11 +47,15 @@ def apply_reproducible_expert_parallel(model: Transformer, meshes: DeviceMeshes,
     for layer in model.list_moe_layers():
         layer.experts.forward = SequentialExperts(layer.experts, compute_dtype)  # type: ignore[method-assign,assignment]
         if meshes.expert is not None:
-            layer.dispatcher = ReproducibleTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+            layer.dispatcher = ReproducibleTokenDispatcher(meshes.expert.get_group(), layer.config)
 
 
 class ReproducibleTokenDispatcher(AllToAllTokenDispatcher):
-    """All-to-all dispatcher whose experts see which rows came from which rank."""
+    """All-to-all dispatcher whose experts see which rows came from which rank; every assignment is a row."""
+
+    def __init__(self, group: dist.ProcessGroup, config: MoeConfig) -> None:
+        super().__init__(group, config)
+        self.sends_once_per_rank = False  # sums of a rank's experts would depend on the number of ranks
 
     def _compute_expert_outputs(self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts) -> Tensor:
         outputs_MD: Tensor = experts(arrived_MD, received_RL)

@@ -43,78 +43,79 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     return total
 
 
-def start_exchange(x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-    """Start an all-to-all of rows: `send[r]` of them go to rank r, `receive[r]` come from it. Collective.
+class RowExchange:
+    """One all-to-all of rows with uneven splits, in two halves: what is computed between them overlaps it.
 
-    What is computed before `finish_exchange` overlaps it; in backward, what was computed between the two overlaps the
-    exchange of gradients.
+    In backward the second half starts the exchange of gradients and the first one finishes it, so the backward of what
+    was computed between them overlaps that.
 
     Args:
-        x_MD: Rows, in the order of the ranks.
         send: Rows for each rank.
         receive: Rows from each rank.
         group: The ranks.
-
-    Returns:
-        A tensor that only `finish_exchange` may read.
     """
-    pending_MD: Tensor = _StartExchange.apply(x_MD, send, receive, group)  # type: ignore[no-untyped-call]
-    return pending_MD
+
+    def __init__(self, send: list[int], receive: list[int], group: Group) -> None:
+        self.send, self.receive, self.group = send, receive, group
+        # Autograd would compare its shape with that of the received rows.
+        self.pending_gradient: Tensor | None = None
+
+    def start(self, x_MD: Tensor) -> Tensor:
+        """Start sending rows, in the order of the ranks; only `finish` may read the result. Collective."""
+        pending_MD: Tensor = _StartExchange.apply(x_MD, self)  # type: ignore[no-untyped-call]
+        return pending_MD
+
+    def finish(self, pending_MD: Tensor) -> Tensor:
+        """Return the received rows, in the order of the ranks. On accelerators the stream waits, not the host."""
+        arrived_MD: Tensor = _FinishExchange.apply(pending_MD, self)  # type: ignore[no-untyped-call]
+        return arrived_MD
 
 
-def finish_exchange(pending_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-    """Wait for the rows of `start_exchange`: an accelerator's stream waits, the host does not.
+def exchange_rows(x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    """Send `send[r]` rows to rank r, and receive `receive[r]` from it. Collective.
 
     Args:
-        pending_MD: From `start_exchange`.
-        send: As there.
-        receive: As there.
+        x_MD: Rows, in the order of the ranks; integers have no gradients.
+        send: Rows for each rank.
+        receive: Rows from each rank.
         group: The ranks.
 
     Returns:
         The received rows, in the order of the ranks.
     """
-    arrived_MD: Tensor = _FinishExchange.apply(pending_MD, send, receive, group)  # type: ignore[no-untyped-call]
-    return arrived_MD
-
-
-def exchange_numbers(x_MK: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-    """Exchange rows without gradients, as `start_exchange` and `finish_exchange` do. Collective.
-
-    Args:
-        x_MK: Rows of integers.
-        send: Rows for each rank.
-        receive: Rows from each rank.
-        group: The ranks.
-
-    Returns:
-        The received rows.
-    """
-    return _wait_tensor(collectives.all_to_all_single(x_MK, receive, send, group.group_name))
+    exchange = RowExchange(send, receive, group)
+    return exchange.finish(exchange.start(x_MD))
 
 
 class _StartExchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-        started: Tensor = collectives.all_to_all_single(x_MD.contiguous(), receive, send, group.group_name)
-        return started
+    def forward(ctx: Any, x_MD: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        return _start_all_to_all(x_MD, exchange.send, exchange.receive, exchange.group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _wait_tensor(gradients[0]), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        pending, ctx.exchange.pending_gradient = ctx.exchange.pending_gradient, None
+        return _wait_tensor(pending), None
 
 
 class _FinishExchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pending_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-        ctx.splits, ctx.group = (send, receive), group
+    def forward(ctx: Any, pending_MD: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
         return _wait_tensor(pending_MD)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        send, receive = ctx.splits
-        gradient = gradients[0].contiguous()
-        return collectives.all_to_all_single(gradient, send, receive, ctx.group.group_name), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        exchange = ctx.exchange
+        exchange.pending_gradient = _start_all_to_all(gradients[0], exchange.receive, exchange.send, exchange.group)
+        # Without values: `_StartExchange` has the gradient.
+        return gradients[0].new_zeros(()).expand_as(gradients[0]), None
+
+
+def _start_all_to_all(x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    pending: Tensor = collectives.all_to_all_single(x_MD.contiguous(), receive, send, group.group_name)
+    return pending
 
 
 class _AllGather(torch.autograd.Function):

@@ -32,7 +32,7 @@ from llmsys.model.token_dispatcher import (
     gather_tokens,
     permute_rows,
 )
-from llmsys.parallel.collectives import exchange_numbers, finish_exchange, start_exchange
+from llmsys.parallel.collectives import RowExchange, exchange_rows
 
 # N tokens of this rank, K experts per token, D width, R ranks, L experts of a rank, M rows sent or received
 
@@ -86,12 +86,13 @@ class AllToAllTokenDispatcher:
         plan = read_once(lambda: self._exchange_counts(counts_RL, counts_RL.sum(1)))
         num_assigned = sum(plan.send) if routing.partial else None
         permutation = build_permutation(routing.experts_NK, self.num_experts, num_assigned)
-        leaving_MD = gather_tokens(x_ND, permutation)
-        pending_MD = start_exchange(leaving_MD, plan.send, plan.receive, self.group)
+        exchange = RowExchange(plan.send, plan.receive, self.group)
+        pending_MD = exchange.start(gather_tokens(x_ND, permutation))
         shared_ND = None if shared is None else shared()
-        arrived_MD = finish_exchange(pending_MD, plan.send, plan.receive, self.group)
+        arrived_MD = exchange.finish(pending_MD)
         outputs_MD = self._compute_expert_outputs(arrived_MD, plan.received_RL, experts)
-        y_ND = combine_expert_outputs(self._send_back(outputs_MD, plan), routing.weights_NK, permutation)
+        returned_MD = exchange_rows(outputs_MD, plan.receive, plan.send, self.group)
+        y_ND = combine_expert_outputs(returned_MD, routing.weights_NK, permutation)
         return y_ND if shared_ND is None else y_ND + shared_ND
 
     def _send_to_ranks(
@@ -105,18 +106,19 @@ class AllToAllTokenDispatcher:
         rows_R = count_tokens(visits_NK, self.ranks, partial=True)
         plan = read_once(lambda: self._exchange_counts(counts_E.view(self.ranks, -1), rows_R))
         permutation = build_permutation(visits_NK, self.ranks, sum(plan.send))
-        pending_MD = start_exchange(gather_tokens(x_ND, permutation), plan.send, plan.receive, self.group)
-        pending_MK = start_exchange(gather_tokens(weights_NK, permutation), plan.send, plan.receive, self.group)
         local_MK = self._number_local_experts(experts_NK, ranks_NK, permutation.order_M[: permutation.num_rows])
-        local_MK = exchange_numbers(local_MK, plan.send, plan.receive, self.group)
+        local_MK = exchange_rows(local_MK, plan.send, plan.receive, self.group)
+        weights_MK = exchange_rows(gather_tokens(weights_NK, permutation), plan.send, plan.receive, self.group)
+        exchange = RowExchange(plan.send, plan.receive, self.group)
+        pending_MD = exchange.start(gather_tokens(x_ND, permutation))
         shared_ND = None if shared is None else shared()
-        arrived_MK = finish_exchange(pending_MK, plan.send, plan.receive, self.group)
-        arrived_MD = finish_exchange(pending_MD, plan.send, plan.receive, self.group)
-        arrived = RoutingDecision(local_MK, arrived_MK, partial=True)
+        arrived_MD = exchange.finish(pending_MD)
+        arrived = RoutingDecision(local_MK, weights_MK, partial=True)
         counts_L = plan.received_RL.sum(0)
         outputs_MD = compute_experts(arrived_MD, arrived, counts_L, experts, plan.num_assigned)
+        returned_MD = exchange_rows(outputs_MD, plan.receive, plan.send, self.group)
         # The ranks have weighted their outputs; they are only added.
-        y_ND = combine_expert_outputs(self._send_back(outputs_MD, plan), torch.ones_like(weights_NK), permutation)
+        y_ND = combine_expert_outputs(returned_MD, torch.ones_like(weights_NK), permutation)
         return y_ND if shared_ND is None else y_ND + shared_ND
 
     def _exchange_counts(self, counts_RL: Tensor, rows_R: Tensor) -> ExchangePlan:
@@ -126,10 +128,6 @@ class AllToAllTokenDispatcher:
         dist.all_to_all_single(received, sent, group=self.group)
         send, receive, assigned = torch.stack([rows_R, received[:, 0], received[:, 1:].sum(1)]).tolist()
         return ExchangePlan(send, receive, sum(assigned), received[:, 1:])
-
-    def _send_back(self, outputs_MD: Tensor, plan: ExchangePlan) -> Tensor:
-        pending_MD = start_exchange(outputs_MD, plan.receive, plan.send, self.group)
-        return finish_exchange(pending_MD, plan.receive, plan.send, self.group)
 
     def _number_local_experts(self, experts_NK: Tensor, ranks_NK: Tensor, order_M: Tensor) -> Tensor:
         """Return the experts of each row's token that its rank holds, by their number there; else NO_EXPERT."""

@@ -38,6 +38,8 @@ def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
         model: Changed in place.
         backend: A backend of torch.compile.
     """
+    # Experts count tokens and set their balance losses in the first pass; a repeated pass must not do it again.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in _list_blocks(model):
         block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 

@@ -27,9 +27,9 @@ MOE: dict[str, Any] = {
         ({"engine": DDP | {"cpu_offload": "state"}},
          "engine.cpu_offload: state is what FSDP can keep in host memory, and "
          "engine.data_parallel=ddp needs masters and gradients where it computes. Use engine.cpu_offload=none, or"),
-        ({"train": {"compile": "block", "activation_checkpoint": "full"}, "model": MOE},
-         "train.activation_checkpoint: full with experts "
-         "cannot be compiled: torch.compile gives such blocks up whole. Use train.compile=none or"),
+        ({"train": {"compile": "block", "activation_checkpoint": "full"}, "layout": {"expert": 2}, "model": MOE},
+         "train.activation_checkpoint: full cannot be compiled where the host reads counts inside a block, as for "
+         "layout.expert > 1 and routing by capacity or expert choice. Use train.compile=none or"),
         ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
         ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
          "engine.gradient_accumulation: whole sums micro-batches before ranks, and train.reproducibility=bitwise has "

@@ -14,8 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from resiliparse.parse.encoding import map_encoding_to_html5
 
-from data_pipeline.readers.charset_evidence import is_strong_evidence
-from data_pipeline.readers.charset_likelihood import WIDE, compute_mean_likelihood, extract_non_ascii_words
+from data_pipeline.readers.charset_likelihood import (
+    WIDE,
+    compute_mean_likelihood,
+    extract_non_ascii_words,
+    is_strong_evidence,
+)
 
 FALLBACK = "cp1252"
 

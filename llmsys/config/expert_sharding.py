@@ -1,4 +1,4 @@
-"""How the experts of a layer are shared out: the dim they are sharded along, and the ranks that a token visits.
+"""Sharding of the experts of a layer: the dim they are sharded along, and the ranks that a token visits.
 
 llmsys/parallel applies it, llmsys/estimate counts with it.
 """

@@ -95,7 +95,7 @@ class TokenPermutation:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the last row of `order_M` is not computed."""
+        """True where the last row of `order_M` is not computed."""
         return self.order_M.shape[0] > self.num_rows
 
 

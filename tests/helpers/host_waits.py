@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmsys.engine import micro_batch_loss
 from llmsys.model import token_dispatcher
-from llmsys.train import linear_cross_entropy
+from llmsys.train import cross_entropy
 
-DECIDED_BY_DEVICE = (micro_batch_loss, token_dispatcher, linear_cross_entropy)
+DECIDED_BY_DEVICE = (micro_batch_loss, token_dispatcher, cross_entropy)
 """Modules that take another way on accelerators."""
 
 
@@ -22,7 +22,7 @@ class WaitCounter(TorchDispatchMode):
     """Lists operations whose result the host must see: numbers, and tensors whose shape follows from values."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.sites: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

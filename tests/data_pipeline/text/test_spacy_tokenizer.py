@@ -7,10 +7,10 @@ import pytest
 from spacy.lang.char_classes import UNITS
 from spacy.symbols import IDS
 
-from data_pipeline.text.byte_spans import compute_chunk_spans, join_without_whitespace
+from data_pipeline.text.ragged_arrays import compute_chunk_spans, join_without_whitespace
 from data_pipeline.text.spacy_tokenizer import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, SpacyTokenizer
 from data_pipeline.text.word_cache import ChunkHashTable
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_columns import WordSplitter
 from tests.reference.rules import english, sentences_of, words_of
 
 CHUNKS = [

@@ -22,8 +22,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp
 from llmsys.train import checkpoint_load
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers import bitwise_runs
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import tiny_config

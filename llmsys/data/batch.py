@@ -9,7 +9,8 @@ Invariants:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from functools import cached_property
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -26,6 +27,14 @@ IGNORED = -100
 
 PADDING = -1
 """Document number of padding; no token of a document attends to it."""
+
+
+class TokenCounts(NamedTuple):
+    """Numbers of a batch that a step divides its losses by."""
+
+    valid_targets: int
+    tokens: int
+    source_tokens: int
 
 
 @dataclass(frozen=True)
@@ -56,22 +65,30 @@ class Batch:
     @property
     def num_valid_targets(self) -> int:
         """Number of targets with a loss."""
-        return int((self.targets_BT != IGNORED).sum())
+        return self.token_counts.valid_targets
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that are not padding; in an encoder-decoder those of the target."""
-        real_BT = self.real_BT
-        if real_BT is None and self.documents_BT is not None:
-            real_BT = self.documents_BT >= 0
-        return self.tokens_BT.numel() if real_BT is None else int(real_BT.sum())
+        return self.token_counts.tokens
 
     @property
     def num_source_tokens(self) -> int:
         """Number of source tokens that are not padding; 0 without a source."""
+        return self.token_counts.source_tokens
+
+    @cached_property
+    def token_counts(self) -> TokenCounts:
+        """The three counts. `pin_memory` and `to` carry them along, so that nobody waits for a device to count."""
+        real_BT = self.real_BT
+        if real_BT is None and self.documents_BT is not None:
+            real_BT = self.documents_BT >= 0
+        tokens = self.tokens_BT.numel() if real_BT is None else int(real_BT.sum())
         if self.source_documents_BS is not None:
-            return int((self.source_documents_BS >= 0).sum())
-        return 0 if self.source_BS is None else self.source_BS.numel()
+            source_tokens = int((self.source_documents_BS >= 0).sum())
+        else:
+            source_tokens = 0 if self.source_BS is None else self.source_BS.numel()
+        return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens)
 
     def to_model_inputs(self) -> dict[str, Tensor]:
         """Return the arguments of the model's forward, by name."""
@@ -88,7 +105,9 @@ class Batch:
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
         changed = {name: change(value) for name, value in self.to_model_inputs().items()}
-        return type(self)(targets_BT=change(self.targets_BT), **changed)
+        moved = type(self)(targets_BT=change(self.targets_BT), **changed)
+        moved.__dict__["token_counts"] = self.token_counts
+        return moved
 
 
 def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:

@@ -47,6 +47,8 @@ def test_experts_agree_in_bfloat16() -> None:
     compile_blocks(model, backend="aot_eager")
     for value, true in zip(values(model, tokens), expected, strict=True):
         torch.testing.assert_close(value.float(), true.float(), rtol=2e-2, atol=2e-3)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # equal blocks share it
 
 
 @pytest.fixture(autouse=True)

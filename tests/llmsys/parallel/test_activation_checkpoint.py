@@ -75,8 +75,11 @@ def test_losses_gradients_and_counts_are_the_same_bits(name: str, dtype: torch.d
     assert_same_bits(ModelConfig.model_validate(SHAPE | CASES[name] | dropout), dtype)
 
 
-def test_compiled_blocks_recompute_the_same_bits() -> None:
-    config = ModelConfig.model_validate(SHAPE | {"num_hidden_layers": 2} | DROPOUT)
+@pytest.mark.parametrize(
+    "changes", [DROPOUT, {"moe": MOE | {"balance": {"kind": "auxiliary_loss", "weight": 0.5}}}], ids=["dense", "moe"]
+)
+def test_compiled_blocks_recompute_the_same_bits(changes: dict[str, Any]) -> None:
+    config = ModelConfig.model_validate(SHAPE | {"num_hidden_layers": 2} | changes)
     assert_same_bits(config, torch.bfloat16, compiled=True)
 
 

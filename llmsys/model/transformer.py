@@ -18,6 +18,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.norm import DeepNormConfig
 from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
+from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.encoder_output import EncoderOutput
 from llmsys.model.forward_context import ForwardContext
@@ -68,8 +69,10 @@ class Transformer(LayerStack):
         tokens_BT: Tensor,
         *,
         documents_BT: Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
         source_BS: Tensor | None = None,
         source_documents_BS: Tensor | None = None,
+        source_document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
         real_BT: Tensor | None = None,
         memory: EncoderOutput | None = None,
@@ -84,9 +87,11 @@ class Transformer(LayerStack):
             tokens_BT: Token ids, integer; in an encoder-decoder those of the target.
             documents_BT: Document number of each token; tokens of other documents are hidden. None: one document.
                 Padding is a document of its own. Added positions count from the start of each document.
+            document_lengths: The lengths of these documents, which spare accelerators a wait. None: counted if needed.
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source. A target sees the source of equal number; tokens
                 without numbers count as 0.
+            source_document_lengths: As `document_lengths`, of the source.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
             real_BT: False at padding, which experts do not count; attention does not use it. None: padding is where
                 documents_BT is negative.
@@ -102,7 +107,7 @@ class Transformer(LayerStack):
         if source_BS is not None:
             if memory is not None:
                 raise ConfigError("A source and its memory were both given. Give one of them.")
-            memory = self.encode_source(source_BS, source_documents_BS)
+            memory = self.encode_source(source_BS, source_documents_BS, source_document_lengths)
         memory = self._resolve_encoder_output(memory, cache)
         new = tokens_BT.shape[1]
         tokens_BT = tokens_BT if cache is None else self._select_input_tokens(tokens_BT, cache)
@@ -110,6 +115,7 @@ class Transformer(LayerStack):
         x_BTD, context = self.run_blocks(
             embedded_BTD,
             documents_BT=documents_BT,
+            document_lengths=document_lengths,
             token_types_BT=token_types_BT,
             cache=cache,
             memory=memory,
@@ -124,12 +130,21 @@ class Transformer(LayerStack):
         output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
         return output
 
-    def encode_source(self, source_BS: Tensor, source_documents_BS: Tensor | None = None) -> EncoderOutput:
+    def encode_source(
+        self,
+        source_BS: Tensor,
+        source_documents_BS: Tensor | None = None,
+        source_document_lengths: DocumentLengths | None = None,
+    ) -> EncoderOutput:
         """Return the encoder output of a source, for any number of forward passes."""
         if self.encoder is None:
             raise ConfigError(f"A source was given, and model.family={self.config.family} reads none. Leave it out.")
         embed = self.embed if self.source_embed is None else self.source_embed
-        x_BSD, _ = self.encoder.run_blocks(self._scale_embedding(embed(source_BS)), documents_BT=source_documents_BS)
+        x_BSD, _ = self.encoder.run_blocks(
+            self._scale_embedding(embed(source_BS)),
+            documents_BT=source_documents_BS,
+            document_lengths=source_document_lengths,
+        )
         return EncoderOutput(self.encoder.apply_final_norm(x_BSD), source_documents_BS)
 
     def pool_first_position(self, hidden_BTD: Tensor) -> Tensor:

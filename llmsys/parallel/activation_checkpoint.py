@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from llmsys.model import cpu_attention, cpu_kernels
+from llmsys.model import cpu_attention, cpu_kernels, varlen_attention
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 
@@ -132,6 +132,7 @@ SAVED_OPERATIONS = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     cpu_attention.OPERATION,
+    varlen_attention.OPERATION,
     cpu_kernels.OPERATION,
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,

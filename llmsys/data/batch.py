@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class Batch:
 
     def count_documents(self) -> Self:
         """Return the batch with the lengths of its documents, which attention on an accelerator takes; on the host."""
-        counted = {
+        counted: dict[str, Any] = {
             name: build_document_lengths(documents)
             for name, documents, lengths in (
                 ("document_lengths", self.documents_BT, self.document_lengths),
@@ -96,7 +96,7 @@ class Batch:
         return batch._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = {
+        changed: dict[str, Any] = {
             name: value.map_tensors(change) if isinstance(value, DocumentLengths) else change(value)
             for name, value in self.to_model_inputs().items()
         }
@@ -106,5 +106,8 @@ class Batch:
 def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
     """Build a batch from windows of T + 1 tokens; with `separate_documents` a token sees its own document only."""
     # Copied by numpy: torch would start threads that compete with training.
-    arrays = [rows.tokens[:, :-1], rows.tokens[:, 1:]] + ([rows.documents[:, :-1]] if separate_documents else [])
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+    tokens_BT, targets_BT, documents_BT = (
+        torch.from_numpy(np.ascontiguousarray(array))
+        for array in (rows.tokens[:, :-1], rows.tokens[:, 1:], rows.documents[:, :-1])
+    )
+    return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from llmsys.errors import DataError
@@ -76,7 +77,7 @@ def build_row_lengths(rows: int, length: int, device: torch.device) -> DocumentL
     return DocumentLengths(ends, length)
 
 
-def _require_contiguous_documents(rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", numbers: np.ndarray) -> None:  # type: ignore[type-arg]
+def _require_contiguous_documents(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
     """Raise DataError for a number with two runs in a row: a table would join them, lengths cannot."""
     runs = np.stack([rows, numbers])
     unique, counts = np.unique(runs, axis=1, return_counts=True)

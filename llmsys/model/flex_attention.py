@@ -83,7 +83,7 @@ def build_flex_mask(ranges: KeyRanges, bias: ScoreBias | None = None) -> FlexMas
     is_full_BQJ = (begins_J >= all_from_BQ[..., None]) & (ends_J <= all_until_BQ[..., None])
 
     def is_visible(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return (s >= first_BT[b, t]) & (s <= last_BT[b, t])
+        return torch.logical_and(s >= first_BT[b, t], s <= last_BT[b, t])
 
     block_mask = BlockMask.from_kv_blocks(
         *_order_blocks(is_seen_BQJ & ~is_full_BQJ),
@@ -183,6 +183,7 @@ def call_flex_attention(
         enable_gqa=q.shape[1] != k.shape[1],
         return_aux=AuxRequest(lse=True),
     )
+    assert aux.lse is not None
     return out, aux.lse
 
 

@@ -75,7 +75,8 @@ def compute_varlen_attention(
     q, k, v = (x.to(v_BTGK.dtype).flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
     lengths, (left, right) = mask.lengths, mask.window
     out_PHK, _ = _attend(q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale)
-    return out_PHK.unflatten(0, q_BTHK.shape[:2])
+    out_BTHK: Tensor = out_PHK.unflatten(0, q_BTHK.shape[:2])
+    return out_BTHK
 
 
 # A custom op, so that selective checkpointing can save its outputs, compiled blocks keep it whole, and fake tensors pass.

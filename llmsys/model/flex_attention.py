@@ -83,7 +83,7 @@ def build_flex_mask(ranges: KeyRanges, bias: ScoreBias | None = None) -> FlexMas
     is_full_BQJ = (begins_J >= all_from_BQ[..., None]) & (ends_J <= all_until_BQ[..., None])
 
     def is_visible(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return torch.logical_and(s >= first_BT[b, t], s <= last_BT[b, t])
+        return (s >= first_BT[b, t]) & (s <= last_BT[b, t])
 
     block_mask = BlockMask.from_kv_blocks(
         *_order_blocks(is_seen_BQJ & ~is_full_BQJ),
@@ -96,7 +96,8 @@ def build_flex_mask(ranges: KeyRanges, bias: ScoreBias | None = None) -> FlexMas
 
 
 def _split_blocks(x_BT: Tensor, count: int, filler: int) -> Tensor:
-    return F.pad(x_BT, (0, count * FLEX_BLOCK - x_BT.shape[1]), value=filler).unflatten(1, (count, FLEX_BLOCK))
+    padded_BT = F.pad(x_BT, (0, count * FLEX_BLOCK - x_BT.shape[1]), value=filler)
+    return padded_BT.view(-1, count, FLEX_BLOCK)
 
 
 def _order_blocks(chosen_BQJ: Tensor) -> tuple[Tensor, Tensor]:

@@ -134,14 +134,17 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
         return _choose_table(traits, "varlen and flex have no attention dropout", "varlen")
     if not device.has_fused_kernels:
         return _choose_without_fused_kernels(device, traits)
-    if traits.is_cached and (traits.needs_rules or not _has_plain_scores(traits) or _find_flash_obstacle(device, traits)):
+    if traits.is_cached and (
+        traits.needs_rules or not _has_plain_scores(traits) or _find_flash_obstacle(device, traits)
+    ):
         return _choose_table(traits, "generation: the table has a row for each new token only", None)
     obstacle = _find_flash_obstacle(device, traits)
     if obstacle is None and _has_plain_scores(traits) and not traits.needs_rules:
         return KernelChoice("sdpa", f"{_describe_mask(traits)}: flash or cuDNN attention without a table")
     obstacle = obstacle or _find_varlen_obstacle(traits)
     if obstacle is None:
-        return KernelChoice("varlen", f"{_describe_mask(traits)}: lengths in place of a table{_describe_sinks(traits)}")
+        details = f"lengths in place of a table{_describe_sinks(traits)}; {_describe_version(device)}"
+        return KernelChoice("varlen", f"{_describe_mask(traits)}: {details}")
     return KernelChoice("flex", f"flash attention has {obstacle}", False, "varlen", _describe_flex_cost(traits))
 
 
@@ -221,10 +224,13 @@ def _has_eager_scores(traits: AttentionTraits) -> bool:
 
 
 def _describe_mask(traits: AttentionTraits) -> str:
-    extras = [
-        name for name, has in (("documents", traits.has_documents), ("window", traits.has_window)) if has
-    ]
+    extras = [name for name, has in (("documents", traits.has_documents), ("window", traits.has_window)) if has]
     return ", ".join([traits.mask, *extras])
+
+
+def _describe_version(device: AttentionDevice) -> str:
+    newer = {9: 3, 10: 4}.get(device.capability[0] if device.capability else 0)
+    return "FlashAttention-2" + (f", or {newer} where activate_flash_attention_impl was called" if newer else "")
 
 
 def _describe_sinks(traits: AttentionTraits) -> str:

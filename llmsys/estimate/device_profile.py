@@ -72,6 +72,9 @@ class DeviceProfile(Section):
     network: Interconnect | None = Field(None, description="Between machines, for one device; null: never measured.")
     host_bandwidth: float = Field(25e9, gt=0, description="Bytes per second between a device and host memory.")
     watts: float | None = Field(None, gt=0, description="Power limit of one device; null: nobody said.")
+    compute_capability: tuple[int, int] | None = Field(
+        None, description="CUDA compute capability, such as [9, 0]: which attention kernels run; null: no CUDA device."
+    )
     driver_names: tuple[str, ...] = Field((), description="What its driver calls it, so that a run finds its profile.")
     residual: dict[ModelClass, RunResidual] = Field(
         {}, description="Of steps measured on it, by class of model; a class without takes that of published rows."

@@ -40,7 +40,9 @@ def _pretend_flex(
     q: Tensor, k: Tensor, v: Tensor, table_HR: Tensor | None, num_blocks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp of fake tensors."""
-    raise RuntimeError(f"llmsys::fake_flex_attention has no values, and {q.device} tensors have. Call compute_flex_attention.")
+    raise RuntimeError(
+        f"llmsys::fake_flex_attention has no values, and {q.device} tensors have. Call compute_flex_attention."
+    )
 
 
 @_pretend_flex.register_fake

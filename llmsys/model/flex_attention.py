@@ -146,11 +146,10 @@ def _run_flex(
         return call_flex_attention(q, k, v, mask, scale, softcap)
     if q.is_meta or isinstance(q, FakeTensor):
         return _run_fake(q, k, v, mask)
-    if q.device.type == "cpu":
-        return _run_operator(q, k, v, mask, scale, softcap)
-    # Dispatch modes, such as those of selective checkpointing, see no operation inside of compiled code.
+    run = _run_operator if q.device.type == "cpu" else _compile_flex_attention()
+    # Selective checkpointing's dispatch modes know neither the operator nor compiled code, and compute both again.
     with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
-        return _compile_flex_attention()(q, k, v, mask, scale, softcap)
+        return run(q, k, v, mask, scale, softcap)
 
 
 def call_flex_attention(
@@ -198,9 +197,13 @@ def _run_operator(
     q: Tensor, k: Tensor, v: Tensor, mask: FlexMask, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Run the operator eagerly. Trained tensors are its arguments: those in closures would get no gradient."""
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing  # loads the compiler: seconds
+
     change, buffers = _build_score_mod(mask.bias, softcap)
     options = {"OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False, "BACKEND": "AUTO"}
-    out, lse_log2, *_ = flex_operator(q, k, v, change, mask.block_mask.as_tuple(), scale, options, buffers)
+    # The operator traces the gradient of a score: the hooks of activation checkpointing would recompute the block for it.
+    with _disable_saved_tensors_hooks_during_tracing():
+        out, lse_log2, *_ = flex_operator(q, k, v, change, mask.block_mask.as_tuple(), scale, options, buffers)
     return out, lse_log2 * math.log(2)
 
 

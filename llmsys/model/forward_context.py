@@ -179,4 +179,3 @@ def _collect_segments(token_types_BT: Tensor, cache: KeyValueCache | None) -> tu
     if cache is None:
         return token_types_BT, token_types_BT
     return token_types_BT, cache.append_layer("segments", token_types_BT)[0]
-

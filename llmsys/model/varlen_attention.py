@@ -74,6 +74,7 @@ def compute_varlen_attention(
     # Under autocast a norm may have left queries and keys in float32.
     q, k, v = (x.to(v_BTGK.dtype).flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
     lengths, (left, right) = mask.lengths, mask.window
+    q = q.contiguous()  # the output gets the strides of the queries
     out_PHK, _ = _attend(q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale)
     out_BTHK: Tensor = out_PHK.unflatten(0, q_BTHK.shape[:2])
     return out_BTHK

@@ -10,7 +10,8 @@ Saved from forward to backward, which llmsys/estimate restates:
 - `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
 - `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
   fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
-  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert, and
+  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert,
+  flex_attention (compiled code, which no dispatch mode sees), and
   eager attention (soft caps, sinks, distances, dropout on CPUs), whose T × T tensors Korthikanti 2022
   (arXiv:2205.05198, 5) recomputes too.
 
@@ -67,7 +68,16 @@ def build_compiled_contexts(operations: Collection[Any]) -> Callable[[], Any]:
     return lambda: create_selective_checkpoint_contexts(choose_policy)
 
 
-class _SavingMode(TorchDispatchMode):
+class _EagerMode(TorchDispatchMode):
+    """Dispatch mode of an eager block that may call compiled functions, such as flex_attention."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: inside of other modes torch runs compiled functions eagerly, without a word."""
+        return True
+
+
+class _SavingMode(_EagerMode):
     """Dispatch mode of the first pass: stores the outputs of some operations."""
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
@@ -82,7 +92,7 @@ class _SavingMode(TorchDispatchMode):
         return outputs
 
 
-class _RecomputingMode(TorchDispatchMode):
+class _RecomputingMode(_EagerMode):
     """Dispatch mode of the second pass: returns stored outputs in their order, and computes the rest."""
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:

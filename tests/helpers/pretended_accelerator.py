@@ -10,9 +10,7 @@ from tests.reference.varlen import register_cpu_kernels
 HOPPER = AttentionDevice("cuda", (9, 0))
 
 
-def pretend_accelerator(
-    patch: pytest.MonkeyPatch, device: AttentionDevice = HOPPER, *, exact: bool = False
-) -> None:
+def pretend_accelerator(patch: pytest.MonkeyPatch, device: AttentionDevice = HOPPER, *, exact: bool = False) -> None:
     """Choose kernels as on `device`; `exact` lets float32 through where the kernel takes bf16, to see small errors."""
     register_cpu_kernels()
     patch.setattr(attention_device, "describe_device", lambda _: device)

@@ -22,4 +22,3 @@ class ScoreTableFinder(TorchDispatchMode):
             if isinstance(x, Tensor) and x.untyped_storage().nbytes() // x.element_size() >= self.length**2:
                 self.found.append(f"{func} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}")
         return results
-

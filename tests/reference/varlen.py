@@ -57,7 +57,8 @@ def attend(
     qd, kd, vd = q.double(), *(x.double().repeat_interleave(shared_by, 1) for x in (k, v))
     scores = _score(qd, kd, visible, scale or q.shape[-1] ** -0.5)
     out = torch.einsum("hts,shk->thk", scores.softmax(-1), vd)
-    return out.to(q.dtype), scores.logsumexp(-1).float(), torch.zeros(2, dtype=torch.uint64)
+    # Strides as the CUDA kernel makes them: those of its inputs.
+    return torch.empty_like(q).copy_(out), scores.logsumexp(-1).float(), torch.zeros(2, dtype=torch.uint64)
 
 
 def compute_gradients(
@@ -87,7 +88,8 @@ def compute_gradients(
     dq = torch.einsum("hts,shk->thk", ds, kd)
     dk, dv = torch.einsum("hts,thk->shk", ds, qd), torch.einsum("hts,thk->shk", p, dd)
     dk, dv = (x.unflatten(1, (-1, shared_by)).sum(2) for x in (dk, dv))
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    dq, dk, dv = (torch.empty_like(x).copy_(g) for x, g in ((q, dq), (k, dk), (v, dv)))
+    return dq, dk, dv
 
 
 @cache

@@ -121,7 +121,10 @@ def _compute_both(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Te
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
 
-    q, k, v = draw(ROWS, length, HEADS, case.key_width), *(draw(ROWS, keys, case.groups, w) for w in (case.key_width, WIDTH))
+    q, k, v = (
+        draw(ROWS, length, HEADS, case.key_width),
+        *(draw(ROWS, keys, case.groups, w) for w in (case.key_width, WIDTH)),
+    )
     sinks_H = torch.randn(HEADS, generator=generator).requires_grad_()
     table_HR = torch.randn(HEADS, 2 * keys - 1, generator=generator).requires_grad_()
     inputs = [q, k, v] + [sinks_H] * case.sinks + [table_HR] * (case.bias == "trained")

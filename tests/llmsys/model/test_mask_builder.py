@@ -81,7 +81,9 @@ def _find_tables(config: ModelConfig, length: int) -> list[str]:
             torch.set_default_dtype(torch.float32)
 
         def convert(value: Tensor | DocumentLengths) -> Tensor | DocumentLengths:
-            return value.map_tensors(mode.from_tensor) if isinstance(value, DocumentLengths) else mode.from_tensor(value)
+            return (
+                value.map_tensors(mode.from_tensor) if isinstance(value, DocumentLengths) else mode.from_tensor(value)
+            )
 
         inputs = {key: convert(value) for key, value in batch.to_model_inputs().items()}
         with ScoreTableFinder(length) as finder:
@@ -91,7 +93,11 @@ def _find_tables(config: ModelConfig, length: int) -> list[str]:
 
 def _has_table(config: ModelConfig, batch: Batch, length: int) -> bool:
     """Return whether the decision table reports one for any layer."""
-    stacks = [config] if config.encoder_model is None or config.family != "encoder_decoder" else [config, config.encoder_model]
+    stacks = (
+        [config]
+        if config.encoder_model is None or config.family != "encoder_decoder"
+        else [config, config.encoder_model]
+    )
     common: dict[str, Any] = {"dtype": "bf16", "length": length}
     traits = [
         describe_self_attention(stack, stack.get_layer_type(layer), has_documents=True, **common)
@@ -108,7 +114,11 @@ def test_training_makes_no_table_but_those_that_are_reported(name: str, monkeypa
     pretend_accelerator(monkeypatch)
     config = _build_config(name, max_position_embeddings=LONG)
     found = _find_tables(config, LONG)
-    assert bool(found) == _has_table(config, _build_batch(config, 16), LONG) == ("transformer_xl" in str(config.position.kind)), found[:3]
+    assert (
+        bool(found)
+        == _has_table(config, _build_batch(config, 16), LONG)
+        == ("transformer_xl" in str(config.position.kind))
+    ), found[:3]
 
 
 def test_attention_dropout_is_reported_with_its_table(monkeypatch: pytest.MonkeyPatch) -> None:

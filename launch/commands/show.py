@@ -1,4 +1,4 @@
-"""Run `llmsys show`: print the resolved config, what differs from the defaults, its kernels, or the schema for editors."""
+"""Run `llmsys show`: print the resolved config, what differs from the defaults, its kernels, or the schema."""
 
 import argparse
 import json

@@ -33,7 +33,7 @@ FLEX_BLOCK = 128
 
 @dataclass(frozen=True)
 class AttentionDevice:
-    """What the choice of a kernel depends on.
+    """The properties of a device that the choice of a kernel depends on.
 
     Attributes:
         kind: `torch.device.type`: cpu, cuda, …; "hip" for AMD's devices, which torch calls cuda too.

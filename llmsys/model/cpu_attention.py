@@ -24,7 +24,7 @@ CHUNK = 128
 
 
 def is_cpu_attention_supported(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
-    """Return whether this path applies: bfloat16 on the CPU, more than one query, at most MAX_CHUNKED_LENGTH positions."""
+    """Return whether this path applies: bfloat16 on the CPU, several queries, at most MAX_CHUNKED_LENGTH positions."""
     bfloat16_on_cpu = q_BTHK.device.type == "cpu" and q_BTHK.dtype == torch.bfloat16
     return bfloat16_on_cpu and q_BTHK.shape[1] > 1 and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= MAX_CHUNKED_LENGTH
 

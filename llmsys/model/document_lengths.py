@@ -22,7 +22,7 @@ from llmsys.errors import DataError
 
 @dataclass(frozen=True)
 class DocumentLengths:
-    """Where each document of a batch begins, with all rows one after another.
+    """The borders of the documents of a batch, with all rows one after another.
 
     Attributes:
         cu_lengths: Cumulative lengths, int32 (N + 1,): 0, and the end of each document. The last entries may repeat:
@@ -51,7 +51,7 @@ def build_document_lengths(documents_BT: Tensor) -> DocumentLengths:
         DataError: Tokens of one document are apart from each other.
     """
     documents = documents_BT.numpy()
-    rows, length = documents.shape
+    length = documents.shape[1]
     opens = np.ones(documents.shape, np.bool_)
     opens[:, 1:] = documents[:, 1:] != documents[:, :-1]
     starts = np.flatnonzero(opens)

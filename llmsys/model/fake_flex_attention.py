@@ -31,12 +31,12 @@ def run_fake_flex_attention(
     Returns:
         The output, (B, H, T, V), and the log-sum-exp of the scores, float32 (B, H, T).
     """
-    out, lse = _pretend_flex(q, k, v, table_HR, num_blocks)
+    out, lse = _allocate_flex_outputs(q, k, v, table_HR, num_blocks)
     return out, lse
 
 
 @torch.library.custom_op("llmsys::fake_flex_attention", mutates_args=())
-def _pretend_flex(
+def _allocate_flex_outputs(
     q: Tensor, k: Tensor, v: Tensor, table_HR: Tensor | None, num_blocks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp of fake tensors."""
@@ -45,7 +45,7 @@ def _pretend_flex(
     )
 
 
-@_pretend_flex.register_fake
+@_allocate_flex_outputs.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, table_HR: Tensor | None, num_blocks: Tensor) -> tuple[Tensor, Tensor]:
     rows, heads, length, _ = q.shape
     # The kernel writes its output in the order of the queries' strides: (B, T, H, V) in memory.
@@ -54,7 +54,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, table_HR: Tensor | None, num_blocks: Tens
 
 
 @torch.library.custom_op("llmsys::fake_flex_attention_backward", mutates_args=())
-def _pretend_flex_backward(
+def _allocate_flex_gradients(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -68,7 +68,7 @@ def _pretend_flex_backward(
     raise RuntimeError(f"llmsys::fake_flex_attention_backward has no values, and {q.device} tensors have.")
 
 
-@_pretend_flex_backward.register_fake
+@_allocate_flex_gradients.register_fake
 def _(
     dout: Tensor,
     q: Tensor,
@@ -88,8 +88,8 @@ def _save_fake_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
 
 
 def _run_fake_backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _pretend_flex_backward(dout, *ctx.saved_tensors)
+    gradients = _allocate_flex_gradients(dout, *ctx.saved_tensors)
     return (*gradients, *([None] * (5 - len(gradients))))
 
 
-_pretend_flex.register_autograd(_run_fake_backward, setup_context=_save_fake_inputs)
+_allocate_flex_outputs.register_autograd(_run_fake_backward, setup_context=_save_fake_inputs)

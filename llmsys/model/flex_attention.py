@@ -201,7 +201,7 @@ def _run_operator(
 
     change, buffers = _build_score_mod(mask.bias, softcap)
     options = {"OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False, "BACKEND": "AUTO"}
-    # The operator traces the gradient of a score: the hooks of activation checkpointing would recompute the block for it.
+    # The operator traces the gradient of a score, and the hooks of checkpointing would recompute the block for that.
     with _disable_saved_tensors_hooks_during_tracing():
         out, lse_log2, *_ = flex_operator(q, k, v, change, mask.block_mask.as_tuple(), scale, options, buffers)
     return out, lse_log2 * math.log(2)

@@ -44,7 +44,7 @@ from llmsys.model.varlen_attention import build_varlen_mask
 
 @dataclass(frozen=True)
 class MaskInputs:
-    """What the masks of a forward pass depend on.
+    """The inputs of a forward pass that masks depend on.
 
     Attributes:
         length: Number of new tokens, T.
@@ -71,9 +71,8 @@ class MaskInputs:
         """Number of cached tokens."""
         return 0 if self.cache is None else self.cache.length
 
-    @property
-    def padding_B(self) -> Tensor | None:
-        """Number of leading slots of each row of the cache that are empty; None: no row has any."""
+    def get_padding(self) -> Tensor | None:
+        """Return the number of leading slots of each row of the cache that are empty, (B,); None: no row has any."""
         is_padded = self.cache is not None and self.cache.is_padded
         return self.cache.padding_B.to(self.like.device) if self.cache is not None and is_padded else None
 
@@ -99,7 +98,7 @@ class MaskBuilder:
                 kind,
                 dtype=attention_device.get_attention_dtype(inputs.like),
                 length=inputs.start + inputs.length,
-                has_documents=inputs.documents_BT is not None or inputs.padding_B is not None,
+                has_documents=inputs.documents_BT is not None or inputs.get_padding() is not None,
                 is_training=inputs.training,
                 is_cached=inputs.cache is not None,
             )
@@ -148,7 +147,7 @@ class MaskBuilder:
                     start=inputs.start,
                     window=window,
                     documents_BT=inputs.documents_BT,
-                    padding_B=inputs.padding_B,
+                    padding_B=inputs.get_padding(),
                     device=device,
                 )
                 return build_flex_mask(ranges, self._build_score_bias(inputs))
@@ -160,7 +159,7 @@ class MaskBuilder:
     def _build_tables(
         self, inputs: MaskInputs, windows: Mapping[LayerType, int | None]
     ) -> dict[LayerType, AttentionMask]:
-        padding_B = inputs.padding_B
+        padding_B = inputs.get_padding()
         masks = {
             kind: build_self_attention_mask(
                 inputs.length,

@@ -87,14 +87,12 @@ class Transformer(LayerStack):
             tokens_BT: Token ids, integer; in an encoder-decoder those of the target.
             documents_BT: Document number of each token; tokens of other documents are hidden. None: one document.
                 Padding is a document of its own. Added positions count from the start of each document.
-            document_lengths: The lengths of these documents, which spare accelerators a wait. None: counted if needed.
+            document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source. A target sees the source of equal number; tokens
                 without numbers count as 0.
-            source_document_lengths: As `document_lengths`, of the source.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
-            real_BT: False at padding, which experts do not count; attention does not use it. None: padding is where
-                documents_BT is negative.
+            real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
             cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
@@ -104,16 +102,14 @@ class Transformer(LayerStack):
             ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
                 that is missing, given twice or not supported.
         """
+        encoded = None
         if source_BS is not None:
-            if memory is not None:
-                raise ConfigError("A source and its memory were both given. Give one of them.")
-            memory = self.encode_source(source_BS, source_documents_BS, source_document_lengths)
-        memory = self._resolve_encoder_output(memory, cache)
+            encoded = self.encode_source(source_BS, source_documents_BS, source_document_lengths)
+        memory = self._resolve_encoder_output(encoded, memory, cache)
         new = tokens_BT.shape[1]
         tokens_BT = tokens_BT if cache is None else self._select_input_tokens(tokens_BT, cache)
-        embedded_BTD = self._embed_tokens(tokens_BT, token_types_BT)
         x_BTD, context = self.run_blocks(
-            embedded_BTD,
+            self._embed_tokens(tokens_BT, token_types_BT),
             documents_BT=documents_BT,
             document_lengths=document_lengths,
             token_types_BT=token_types_BT,
@@ -127,8 +123,7 @@ class Transformer(LayerStack):
         hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
-        output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
-        return output
+        return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
     def encode_source(
         self,
@@ -202,9 +197,12 @@ class Transformer(LayerStack):
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
     def _resolve_encoder_output(
-        self, memory: EncoderOutput | None, cache: KeyValueCache | None
+        self, encoded: EncoderOutput | None, memory: EncoderOutput | None, cache: KeyValueCache | None
     ) -> EncoderOutput | None:
         """Return the encoder output to attend to; a cache keeps the one that it is given."""
+        if encoded is not None and memory is not None:
+            raise ConfigError("A source and its memory were both given. Give one of them.")
+        memory = encoded if memory is None else memory
         if cache is not None and memory is not None:
             if cache.memory is not None:
                 raise ConfigError("The cache has its source already. Give the source with the first call only.")

@@ -5,8 +5,8 @@ are installed and activated). It runs on CUDA in fp16 and bf16.
 
 A sink s adds exp(s) to the denominator of the softmax. With lse the log-sum-exp of a query's scores,
 L = log(exp(lse) + exp(s)), the output is out · exp(lse - L). torch's backward ignores the gradient of lse, so
-out · sigmoid(lse - s) would lose a part of the gradients of queries and keys. Here the kernel's backward gets the folded
-output and L in place of its own: with those the formulas of FlashAttention-2 are exact.
+out · sigmoid(lse - s) would lose a part of the gradients of queries and keys. Here the kernel's backward gets the
+folded output and L in place of its own: with those the formulas of FlashAttention-2 are exact.
 """
 
 from dataclasses import dataclass
@@ -75,16 +75,16 @@ def compute_varlen_attention(
     q, k, v = (x.to(v_BTGK.dtype).flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
     lengths, (left, right) = mask.lengths, mask.window
     q = q.contiguous()  # the output gets the strides of the queries
-    out_PHK, _ = _attend(q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale)
+    out_PHK, _ = _run_varlen(q, k, v, sinks_H, lengths.cu_lengths, lengths.max_length, left, right, scale)
     out_BTHK: Tensor = out_PHK.unflatten(0, q_BTHK.shape[:2])
     return out_BTHK
 
 
-# A custom op, so that selective checkpointing can save its outputs, compiled blocks keep it whole, and fake tensors pass.
+# A custom op, so that selective checkpointing saves its outputs, compiled blocks keep it whole, and fake tensors pass.
 
 
 @torch.library.custom_op("llmsys::varlen_attention", mutates_args=())
-def _attend(
+def _run_varlen(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -109,7 +109,7 @@ def _attend(
     return torch.mul(out, weight_PH1, out=torch.empty_like(out)), whole_HP
 
 
-@_attend.register_fake
+@_run_varlen.register_fake
 def _(
     q: Tensor,
     k: Tensor,
@@ -184,7 +184,7 @@ def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
     return *gradients, dsinks_H, None, None, None, None, None
 
 
-_attend.register_autograd(_run_backward, setup_context=_save_inputs)
+_run_varlen.register_autograd(_run_backward, setup_context=_save_inputs)
 OPERATION = torch.ops.llmsys.varlen_attention.default
 
 

@@ -6,6 +6,7 @@ in the CUDA kernel, probabilities of the backward come from the lse and the outp
 """
 
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ def _hide_keys(lengths: list[int], window: list[int], is_causal: bool) -> Tensor
     if is_causal:
         right = 0
     visible = torch.zeros(total, total, dtype=torch.bool)
-    for begin, end in zip(lengths, lengths[1:], strict=False):
+    for begin, end in pairwise(lengths):
         for t in range(begin, end):
             first = begin if left < 0 else max(begin, t - left)
             last = end - 1 if right < 0 else min(end - 1, t + right)
@@ -50,7 +51,7 @@ def attend(
     assert torch.equal(cu_seq_q, cu_seq_k)
     assert lengths[0] == 0
     assert lengths[-1] == len(q)
-    assert max_q == max_k >= max(b - a for a, b in zip(lengths, lengths[1:], strict=False))
+    assert max_q == max_k >= max(b - a for a, b in pairwise(lengths))
     shared_by = q.shape[1] // k.shape[1]
     assert enable_gqa == (shared_by > 1)
     visible = _hide_keys(lengths, window_size or [-1, -1], is_causal)

@@ -69,11 +69,11 @@ def test_kernels_of_accelerators_agree_and_other_documents_do_not_compile_again(
     width = {} if name == "latent" else {"head_dim": 8}
     model, tokens = tiny_model(tiny_config(**ARCHITECTURES[name] | width)), tiny_tokens(2, 8)
     steps = [PACKED, PACKED.flip(0), torch.where(PACKED == 2, torch.arange(8) // 4, PACKED)]
-    expected = [values(lambda x, d=d: model(x, documents_BT=d), tokens, model) for d in steps]  # type: ignore[misc]
+    expected = [values(lambda x, d=d: model(x, documents_BT=d), tokens, model) for d in steps]
     compile_blocks(model, backend="aot_eager")
     graphs = []
     for documents_BT, true in zip(steps, expected, strict=True):
-        found = values(lambda x, d=documents_BT: model(x, documents_BT=d), tokens, model)  # type: ignore[misc]
+        found = values(lambda x, d=documents_BT: model(x, documents_BT=d), tokens, model)
         for value, reference in zip(found, true, strict=True):
             torch.testing.assert_close(value, reference, rtol=1e-4, atol=1e-5)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])

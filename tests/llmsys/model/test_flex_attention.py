@@ -76,7 +76,7 @@ CASES = {
     "window both ways": _build_case(rules=PACKED | {"causal": False, "window": 20}),
     "prefix": Case(
         build_self_ranges(ROWS, LENGTH, causal=True, prefix_B=PREFIX_B),
-        AttentionMask(visible_B1TS=((PLACES[:, None] >= PLACES) | (PLACES < PREFIX_B[:, None, None]))[:, None]),
+        AttentionMask(visible_B1TS=((PLACES[:, None] >= PLACES) | (PREFIX_B[:, None, None] > PLACES))[:, None]),
     ),
     "soft cap": _build_case(rules=PACKED, softcap=2.0),
     "alibi": _build_case(rules=PACKED, bias="alibi"),
@@ -209,7 +209,8 @@ def test_fake_tensors_have_the_shapes_of_real_ones_and_no_scores() -> None:
         q = torch.empty(ROWS, LENGTH, HEADS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
         k, v = (torch.empty(ROWS, LENGTH, GROUPS, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
         table_HR = torch.empty(HEADS, 2 * LENGTH - 1, requires_grad=True)
-        ranges = KeyRanges(*(mode.from_tensor(x) for x in (case.ranges.first_BT, case.ranges.last_BT)), LENGTH)
+        first_BT, last_BT = (mode.from_tensor(x) for x in (case.ranges.first_BT, case.ranges.last_BT))
+        ranges = KeyRanges(first_BT, last_BT, LENGTH)
         mask: FlexMask = build_flex_mask(ranges, DistanceBias(table_HR, 0))
         out = compute_attention(q, k, v, mask)
         fake = torch.autograd.grad(out, [q, k, v, table_HR], torch.empty_like(out))

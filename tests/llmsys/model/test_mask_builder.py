@@ -1,6 +1,5 @@
-"""Every architecture on a pretended accelerator: the numbers of the CPU's path, and no table of positions × positions."""
+"""Every architecture on a pretended accelerator: the numbers of the CPU's path, and no table of all pairs."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,17 +7,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llmsys.config.attention_kernel import AttentionDevice
-from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.attention_kernel import choose_attention_kernel
+from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
 from llmsys.data.batch import Batch
 from llmsys.model.document_lengths import DocumentLengths
-from llmsys.model.forward_context import ForwardContext
+from llmsys.model.flex_attention import AlibiBias, FlexMask
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.mask_builder import MaskBuilder
 from llmsys.model.transformer import Transformer
-from tests.helpers.model_choices import ARCHITECTURES
+from tests.helpers.model_choices import ARCHITECTURES, source_for
 from tests.helpers.pretended_accelerator import HOPPER, pretend_accelerator
 from tests.helpers.score_table import ScoreTableFinder
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_tokens
@@ -91,21 +89,16 @@ def _find_tables(config: ModelConfig, length: int) -> list[str]:
     return finder.found
 
 
-def _has_table(config: ModelConfig, batch: Batch, length: int) -> bool:
-    """Return whether the decision table reports one for any layer."""
-    stacks = (
-        [config]
-        if config.encoder_model is None or config.family != "encoder_decoder"
-        else [config, config.encoder_model]
-    )
-    common: dict[str, Any] = {"dtype": "bf16", "length": length}
+def _is_table_reported(config: ModelConfig) -> bool:
+    """Return whether the decision table reports a table of scores for any layer."""
+    is_pair = config.family == "encoder_decoder"
+    common: dict[str, Any] = {"dtype": "bf16", "length": LONG, "has_documents": True}
     traits = [
-        describe_self_attention(stack, stack.get_layer_type(layer), has_documents=True, **common)
-        for stack in stacks
+        describe_self_attention(stack, stack.get_layer_type(layer), **common)
+        for stack in ([config, config.encoder_model] if is_pair else [config])
         for layer in range(stack.num_hidden_layers)
     ]
-    if config.family == "encoder_decoder":
-        traits.append(describe_cross_attention(config, has_documents=True, **common))
+    traits += [describe_cross_attention(config, **common)] if is_pair else []
     return any(choose_attention_kernel(HOPPER, one).has_table for one in traits)
 
 
@@ -114,17 +107,13 @@ def test_training_makes_no_table_but_those_that_are_reported(name: str, monkeypa
     pretend_accelerator(monkeypatch)
     config = _build_config(name, max_position_embeddings=LONG)
     found = _find_tables(config, LONG)
-    assert (
-        bool(found)
-        == _has_table(config, _build_batch(config, 16), LONG)
-        == ("transformer_xl" in str(config.position.kind))
-    ), found[:3]
+    assert bool(found) == _is_table_reported(config) == (config.position.kind == "transformer_xl"), found[:3]
 
 
 def test_attention_dropout_is_reported_with_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_accelerator(monkeypatch)
     config = _build_config("llama", max_position_embeddings=LONG, **DROPPED)
-    assert _has_table(config, _build_batch(config, 16), LONG)
+    assert _is_table_reported(config)
     assert _find_tables(config, LONG)
 
 
@@ -137,3 +126,34 @@ def test_a_planted_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MaskBuilder, "_build_chosen_mask", plant_table)
     config = _build_config("llama", max_position_embeddings=LONG)
     assert any("bool" in line for line in _find_tables(config, LONG))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "windows, own theta", "alibi", "softcap, windows", "latent", "t5", "original"]
+)
+@torch.no_grad()
+def test_a_cache_on_an_accelerator_gives_the_logits_of_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _build_config(name)
+    model, tokens, source = tiny_model(config).eval(), tiny_tokens(2, 9), source_for(config)
+    wanted = model(tokens, **source)
+    pretend_accelerator(monkeypatch, exact=True)
+    cache = KeyValueCache(config, 2, 9)
+    pieces = [
+        model(tokens[:, :5], cache=cache, **source),
+        *(model(tokens[:, t : t + 1], cache=cache) for t in range(5, 9)),
+    ]
+    assert relative_error(torch.cat(pieces, dim=1), wanted) < 1e-5
+
+
+def test_a_rank_gets_the_biases_of_its_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor and context parallel attend with some of the heads."""
+    pretend_accelerator(monkeypatch)
+    for name in ("alibi", "relative bias"):
+        model = tiny_model(_build_config(name))
+        like, tables = torch.zeros(2, 6, 16), []
+        for heads in (slice(None), slice(2, 3)):
+            model.shared.heads = heads
+            mask = model.shared(6, like, bias_table=model.relative_bias).masks["full_attention"]
+            assert isinstance(mask, FlexMask)
+            tables.append(mask.bias.slopes_H if isinstance(mask.bias, AlibiBias) else mask.bias.table_HR)
+        assert torch.equal(tables[0][2:3], tables[1])

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from deepspeed.accelerator import get_accelerator
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -59,10 +60,11 @@ def test_a_plain_accelerate_config_is_kept() -> None:
 
 
 def refused(rank: int) -> tuple[str, str]:
-    """The messages for ranks that accelerate does not know of, and for fp16 where DeepSpeed has none."""
+    """Return the messages for ranks that accelerate does not know of, and for fp16 where DeepSpeed has none."""
     messages = []
     for name in ("LOCAL_RANK", "WORLD_SIZE"):
         os.environ.pop(name)
+    get_accelerator().is_fp16_supported = lambda: False  # some processors have fp16
     for kind in ("accelerate", "zero2 fp16"):
         try:
             build(kind, ParallelLayout(), 0.0, 1)
@@ -77,5 +79,5 @@ def test_unconnected_ranks_and_fp16_on_cpus_are_refused() -> None:
     for alone, fp16 in run_ranks(refused, 2):
         assert alone.startswith("LaunchError: accelerate's distributed_type=NO with 1 process")
         assert "each would train alone. Start them with `llmsys train`" in alone
-        assert fp16.startswith("ConfigError: train.precision=fp16 under engine.kind=deepspeed needs a GPU")
+        assert fp16.startswith("ConfigError: train.precision=fp16 under engine.kind=deepspeed needs a device with fp16")
         assert "Use train.precision=bf16, or engine.kind=torch" in fp16

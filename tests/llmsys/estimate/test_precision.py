@@ -23,7 +23,7 @@ def test_a_profile_decides(profile: str, number: Precision) -> None:
     config = RunConfig()
     assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
     found = estimate_run(config, device=load_device_profile(profile))
-    named = estimate_run(config.resolve_precision(number))  # type: ignore[arg-type]
+    named = estimate_run(config.resolve_precision(number))
     assert found["precision"]["number"] == number
     assert found["memory"] == named["memory"]
     text = format_estimate(found)

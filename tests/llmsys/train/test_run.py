@@ -53,7 +53,7 @@ def config(tmp_path: Path, dataset: Path) -> Path:
     }  # fmt: skip
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"good": "the cat", "bad": "cat the cat"}\n{"good": "the dog runs", "bad": "xq zy xq zy xq"}\n')
-    settings["evaluation"]["sets"] = [{"kind": "pairs", "path": str(pairs)}]
+    settings["evaluation"]["tasks"] = [{"kind": "pairs", "path": str(pairs)}]
     settings["flops"] = {"device": str(write_abacus(tmp_path / "abacus.yaml"))}
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(settings))

@@ -68,16 +68,7 @@ def build_compiled_contexts(operations: Collection[Any]) -> Callable[[], Any]:
     return lambda: create_selective_checkpoint_contexts(choose_policy)
 
 
-class _EagerMode(TorchDispatchMode):
-    """Dispatch mode of an eager block that may call compiled functions, such as flex_attention."""
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True: inside of other modes torch runs compiled functions eagerly, without a word."""
-        return True
-
-
-class _SavingMode(_EagerMode):
+class _SavingMode(TorchDispatchMode):
     """Dispatch mode of the first pass: stores the outputs of some operations."""
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:
@@ -92,7 +83,7 @@ class _SavingMode(_EagerMode):
         return outputs
 
 
-class _RecomputingMode(_EagerMode):
+class _RecomputingMode(TorchDispatchMode):
     """Dispatch mode of the second pass: returns stored outputs in their order, and computes the rest."""
 
     def __init__(self, operations: Collection[Any], store: Store) -> None:

@@ -12,7 +12,8 @@ Saved from forward to backward, which llmsys/estimate restates:
 - `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
 - `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
   fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
-  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert, and
+  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert,
+  flex_attention (compiled code, which no dispatch mode sees), and
   eager attention (soft caps, sinks, distances, dropout on CPUs), whose T × T tensors Korthikanti 2022
   (arXiv:2205.05198, 5) recomputes too.
 
@@ -31,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from llmsys.model import cpu_attention, cpu_kernels
+from llmsys.model import cpu_attention, cpu_kernels, varlen_attention
 from llmsys.model.host_read import RepeatedReads
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
@@ -155,6 +156,7 @@ SAVED_OPERATIONS = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     cpu_attention.OPERATION,
+    varlen_attention.OPERATION,
     cpu_kernels.OPERATION,
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,

@@ -102,7 +102,7 @@ def copy_checkout(root: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def plant_mutant(mutant: Mutant, folder: Path, number: int) -> Iterator[None]:
+def apply_mutant(mutant: Mutant, folder: Path, number: int) -> Iterator[None]:
     """Write the bug into a copy of the checkout, and the original afterwards."""
     path = folder / mutant.file
     source, before = path.read_text(encoding="utf-8"), path.stat()
@@ -164,7 +164,7 @@ def _wait_for_child(child: int, timeout: float) -> int | None:
 def run_mutant(mutant: Mutant, folder: Path, number: int, timeout: float) -> MutantResult:
     """Plant one bug in a copy of the checkout and run its tests until the first failure."""
     began = time.perf_counter()
-    with plant_mutant(mutant, folder, number):
+    with apply_mutant(mutant, folder, number):
         status, output = run_pytest(mutant.tests, folder, timeout, "-x")
     failed = SUMMARY.search(output)
     verdict: Status = "broken"

@@ -71,7 +71,7 @@ def build_deepspeed_config(
     """
     if compute_dtype == torch.float16 and not get_accelerator().is_fp16_supported():
         raise ConfigError(
-            "train.precision=fp16 under engine.kind=deepspeed needs a GPU: DeepSpeed has no fp16 on CPUs. "
+            "train.precision=fp16 under engine.kind=deepspeed needs a device with fp16, and DeepSpeed finds none here. "
             "Use train.precision=bf16, or engine.kind=torch."
         )
     sizes = [parameter.numel() for parameter in model.parameters()]

@@ -25,14 +25,13 @@ from llmsys.model.attention_mask import (
     build_self_attention_mask,
     compute_document_positions,
 )
-from llmsys.model.encoder_output import EncoderOutput
-from llmsys.model.kv_cache import KeyValueCache
-from llmsys.model.position_embedding import (
+from llmsys.model.embedding import (
     RelativePositionBias,
     SinusoidalPositionEmbedding,
     compute_alibi_bias,
     compute_alibi_slopes,
 )
+from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.rotary_embedding import RotaryBuilder, RotaryCosSin
 
 # B rows, T query positions, S key positions, H heads, D width, R distances
@@ -209,8 +208,8 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
     if length > config.max_position_embeddings:
         limit = config.max_position_embeddings
         raise ConfigError(
-            f"A sequence of {length} tokens is longer than model.max_position_embeddings={limit}. "
-            f"Use batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
+            f"A sequence of {length} tokens exceeds model.max_position_embeddings={limit}. Use "
+            f"batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
         )
 
 

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from data_pipeline.decontaminate.cut_spans import cut_spans, merge_spans
+from data_pipeline.decontaminate.contamination_report import cut_spans, merge_spans
 from data_pipeline.decontaminate.evaluation_items import EvaluationItem, extract_item_ngrams, read_items
 from data_pipeline.decontaminate.ngram_index import NAMED_ITEMS, NgramIndex, read_item_names, write_ngram_index
 from data_pipeline.stages.find_contamination import filter_matches, write_matches
@@ -192,7 +192,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
     with pytest.raises(DataError, match=r"evaluation file .*cut\.gz cannot be read: it is damaged"):
         index(tmp_path, config(tmp_path / "cut.gz"))
-    with pytest.raises(ValidationError, match="neither query_fields nor label_fields names a field"):
+    with pytest.raises(ValidationError, match="query_fields and label_fields are both empty"):
         EvaluationSetConfig(name="x", files=(path,))
 
 

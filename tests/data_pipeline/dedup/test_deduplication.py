@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 from data_pipeline.dedup import simplified_words
-from data_pipeline.dedup.connected_components import list_clusters
 from data_pipeline.dedup.minhash import PRIME, HashPermutations, MinHasher, reduce_mod_mersenne61
 from data_pipeline.dedup.simplified_words import SimplifiedWordSplitter
+from data_pipeline.stages.cluster_near_duplicates import list_clusters
 from data_pipeline.stages.compute_signatures import split_document_ids
-from data_pipeline.text.fold_batch import fold_texts
-from data_pipeline.text.simplify_text import CHANGING, fold_text, from_code_points, simplify_text, simplify_texts
+from data_pipeline.text.simplify_text import (
+    CHANGING,
+    fold_text,
+    fold_texts,
+    from_code_points,
+    simplify_text,
+    simplify_texts,
+)
 from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from llmsys.config.deduplication import MinHashDedupConfig
 from tests.helpers.deduplication import deduplicated, document

@@ -100,7 +100,7 @@ def test_the_order_is_a_pure_function_of_data_seed_and_step() -> None:
 
 def test_a_pair_that_fits_no_group_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"batch.tokens=80 in batch.num_length_buckets=4 groups leaves \d+ tokens .* 39\."
+        ConfigError, match=r"batch.tokens=80 in batch.num_length_buckets=4 buckets leaves \d+ tokens .* 39\."
     ):
         grouping(80, 4)
 

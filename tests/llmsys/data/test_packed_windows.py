@@ -91,7 +91,7 @@ def test_ranks_and_micro_batches_do_not_change_what_a_step_sees(shards: TokenSha
 
 
 def test_dealing_that_does_not_divide_is_refused_with_what_would() -> None:
-    with pytest.raises(ConfigError, match=r"batch.sequences=8 cannot be dealt evenly to 3 data ranks. Use .*=9"):
+    with pytest.raises(ConfigError, match=r"batch.sequences=8 cannot be divided evenly over 3 data ranks. Use .*=9"):
         StepPlan(8, 3, 0, 1)
     with pytest.raises(ConfigError, match=r"batch.micro_sequences=3 does not divide the 4 .* Use one of 1, 2, 4"):
         StepPlan(8, 2, 0, 3)

@@ -6,7 +6,7 @@ from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.tiny_model import tiny_model, tiny_moe_config, tiny_tokens
 
 

@@ -16,7 +16,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.peak_memory import estimate_activation_bytes
 from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
-from llmsys.model.expert_capacity import compute_capacity
+from llmsys.model.router import compute_capacity
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.moe_layer import MoELayer
 from tests.helpers.tiny_model import relative_error, tiny_model, tiny_moe_config, tiny_tokens
@@ -197,8 +197,8 @@ def test_generation_with_experts_that_choose_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"groups": {"num_groups": 2, "groups_per_token": 1}}, "groups: they limit what tokens choose"),
-        ({"score": "sparsemixer", "num_experts_per_tok": 2}, "score: sparsemixer is a token's choice"),
+        ({"groups": {"num_groups": 2, "groups_per_token": 1}}, "groups: expert groups restrict the choice of tokens"),
+        ({"score": "sparsemixer", "num_experts_per_tok": 2}, "score: sparsemixer routes by token choice"),
     ],
 )
 def test_expert_choice_refuses_what_belongs_to_tokens(changes: dict[str, Any], message: str) -> None:

@@ -8,9 +8,8 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.model.output_head import LmHead, MlmHead, build_head
-from llmsys.train import linear_cross_entropy as room
-from llmsys.train.cross_entropy import compute_sequence_losses
-from llmsys.train.linear_cross_entropy import build_training_loss, compute_linear_cross_entropy
+from llmsys.train import cross_entropy as room
+from llmsys.train.cross_entropy import build_training_loss, compute_linear_cross_entropy, compute_sequence_losses
 
 HEADS: dict[str, dict[str, Any]] = {
     "plain": {"kind": "lm"},
@@ -87,7 +86,7 @@ def test_a_second_backward_is_refused() -> None:
         build_tiny_head(HEADS["plain"]), torch.randn(1, 2, 16, requires_grad=True), torch.tensor([[1, 2]])
     )
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="used up by its first backward"):
+    with pytest.raises(RuntimeError, match="consumed by its first backward"):
         loss.backward()
 
 

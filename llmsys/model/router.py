@@ -217,7 +217,7 @@ def drop_overflow(routing: RoutingDecision, factor: float, num_experts: int, rea
 
 
 def compute_capacity(tokens_B: Tensor, per_token: float) -> Tensor:
-    """Return ceil(tokens · per_token), tolerant of float64 rounding: 1.1 · 10 is 11, not 12."""
+    """Return ceil(tokens · per_token), tolerant of float64 rounding: 1.1 · 50 is 55, not 56."""
     # 1e-9 is far below one token and far above the rounding error of the product.
     return (tokens_B.double() * per_token - 1e-9).ceil().long()
 

@@ -132,8 +132,8 @@ def test_rows_are_on_their_own(name: str) -> None:
 
 
 def test_capacity_is_rounded_up_but_not_for_the_error_of_a_product() -> None:
-    tokens_B = torch.tensor([0, 1, 9, 10, 11, 1000])
-    assert compute_capacity(tokens_B, 1.1).tolist() == [0, 2, 10, 11, 13, 1100]  # 1.1 · 10 is above 11 in float64
+    tokens_B = torch.tensor([0, 1, 9, 10, 11, 50])
+    assert compute_capacity(tokens_B, 1.1).tolist() == [0, 2, 10, 11, 13, 55]  # 1.1 · 50 is above 55 in float64
 
 
 def test_the_balance_factor_scales_the_balance_loss_and_not_the_z_loss() -> None:

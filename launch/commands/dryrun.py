@@ -103,5 +103,7 @@ def parse_cluster(text: str) -> tuple[int, int]:
     """
     nodes, _, devices = text.partition(":")
     if not (nodes.isdigit() and devices.isdigit() and int(nodes) and int(devices)):
-        raise ConfigError(f"nodes={text} is not a cluster for a dry run. Use nodes=512:8 for 512 machines of 8 devices.")
+        raise ConfigError(
+            f"nodes={text} is not a cluster for a dry run. Use nodes=512:8 for 512 machines of 8 devices."
+        )
     return int(nodes), int(devices)

@@ -48,7 +48,9 @@ def check_dry_run(
         yield build_problem(ALL, CHECK, str(error))
         return
     finding = f"{format_fit(result)}; {result['num_waits']} waits of the host"
-    remedy = "" if result["fits"] else "Shard more, or lower batch.micro_sequences; llmsys estimate lists what saves most."
+    remedy = (
+        "" if result["fits"] else "Shard more, or lower batch.micro_sequences; llmsys estimate lists what saves most."
+    )
     yield HostFinding(ALL, CHECK, finding, remedy)
 
 

@@ -1,14 +1,25 @@
-"""The batch of one forward pass: token ids, targets, document numbers, and a source in an encoder-decoder."""
+"""The batch of one forward pass: token ids, targets, document numbers, and a source in an encoder-decoder.
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Self
+`compute_batch_digest` identifies the rows that a step trained on in 64 bits, for the log and for replay.
+
+Invariants:
+- The digest is a sum modulo 2^64 over rows. It does not depend on the order of rows, the number of ranks or the size of
+  micro-batches; ranks add up their sums.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from llmsys.data.packed_windows import WindowBatch
+from llmsys.data.shuffle import hash_splitmix64
+from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
 
 # B sequences, T positions, S source positions
 
@@ -17,6 +28,14 @@ IGNORED = -100
 
 PADDING = -1
 """Document number of padding; no token of a document attends to it."""
+
+
+class TokenCounts(NamedTuple):
+    """Numbers of a batch that a step divides its losses by."""
+
+    valid_targets: int
+    tokens: int
+    source_tokens: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,8 @@ class Batch:
         source_BS: Token ids of the source.
         source_documents_BS: Document numbers of the source.
         token_types_BT: Segment of each token.
+        document_lengths: Lengths of the documents, see `count_documents`.
+        source_document_lengths: Lengths of the documents of the source.
         real_BT: False at padding, for batches whose padding has no document number. None: `documents_BT` marks it.
     """
 
@@ -43,28 +64,50 @@ class Batch:
     source_documents_BS: Tensor | None = None
     token_types_BT: Tensor | None = None
     real_BT: Tensor | None = None
+    document_lengths: DocumentLengths | None = None
+    source_document_lengths: DocumentLengths | None = None
 
     @property
     def num_valid_targets(self) -> int:
         """Number of targets with a loss."""
-        return int((self.targets_BT != IGNORED).sum())
+        return self.token_counts.valid_targets
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that are not padding; in an encoder-decoder those of the target."""
-        real_BT = self.real_BT
-        if real_BT is None and self.documents_BT is not None:
-            real_BT = self.documents_BT >= 0
-        return self.tokens_BT.numel() if real_BT is None else int(real_BT.sum())
+        return self.token_counts.tokens
 
     @property
     def num_source_tokens(self) -> int:
         """Number of source tokens that are not padding; 0 without a source."""
-        if self.source_documents_BS is not None:
-            return int((self.source_documents_BS >= 0).sum())
-        return 0 if self.source_BS is None else self.source_BS.numel()
+        return self.token_counts.source_tokens
 
-    def to_model_inputs(self) -> dict[str, Tensor]:
+    @cached_property
+    def token_counts(self) -> TokenCounts:
+        """The three counts. `pin_memory` and `to` carry them along, so that nobody waits for a device to count."""
+        real_BT = self.real_BT
+        if real_BT is None and self.documents_BT is not None:
+            real_BT = self.documents_BT >= 0
+        tokens = self.tokens_BT.numel() if real_BT is None else int(real_BT.sum())
+        if self.source_documents_BS is not None:
+            source_tokens = int((self.source_documents_BS >= 0).sum())
+        else:
+            source_tokens = 0 if self.source_BS is None else self.source_BS.numel()
+        return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens)
+
+    def count_documents(self) -> Self:
+        """Return the batch with the lengths of its documents, which attention on an accelerator takes; on the host."""
+        counted: dict[str, Any] = {
+            name: build_document_lengths(documents)
+            for name, documents, lengths in (
+                ("document_lengths", self.documents_BT, self.document_lengths),
+                ("source_document_lengths", self.source_documents_BS, self.source_document_lengths),
+            )
+            if documents is not None and lengths is None
+        }
+        return replace(self, **counted) if counted else self
+
+    def to_model_inputs(self) -> dict[str, Tensor | DocumentLengths]:
         """Return the arguments of the model's forward, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
@@ -74,16 +117,71 @@ class Batch:
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on `device`."""
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        """Return the batch on `device`, on an accelerator with the lengths of its documents."""
+        batch = self if device.type == "cpu" else self.count_documents()
+        return batch._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = {name: change(value) for name, value in self.to_model_inputs().items()}
-        return type(self)(targets_BT=change(self.targets_BT), **changed)
+        changed: dict[str, Any] = {
+            name: value.map_tensors(change) if isinstance(value, DocumentLengths) else change(value)
+            for name, value in self.to_model_inputs().items()
+        }
+        moved = replace(self, targets_BT=change(self.targets_BT), **changed)
+        moved.__dict__["token_counts"] = self.token_counts
+        return moved
 
 
 def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
     """Build a batch from windows of T + 1 tokens; with `separate_documents` a token sees its own document only."""
     # Copied by numpy: torch would start threads that compete with training.
-    arrays = [rows.tokens[:, :-1], rows.tokens[:, 1:]] + ([rows.documents[:, :-1]] if separate_documents else [])
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+    tokens_BT, targets_BT, documents_BT = (
+        torch.from_numpy(np.ascontiguousarray(array))
+        for array in (rows.tokens[:, :-1], rows.tokens[:, 1:], rows.documents[:, :-1])
+    )
+    return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)
+
+
+# B rows, T positions
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the increment of splitmix64
+
+
+def compute_batch_digest(batches: Sequence[Batch]) -> int:
+    """Compute the digest of the rows of some micro-batches.
+
+    Args:
+        batches: Micro-batches of one step on this rank.
+
+    Returns:
+        The sum over rows as a signed 64-bit integer, which fits a tensor. Rows without a target count 0.
+    """
+    total = 0
+    with np.errstate(over="ignore"):
+        for batch in batches:
+            learns_B = (batch.targets_BT >= 0).view(len(batch.targets_BT), -1).any(1).numpy(force=True)
+            # Hashed again per role: swapped tokens and targets must not give the same sum.
+            rows_B = _hash_rows(batch.tokens_BT) + hash_splitmix64(_hash_rows(batch.targets_BT))
+            if batch.source_BS is not None:
+                rows_B = rows_B + hash_splitmix64(hash_splitmix64(_hash_rows(batch.source_BS)))
+            total += int(rows_B[learns_B].sum(dtype=np.uint64))
+    return int(np.uint64(total & 0xFFFFFFFFFFFFFFFF).astype(np.int64))
+
+
+def format_digest(digest: int) -> str:
+    """Format a digest as 16 hexadecimal digits.
+
+    Args:
+        digest: From `compute_batch_digest`, summed over ranks modulo 2^64.
+
+    Returns:
+        The digits, lower case.
+    """
+    return f"{digest & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def _hash_rows(ids_BT: torch.Tensor) -> NDArray[np.uint64]:
+    """Return a hash of each row: the sum of its ids, each mixed with its position."""
+    ids = ids_BT.view(len(ids_BT), -1).numpy(force=True).astype(np.int64).view(np.uint64)
+    positions = hash_splitmix64((np.arange(ids.shape[1], dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
+    rows: NDArray[np.uint64] = hash_splitmix64(hash_splitmix64(ids + _GOLDEN) ^ positions).sum(axis=1, dtype=np.uint64)
+    return rows

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # noqa: F401  # registers collectives on fake tensors
+import torch.distributed._tools.fake_collectives  # registers collectives on fake tensors
 import torch.distributed.tensor._utils as tensor_utils
 import torch.nn.functional as F
 from torch import Tensor

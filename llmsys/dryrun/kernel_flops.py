@@ -57,9 +57,7 @@ def _get_window(args: tuple[Any, ...], place: int) -> tuple[int, int]:
     return left, right
 
 
-def _count_packed_scores(
-    query: Tensor, value: Tensor, starts: Tensor, causal: bool, window: tuple[int, int]
-) -> int:
+def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, causal: bool, window: tuple[int, int]) -> int:
     """Return heads · (query width + value width) · pairs of positions that see each other, over all documents."""
     known = get_known(starts)
     with disable_fake_mode():

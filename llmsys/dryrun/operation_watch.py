@@ -178,7 +178,11 @@ class OperationWatch(TorchDispatchMode):
     def _record_outputs(self, func: OpOverload, name: str, outputs: Any, is_on_device: bool) -> None:
         books = self.books
         for output in tree_leaves(outputs):
-            if isinstance(output, FakeTensor) and output.fake_device.type == "cuda" and not books.memory.is_known(output):
+            if (
+                isinstance(output, FakeTensor)
+                and output.fake_device.type == "cuda"
+                and not books.memory.is_known(output)
+            ):
                 category = _find_fsdp_category(name) or books.phase.category
                 owner = books.modules[-1] if books.modules else name.removeprefix("aten.").split(".")[0]
                 books.memory.record(output, category, owner)
@@ -255,10 +259,17 @@ def _select_rows(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 FSDP_FILES: dict[str, dict[str, str]] = {
-    "_fsdp_collectives.py": {"foreach_all_gather": GATHERED, "foreach_all_gather_copy_out": GATHERED,
-                             "foreach_reduce": REDUCED, "foreach_reduce_scatter_copy_in": REDUCED},
-    "_fsdp_param.py": {"init_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
-                       "to_sharded_post_forward": GATHERED},
+    "_fsdp_collectives.py": {
+        "foreach_all_gather": GATHERED,
+        "foreach_all_gather_copy_out": GATHERED,
+        "foreach_reduce": REDUCED,
+        "foreach_reduce_scatter_copy_in": REDUCED,
+    },
+    "_fsdp_param.py": {
+        "init_all_gather_outputs": GATHERED,
+        "init_unsharded_param": GATHERED,
+        "to_sharded_post_forward": GATHERED,
+    },
 }
 
 

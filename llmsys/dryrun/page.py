@@ -56,9 +56,7 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
         _build_part("kernels", "Kernels", _build_kernel_table(first)),
         _build_part("ranks", "Ranks", _build_rank_table(results), _build_kind_table(parameters)),
     ]
-    notes = [
-        format_fit(one) for one in results if not one["fits"]
-    ] + [
+    notes = [format_fit(one) for one in results if not one["fits"]] + [
         "Tensors have shapes and no numbers. Streams run one after the other, so memory that an overlap of "
         "communication and computation holds longer is not in the peak.",
     ]

@@ -86,9 +86,7 @@ def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
         "peak_event": event,
         "num_events": tracker.num_events,
         "categories": dict(_sum_categories(composition).most_common()),
-        "owners": [
-            one._asdict() | {"bytes": size} for one, size in composition.most_common(MAX_OWNERS)
-        ],
+        "owners": [one._asdict() | {"bytes": size} for one, size in composition.most_common(MAX_OWNERS)],
         "phases": phases,
         "timeline": [{"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)],
     }

@@ -16,7 +16,6 @@ from llmsys.errors import ConfigError, LlmsysError
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
-    from llmsys.estimate.device_profile import DeviceProfile
 
 FAILED = 2
 
@@ -86,7 +85,7 @@ def require_supported_engine(config: "RunConfig") -> None:
             if config.train.reproducibility == "bitwise":
                 raise ConfigError(
                     "train.reproducibility=bitwise computes expert by expert with the rows of each rank, which are "
-                    f"numbers that a dry run does not have. Use train.reproducibility=fast, or llmsys estimate."
+                    "numbers that a dry run does not have. Use train.reproducibility=fast, or llmsys estimate."
                 )
         case unreachable:
             assert_never(unreachable)

@@ -123,7 +123,6 @@ class RankSession:
             with _disable_current_modes():  # meta tensors have no storage either, and are made faster
                 return build_model(config)
 
-
         def build_marked_loss(config: Any) -> Any:
             loss = build_loss(config)
 

@@ -71,7 +71,7 @@ def build_deepspeed_config(
     """
     if compute_dtype == torch.float16 and not get_accelerator().is_fp16_supported():
         raise ConfigError(
-            "train.precision=fp16 under engine.kind=deepspeed needs a GPU: DeepSpeed has no fp16 on CPUs. "
+            "train.precision=fp16 under engine.kind=deepspeed needs a device with fp16, and DeepSpeed finds none here. "
             "Use train.precision=bf16, or engine.kind=torch."
         )
     sizes = [parameter.numel() for parameter in model.parameters()]
@@ -123,7 +123,7 @@ def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device
         return
     size, rank = meshes.expert.size(), meshes.expert.get_local_rank()
     for layer in model.list_moe_layers():
-        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config)
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
             local = nn.Parameter(parameter.data.chunk(size, dim=0)[rank].clone())
             local.allreduce = False  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ ALLOWED = (
     "llmsys/engine/",
     "llmsys/train/step_metrics.py",
     "llmsys/train/checkpoint",
+    "llmsys/train/pickled_metadata.py",
     "llmsys/doctor/",
     "launch/",
     "llmsys/convert/checkpoint_stream.py",

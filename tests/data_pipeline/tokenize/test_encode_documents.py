@@ -169,6 +169,7 @@ def test_a_larger_share_holds_back_more_of_the_same_documents() -> None:
     assert not (small & ~large).any()
     assert abs(large.mean() - 0.10) < 0.02
     assert not is_heldout(ids, 0, 0).any()
+    assert (large & is_heldout(ids, 0.10, 1)).mean() < 0.03  # another seed holds back others
 
 
 def test_a_split_without_documents_has_no_files(tmp_path: Path) -> None:
@@ -204,5 +205,5 @@ def test_the_sample_is_the_smallest_hashes_and_never_held_back(rows: Rows, tmp_p
 
 def test_nothing_to_train_on_is_one_message(tmp_path: Path) -> None:
     source = write_documents(tmp_path / "documents.arrow", [])
-    with pytest.raises(DataError, match=r"is left to train a tokenizer on\. Set data\.split\.heldout_fraction lower"):
+    with pytest.raises(DataError, match=r"is left to train a tokenizer on\. Lower data\.split\.heldout_fraction"):
         train_sentencepiece(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)

@@ -136,9 +136,7 @@ def test_skewed_experts_receive_as_many_rows_as_asked() -> None:
         (("engine.kind=accelerate",), "accelerate joins a process group of its own"),
     ],
 )
-def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(
-    overrides: tuple[str, ...], message: str
-) -> None:
+def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run_dry_run(build_request(*overrides))
 

@@ -21,7 +21,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import compile_blocks
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.model_choices import LATENT, config_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[ModelConfig, str, tuple[float, ...]]] = {
     "deepseek, some again": (DEEPSEEK, "selective", ()),
     "original, blocks again": (config_of("original"), "full", ()),
     "tied, compiled": (tiny_config(tie_word_embeddings=True), "compiled", ()),
-    "two experts without a token": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
+    "two dead experts": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
     "all tokens on one": (tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0, 0.0)),
 }  # fmt: skip
 State = dict[str, Any]
@@ -59,7 +59,7 @@ def rows_of(config: ModelConfig, first: int, count: int) -> Batch:
     targets_BT[3] = -100
     source = tiny_tokens(4, 5, vocab_size=config.embedding.source_vocab_size or config.vocab_size, seed=1)
     rows = slice(first, first + count)
-    sources = {"source_BS": source[rows]} if config.family == "encoder_decoder" else {}
+    sources: dict[str, Any] = {"source_BS": source[rows]} if config.family == "encoder_decoder" else {}
     return Batch(tokens_BT[rows], targets_BT[rows], **sources)
 
 

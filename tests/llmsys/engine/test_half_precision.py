@@ -39,12 +39,12 @@ def three_steps(rank: int, cases: list[tuple[str, int]]) -> list[Any]:
         engine: Any = build(kind, ParallelLayout(expert=expert), 0.5, 2)
         start = state_now(engine)
         steps = [engine.train_step(share_of(step, rank, 2, 2), LEARNING_RATE) for step in range(3)]
-        dtype = str(engine.logits(share_of(0, rank, 2, 2)[0]).dtype)
+        dtype = str(engine.compute_logits(share_of(0, rank, 2, 2)[0]).dtype)
         state, overflowed = state_now(engine), None
         if "fp16" in kind:
-            changed = engine.state()
+            changed = engine.get_state()
             changed.tensors["loss_scale"] = torch.tensor([TOO_MUCH, 5.0])
-            engine.load(changed)
+            engine.load_state(changed)
             overflowed = engine.train_step(share_of(3, rank, 2, 2), LEARNING_RATE), whole_state(engine)
         results.append((start, [(s.loss, s.gradient_norm) for s in steps], state, dtype, overflowed))
     return results

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.model_choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, config_of, source_for
@@ -89,13 +89,13 @@ def test_a_tied_encoder_decoder_has_one_matrix_for_source_target_and_head() -> N
 
 def test_windows_of_an_encoder_decoder_are_the_decoders() -> None:
     model = Transformer(tiny_config(family="encoder_decoder", sliding_window=2))
-    assert model.shared.windows == {"sliding_attention": 2}
-    assert model.encoder.shared.windows == {"full_attention": None}
+    assert model.shared.masks.windows == {"sliding_attention": 2}
+    assert model.encoder.shared.masks.windows == {"full_attention": None}
 
 
 def test_the_permutation_head_is_counted_and_not_built() -> None:
     config = tiny_config(family="encoder", head={"kind": "permutation"})
-    with pytest.raises(ConfigError, match=r"permutation \(XLNet\) is counted by `llmsys estimate` and not built"):
+    with pytest.raises(ConfigError, match=r"permutation \(XLNet\) can be estimated but not built"):
         Transformer(config)
 
 

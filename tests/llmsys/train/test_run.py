@@ -53,7 +53,7 @@ def config(tmp_path: Path, dataset: Path) -> Path:
     }  # fmt: skip
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"good": "the cat", "bad": "cat the cat"}\n{"good": "the dog runs", "bad": "xq zy xq zy xq"}\n')
-    settings["evaluation"]["sets"] = [{"kind": "pairs", "path": str(pairs)}]
+    settings["evaluation"]["tasks"] = [{"kind": "pairs", "path": str(pairs)}]
     settings["flops"] = {"device": str(write_abacus(tmp_path / "abacus.yaml"))}
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -96,7 +96,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
         middle.go_on()
         message = process.communicate(timeout=PATIENCE_SECONDS)[1]
         if victim == "rank":
-            assert "run the same command again and it continues" in message
+            assert "run the same command again to continue" in message
             assert process.returncode == LOST_PEER
             assert message.count("error:") == 1
             assert "frame #" not in message
@@ -123,7 +123,7 @@ def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Pat
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]  # it never goes on
     assert process.returncode == HUNG, message
     assert message.count("error:") == 1
-    assert "no step was finished for 3 s (train.hang_timeout_seconds), in" in message
+    assert "no step has finished for 3 s (train.hang_timeout_seconds), in" in message
     assert "frame #" not in message
 
 

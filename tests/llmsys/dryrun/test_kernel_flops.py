@@ -1,5 +1,6 @@
 """Laws of counted FLOPs: packed attention and grouped products equal a count of every pair and product."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ STARTS = [0, 5, 6, 16]
 def count_visible_pairs(causal: bool, left: int, right: int) -> int:
     """Pairs of positions one by one."""
     pairs = 0
-    for start, end in zip(STARTS, STARTS[1:], strict=False):
+    for start, end in pairwise(STARTS):
         for query in range(start, end):
             for key in range(start, end):
                 is_near = (left < 0 or query - key <= left) and (right < 0 or key - query <= right)

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from llmsys.dryrun.books import DryRunBooks
 from llmsys.dryrun.known_values import attach_known, get_known
-from llmsys.dryrun.operation_watch import DryRunBooks, OperationWatch
+from llmsys.dryrun.operation_watch import OperationWatch
 
 
 def count_and_sort(experts: Tensor) -> list[Tensor]:

@@ -34,8 +34,8 @@ def test_packed_attention_counts_what_each_document_sees(causal: bool, window: t
     pairs = count_visible_pairs(causal, *window)
     arguments = (q, q, q, starts, starts, 10, 10, causal, None, list(window))
     assert count_kernel_flops(forward, arguments, {}, q) == 4 * pairs * HEADS * WIDTH
-    arguments = (q, q, q, q, q, q, starts, starts, 10, 10, causal, q, None, list(window))
-    assert count_kernel_flops(backward, arguments, {}, q) == 10 * pairs * HEADS * WIDTH
+    backward_arguments = (q, q, q, q, q, q, starts, starts, 10, 10, causal, q, None, list(window))
+    assert count_kernel_flops(backward, backward_arguments, {}, q) == 10 * pairs * HEADS * WIDTH
 
 
 def test_grouped_products_count_each_row_once() -> None:

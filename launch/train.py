@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_hang_named(config.run.folder, started):
             return HUNG
         log.error(
-            "rank %s lost contact with another rank: %s. Nothing that was saved is lost: the same command continues "
-            "from the newest checkpoint.",
+            "rank %s lost contact with another rank: %s. Checkpoints are intact: the same command continues "
+            "from the newest one.",
             _get_rank(),
             str(error).partition("\n")[0].rstrip("."),
         )

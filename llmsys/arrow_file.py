@@ -25,7 +25,7 @@ ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializat
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Tokens = np.ndarray[Any, np.dtype[np.uint16 | np.uint32]]
 DAMAGED = "the file was damaged or changed after it was written."
-REMAKE = "Run llmsys prepare CONFIG again: only what is missing is made."
+REMAKE = "Run llmsys prepare CONFIG again: it makes only missing files."
 NEXT_STEP = f"Delete the file. {REMAKE}"
 
 
@@ -145,7 +145,7 @@ def open_arrow(path: Path, data: pa.Buffer) -> pa.RecordBatchFileReader:
     try:
         return pa.ipc.open_file(data)
     except ARROW_ERRORS as error:
-        raise DataError(f"{path} is not a whole Arrow file ({error}). {NEXT_STEP}") from error
+        raise DataError(f"{path} is not a complete Arrow file ({error}). {NEXT_STEP}") from error
 
 
 def read_batch(path: Path, arrow: pa.RecordBatchFileReader, index: int) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from pathlib import Path
 from llmsys.errors import DataError
 
 PRIVATE = 0o600
-"""For files that say what an environment held: their owner alone reads them."""
+"""Mode of files that record an environment: readable only by their owner."""
 
 
 def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
@@ -56,8 +56,8 @@ def describe_write_error(path: Path, error: OSError) -> str:
         The cause and the next step.
     """
     return (
-        f"{path} could not be written: {error.strerror or error}. Nothing half-written was left under that name. "
-        f"Free space or mend the folder, then run the same command again: it continues where it stopped."
+        f"{path} could not be written: {error.strerror or error}. No partial file was left under that name. "
+        "Free space or repair the folder, then run the same command again to continue."
     )
 
 

@@ -1,7 +1,7 @@
 """Describe the amount of held-out text in a comparison of a model with compressors."""
 
 MIN_HELDOUT_BYTES = 50_000
-"""With less, a compressor has hardly begun to learn the text, and one document decides."""
+"""With fewer bytes, compressors have not adapted to the text, and a single document dominates."""
 
 
 def is_heldout_too_small(heldout_bytes: float) -> bool:
@@ -27,5 +27,5 @@ def describe_heldout_bytes(heldout_bytes: float | None) -> str:
     """
     if heldout_bytes is None:
         return "on an unknown number of held-back bytes"
-    few = f", too few to compare (less than {MIN_HELDOUT_BYTES:,})" if is_heldout_too_small(heldout_bytes) else ""
+    few = f", too few for a comparison (less than {MIN_HELDOUT_BYTES:,})" if is_heldout_too_small(heldout_bytes) else ""
     return f"on {int(heldout_bytes):,} held-back bytes{few}"

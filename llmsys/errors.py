@@ -82,6 +82,6 @@ def to_data_error(error: OSError) -> DataError | None:
     if error.errno not in DISK_ERRORS:
         return None
     return DataError(
-        f"{error.filename or 'a file'} could not be read or written: {error.strerror}. Free space, mend the "
-        f"permissions, or name another folder; then run the same command again: it continues where it stopped."
+        f"{error.filename or 'a file'} could not be read or written: {error.strerror}. Free space, correct the "
+        "permissions, or name another folder; then run the same command again to continue."
     )

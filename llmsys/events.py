@@ -53,7 +53,7 @@ class EventWriter:
             raise OSError(error.errno, error.strerror, str(self.path)) from None  # os.write does not know its file
         # a disk that is almost full takes part of a write without an error
         if written != len(line):
-            raise OSError(errno.ENOSPC, "event written only in part", str(self.path))
+            raise OSError(errno.ENOSPC, "partially written event", str(self.path))
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -88,7 +88,7 @@ def _to_json_value(value: Any) -> Any:
         return redact_secrets(str(value))
     if hasattr(value, "tolist"):  # numpy and torch, without importing either
         return _to_json_value(value.tolist())
-    raise TypeError(f"an event holds plain JSON values, not {type(value).__name__}: {value!r}")
+    raise TypeError(f"an event takes only JSON values, not {type(value).__name__}: {value!r}")
 
 
 def iter_events(path: Path | str) -> Iterator[Event]:
@@ -106,7 +106,7 @@ def iter_events(path: Path | str) -> Iterator[Event]:
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"{path}: no event file here. `llmsys train CONFIG` writes one into the run's folder.")
+        raise DataError(f"{path}: the event file does not exist. `llmsys train CONFIG` writes it to the run folder.")
     broken = 0
     last_was_broken = False
     with path.open("rb") as lines:
@@ -121,8 +121,8 @@ def iter_events(path: Path | str) -> Iterator[Event]:
     broken -= last_was_broken
     if broken:
         get_logger(__name__).warning(
-            "%s: skipped %d broken line(s) before the end; a writer was killed there, or the file was edited. "
-            "All other lines were read.",
+            "%s: skipped %d invalid line(s) before the end: a writer was killed or the file was edited. All "
+            "other lines were read.",
             path,
             broken,
         )

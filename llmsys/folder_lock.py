@@ -41,8 +41,8 @@ def lock_folder(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
         handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise DataError(
-            f"{folder} is not a folder that can be written: {error.strerror}. "
-            f"Name another (run.folder, data.folder), or make this one writable."
+            f"{folder} is not a writable folder: {error.strerror}. Use another folder (run.folder, "
+            "data.folder), or make this one writable."
         ) from None
     try:
         _acquire_lock(handle, folder, wait_seconds)
@@ -68,8 +68,8 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         if time.monotonic() >= deadline:
             raise DataError(
-                f"{folder} is being written by process {holder}; two commands cannot write one folder. "
-                f"Wait until it has finished, or end it (kill {holder}), then run the same command again."
+                f"{folder} is being written by process {holder}, and two commands cannot write one folder. "
+                f"Wait until it finishes, or end it (kill {holder}), then run the same command again."
             )
         if not is_logged:
             get_logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
@@ -81,9 +81,10 @@ def _describe_lockless(folder: Path, error: OSError) -> str:
     """Return the error message for a file system without locks: its type, its mount point and the fixes."""
     kind, place = find_mount(folder)
     return (
-        f"{folder} lies on {kind} mounted at {place}, where flock does not work ({error.strerror}), and without a lock "
-        f"two commands could write one folder. Mount it with locks (Lustre: -o flock; NFS: version 4, or without "
-        f"nolock and with lockd running), or name a folder on another file system (run.folder, data.folder)."
+        f"{folder} lies on {kind} mounted at {place}, where flock does not work ({error.strerror}), and "
+        "without a lock two commands could write the same folder. Mount it with locks (Lustre: -o flock; NFS: "
+        "version 4, or without nolock and with lockd running), or name a folder on another file system "
+        "(run.folder, data.folder)."
     )
 
 

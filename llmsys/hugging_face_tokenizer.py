@@ -145,19 +145,20 @@ class HuggingFaceTokenizer:
 
     def _choose_eos_piece(self, file: Path, asked: str | None, behind: tuple[str, ...]) -> str:
         if asked is not None and self.find_piece_id(asked) is None:
-            raise DataError(f"tokenizer.eos_token={asked} is no piece of {file}. {self._format_candidates()}")
+            raise DataError(f"tokenizer.eos_token={asked} is not a token of {file}. {self._format_candidates()}")
         end = asked or self.special.get("eos") or (behind[-1] if behind else None)
         if end is None:
             raise DataError(
-                f"{file} does not say which piece ends a document, nor does a {CONFIG_NAME}, special_tokens_map.json, "
-                f"generation_config.json or config.json beside it. {self._format_candidates()}"
+                f"{file} does not name an end-of-sequence token, and neither does a {CONFIG_NAME}, "
+                "special_tokens_map.json, generation_config.json or config.json in its folder. "
+                f"{self._format_candidates()}"
             )
         return end
 
     def _format_candidates(self) -> str:
         added = self._library.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special][:8]
-        return f"Name it with tokenizer.eos_token=PIECE; its control pieces: {', '.join(special) or 'none'}."
+        return f"Set tokenizer.eos_token; special tokens: {', '.join(special) or 'none'}."
 
     def _iter_spellings(self) -> Iterator[tuple[int, list[int]]]:
         """Yield (control id, ids of its letters): some models encode "</s>" in a text as the control token."""
@@ -207,8 +208,8 @@ def _load_library(file: Path, data: bytes) -> Library:
         library = Library.from_str(data.decode())
     except Exception as error:  # the library raises nothing more precise
         raise DataError(
-            f"{file} is not a tokenizer.json of the library `tokenizers` ({error}). Fetch it again, or name another "
-            f"with tokenizer.kind=file tokenizer.path=FILE."
+            f"{file} is not a tokenizer.json of the library `tokenizers` ({error}). Download it again, or name "
+            "another with tokenizer.kind=file tokenizer.path=FILE."
         ) from None
     # a file may carry the limit of its model, and documents are longer
     library.no_truncation()

@@ -1,4 +1,7 @@
-"""Parse paths of this machine and reject URLs: `Path("s3://bucket/run")` would be a folder called `s3:`."""
+"""Parse paths of this machine and reject URLs: `Path("s3://bucket/run")` would be a folder called `s3:`.
+
+A file name read from a record, index or manifest is untrusted: it may be `../x` or `/etc/x`.
+"""
 
 import argparse
 import re
@@ -6,6 +9,21 @@ from pathlib import Path
 
 from llmsys.errors import ConfigError
 from llmsys.redact import redact_secrets
+
+
+def is_plain_file_name(name: object) -> bool:
+    """Return True for the name of a file in one folder: no separator, no parent, nothing absolute.
+
+    Args:
+        name: A value of any type, as read.
+
+    Returns:
+        False for control characters too.
+    """
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        return False
+    return not any(character in "/\\" or ord(character) < ord(" ") for character in name)
+
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*:/")
 """One slash is enough: that is what a Path has left of two. A single letter is a drive."""
@@ -20,9 +38,9 @@ def find_url_violation(path: object) -> str | None:
     scheme, rest = found.group()[:-2], text[found.end() :].lstrip("/")
     shown = redact_secrets(f"{scheme}://{rest}")
     if scheme.lower() == "file":
-        return f"{shown} is a URL, and a path of this machine is needed. Write it as /{rest}"
+        return f"{shown} is a URL, but a local path is needed. Write it as /{rest}"
     return (
-        f"{shown} is a URL, and a path of this machine is needed. Copy it here, or mount the storage, and give that "
+        f"{shown} is a URL, but a local path is needed. Copy the file, or mount the storage, and give that "
         f"path (a folder that is really called {scheme}: needs its absolute path)"
     )
 

@@ -17,10 +17,8 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from llmsys.atomic_write import write_bytes_atomically
-from llmsys.contamination_summary import DecontaminationSummary
 from llmsys.errors import DataError
-from llmsys.manifest_section import ManifestSection
-from llmsys.threshold_report import ThresholdReport
+from llmsys.manifest_section import DecontaminationSummary, ManifestSection, ThresholdReport
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -247,8 +245,8 @@ def load_manifest(folder: Path | str) -> Manifest:
         text = path.read_bytes()
     except FileNotFoundError:
         raise DataError(
-            f"{path} does not exist, and a dataset without its manifest is not finished (it is published last). "
-            f"Prepare the dataset with: llmsys prepare CONFIG"
+            f"{path} does not exist, so the dataset is incomplete (its manifest is written last). Run: llmsys "
+            "prepare CONFIG"
         ) from None
     try:
         manifest = Manifest.model_validate_json(text)
@@ -257,12 +255,13 @@ def load_manifest(folder: Path | str) -> Manifest:
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise DataError(
             f"{path} cannot be used: {where}: {first['msg']} (schema version {SCHEMA_VERSION} is expected). "
-            f"Delete {path} and run llmsys prepare CONFIG again: what is whole is not made twice."
+            f"Delete {path} and run llmsys prepare CONFIG again; complete files are reused."
         ) from None
     if manifest.checksum and (found := _compute_checksum(text, manifest.checksum)) != manifest.checksum:
         raise DataError(
-            f"{path} was damaged or changed after it was written: its checksum is {found}, and it says "
-            f"{manifest.checksum}. Delete {path} and run llmsys prepare CONFIG again: what is whole is not made twice."
+            f"{path} was damaged or changed after it was written: its checksum is {found}, expected "
+            f"{manifest.checksum}. Delete {path} and run llmsys prepare CONFIG again; complete files are "
+            "reused."
         )
     return manifest.model_copy(update={"checksum": ""})
 

@@ -1,9 +1,120 @@
-"""Define the base class of all mappings in manifest.json."""
+"""Base class of the mappings in manifest.json, and reports that both the pipeline and the page read.
+
+The sections are about evaluation items found in documents, and about the documents nearest to a threshold.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+CLOSE = 0.1
+"""A document is close to a threshold when its value differs from it by no more than this share of it."""
+
+
+@dataclass(frozen=True)
+class NearThresholdDocument:
+    """One document: its measured value, the threshold of its language, and the reason why it was dropped."""
+
+    id: str
+    url: str
+    value: float
+    threshold: float
+    excerpt: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ThresholdSide:
+    """The documents on one side of a threshold.
+
+    Attributes:
+        documents: Number of documents.
+        bytes: UTF-8 bytes of their texts when they were dropped; 0 for kept ones.
+        close: Number of documents within `CLOSE` of the threshold.
+        nearest: A few examples, by distance and then by id.
+    """
+
+    documents: int = 0
+    bytes: int = 0
+    close: int = 0
+    nearest: tuple[NearThresholdDocument, ...] = ()
+
+
+@dataclass(frozen=True)
+class ThresholdReport:
+    """One test: documents above (or below) the threshold were dropped.
+
+    `thresholds` are all that were applied, in rising order: more than one where languages differ.
+    """
+
+    rule: str
+    test: str
+    drops: Literal["above", "below"]
+    thresholds: tuple[float, ...]
+    dropped: ThresholdSide
+    kept: ThresholdSide
 
 
 class ManifestSection(BaseModel):
     """One mapping of the manifest: frozen, and strict about keys that this version does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SparedDocument(ManifestSection):
+    """A document that keeps a spared item."""
+
+    id: str
+    url: str
+
+
+class SparedItem(ManifestSection):
+    """An item that stays in documents, because too many of them have its n-gram.
+
+    `documents` counts those that keep it; at most five are examples, those with the smallest ids.
+    """
+
+    item: str
+    ngram: str
+    documents: int
+    examples: tuple[SparedDocument, ...]
+
+
+class ContaminatedDocument(ManifestSection):
+    """A document that contains an item of an evaluation set, with the first n-gram they share."""
+
+    item: str
+    part: str
+    ngram: str
+    matches: int
+    action: str
+    url: str
+    excerpt: str
+
+
+class SetContamination(ManifestSection):
+    """The matches of one evaluation set, with up to five examples: the smallest document ids.
+
+    `too_short` counts parts with too few words to search for. `spared` lists the hundred items with the most documents.
+    """
+
+    items: int
+    ngrams: int
+    too_short: int
+    items_found: int
+    documents_dropped: int
+    documents_cut: int
+    examples: tuple[ContaminatedDocument, ...]
+    items_spared: int = 0
+    spared: tuple[SparedItem, ...] = ()
+
+
+class DecontaminationSummary(ManifestSection):
+    """The matches of evaluation sets by name; decontamination/ has a line for each document and item.
+
+    `exempt_ngrams` were found in more documents than the config allows for an n-gram that decides.
+    """
+
+    sets: dict[str, SetContamination]
+    exempt_ngrams: int

@@ -69,7 +69,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         # utf-8-sig: some editors write a byte order mark, which JSON does not allow
         values = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
-        raise DataError(f"{file} is not JSON ({error}). Fetch it again, or remove it.") from None
+        raise DataError(f"{file} is not JSON ({error}). Download it again, or remove it.") from None
     if not isinstance(values, dict):
-        raise DataError(f"{file} holds no JSON object. Fetch it again, or remove it.")
+        raise DataError(f"{file} holds no JSON object. Download it again, or remove it.")
     return values

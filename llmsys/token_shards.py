@@ -15,11 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmsys.arrow_checksums import (
-    compute_file_digest,
-    describe_document_file,
-    describe_token_file,
-)
 from llmsys.arrow_file import (
     DAMAGED,
     NEXT_STEP,
@@ -46,7 +41,12 @@ from llmsys.manifest import (
     load_manifest,
     write_manifest,
 )
-from llmsys.token_file import MappedTokenFile
+from llmsys.token_file import (
+    MappedTokenFile,
+    compute_file_digest,
+    describe_document_file,
+    describe_token_file,
+)
 
 __all__ = [
     "ArrowFileWriter",
@@ -161,8 +161,8 @@ class TokenShards:
         if fingerprint != self.manifest.tokenizer_fingerprint:
             raise DataError(
                 f"the tokens in {self.folder} were made by tokenizer {self.manifest.tokenizer_fingerprint}, "
-                f"not by {fingerprint}: their ids mean other pieces. "
-                f"Use {self.folder / 'tokenizer'}, or run llmsys prepare CONFIG to encode the documents again."
+                f"not by {fingerprint}, so their ids have another meaning. Use {self.folder / 'tokenizer'}, or "
+                "run llmsys prepare CONFIG to encode the documents again."
             )
 
 
@@ -182,13 +182,13 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
     folder = Path(folder)
     manifest = load_manifest(folder)
     if not manifest.splits:
-        raise DataError(f"{folder} holds documents but no tokens yet. Run: llmsys prepare CONFIG")
+        raise DataError(f"{folder} has documents but no tokens yet. Run: llmsys prepare CONFIG")
     if split not in manifest.splits:
         raise DataError(f"{folder} has no split '{split}', it has {', '.join(manifest.splits)}. Use one of these.")
     if not manifest.splits[split].documents:
         raise DataError(
-            f"split '{split}' of {folder} has no documents. "
-            f"Set data.split.heldout_fraction so that both splits get some, or give more input in data.inputs."
+            f"split '{split}' of {folder} has no documents. Set data.split.heldout_fraction so that both "
+            "splits have documents, or give more input in data.inputs."
         )
     return TokenShards(folder, split, manifest)
 
@@ -208,7 +208,7 @@ def verify_checksums(folder: Path | str) -> Manifest:
             _require_digest(path, entry)
             if (found := describe_token_file(path)) != entry:
                 fields = [name for name in TokenFile.model_fields if getattr(entry, name) != getattr(found, name)]
-                raise DataError(f"{path} is not what its manifest says: {', '.join(fields)} differ. {NEXT_STEP}")
+                raise DataError(f"{path} does not match its manifest: {', '.join(fields)} differ. {NEXT_STEP}")
     listings = (("documents", manifest.documents), ("dropped", manifest.dropped), ("documents", manifest.copies))
     for place, listing in listings:
         for document in listing.files:
@@ -219,6 +219,8 @@ def verify_checksums(folder: Path | str) -> Manifest:
 def _require_digest(path: Path, entry: TokenFile | DocumentFile) -> None:
     """Raise DataError unless the bytes of a file match its digest, before Arrow parses any of them."""
     if not path.exists():
-        raise DataError(f"{path} is missing, but the manifest names it. {REMAKE}")
+        raise DataError(f"{path} is missing, but the manifest lists it. {REMAKE}")
     if (found := compute_file_digest(path)) != entry.digest:
-        raise DataError(f"{path}: its digest is {found}, the manifest says {entry.digest}: {DAMAGED} {NEXT_STEP}")
+        raise DataError(
+            f"{path}: its digest is {found}, expected from the manifest: {entry.digest}: {DAMAGED} {NEXT_STEP}"
+        )

@@ -146,19 +146,19 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
         model = file.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{file} cannot be read ({error.strerror}): there is no tokenizer yet. Train one with: "
-            f"llmsys tokenizer CONFIG, or name an existing model with tokenizer.kind=file tokenizer.path=FILE."
+            f"{file} cannot be read ({error.strerror}): the dataset has no tokenizer yet. Train one with: "
+            "llmsys tokenizer CONFIG, or name an existing one with tokenizer.kind=file tokenizer.path=FILE."
         ) from None
     if eos_token is not None:
         raise DataError(
-            f"tokenizer.eos_token={eos_token} is for a tokenizer.json, and {file} knows its own end. Leave it out."
+            f"tokenizer.eos_token={eos_token} applies to tokenizer.json only; {file} defines its own. Leave it out."
         )
     try:
         return SentencePieceTokenizer(model)
     except (RuntimeError, UnicodeDecodeError) as error:  # the message about a damaged piece may hold its bytes
         raise DataError(
-            f"{file} is not a SentencePiece model ({error}). Make one that is with: llmsys tokenizer CONFIG "
-            f"(delete a damaged one first), or name one with tokenizer.kind=file tokenizer.path=FILE."
+            f"{file} is not a SentencePiece model ({error}). Train one with: llmsys tokenizer CONFIG (delete a "
+            "corrupt one first), or name one with tokenizer.kind=file tokenizer.path=FILE."
         ) from None
 
 

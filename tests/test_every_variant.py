@@ -28,7 +28,7 @@ from llmsys.estimate.step_time import estimate_step_time
 from llmsys.estimate.summary_table import format_estimate
 from llmsys.optim.lr_schedule import compute_learning_rate
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.report.run_origin import build_run_origin
+from llmsys.report.html_page import build_run_origin
 from llmsys.report.run_record import read_run
 from llmsys.report.run_sections import build_run_sections
 from llmsys.train.build_engine import build_engine, build_model

@@ -36,11 +36,11 @@ class DemoStep:
 
 STEPS = (
     DemoStep("prepare", "crawl shards to clean documents, a tokenizer and token shards"),
-    DemoStep("estimate", "what the training run will take, before it starts"),
+    DemoStep("estimate", "parameters, memory and time of the run, before it starts"),
     DemoStep("train", "a mixture-of-experts model on two processes"),
-    DemoStep("evaluate", "bits per byte of held-back documents"),
-    DemoStep("generate", "what the model writes"),
-    DemoStep("report", "everything on one page"),
+    DemoStep("evaluate", "bits per byte of held-out documents"),
+    DemoStep("generate", "samples of generated text"),
+    DemoStep("report", "the results on one page"),
 )
 
 
@@ -66,7 +66,7 @@ class VerbError(Exception):
     def __init__(self, verb: str, status: int) -> None:
         ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if status == STOPPED:
-            ending = "was asked to stop and has saved"
+            ending = "was stopped and has saved a checkpoint"
         super().__init__(f"demo: `llmsys {verb}` {ending}; run the same command again to continue where it stopped")
         self.status = status if status > 0 else 128 - status
 

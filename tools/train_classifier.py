@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data_pipeline.classify.hashed_features import FeatureConfig
-from data_pipeline.classify.linear_model import LinearModel, LinearScorer, train_linear_model
 from data_pipeline.pairs.read import iter_text_pairs
+from data_pipeline.rules.classifier import LinearModel, LinearScorer, train_linear_model
+from data_pipeline.rules.hashed_features import FeatureConfig
 from llmsys.errors import DataError, LlmsysError
 from llmsys.local_path import parse_local_path
 

@@ -34,4 +34,4 @@ class Task:
 
 
 Stage = Callable[[str, list[Task], str], list[TaskRecord]]
-"""Runs the tasks of one stage, given its name and the unit of its progress; returns their records in order."""
+"""Runs the tasks of one stage, given its name and progress unit; returns their records in order."""

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from data_pipeline.text.hidden_words import iter_joined_readings
-from data_pipeline.text.word_hashes import Hashes, WordHasher, iter_ngram_hashes
+from data_pipeline.text.word_hashes import Hashes, WordHasher, iter_joined_readings, iter_ngram_hashes
 from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig, Part
 from llmsys.errors import DataError
 

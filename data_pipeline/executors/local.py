@@ -3,25 +3,121 @@
 Jobs of the next stage prefer workers that have run such jobs before, because each worker loads models and learns words
 anew. Jobs of later stages go to idle workers, so that no worker waits for the slowest job of a stage until the end.
 
+A worker process receives jobs through a pipe and sends events back.
+
 Invariants:
     - Results do not depend on the number of workers.
     - A worker that dies or exceeds the time limit is replaced; only the attempt of its job fails.
-    - Workers end with the process that started them, see `worker_process.py`.
+    - A worker ends with the process that started it, even if that is killed, and holds its lock until then.
 """
 
+import ctypes
+import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from multiprocessing.connection import wait
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
 
-from data_pipeline.executors.base import EagerJobs, EagerTaskEvent, Event, Job, Queue, TaskFailed, TaskProgress
-from data_pipeline.executors.worker_process import WorkerProcess
+from data_pipeline.executors.base import (
+    EagerJobs,
+    EagerTaskEvent,
+    Event,
+    Job,
+    Queue,
+    Report,
+    TaskFailed,
+    TaskProgress,
+    try_job,
+)
+
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+class WorkerProcess:
+    """A process with two pipes: one for jobs and events, one that only ever closes."""
+
+    def __init__(self, lock: int | None) -> None:
+        # Forking a process with threads of pyarrow or Ray can deadlock.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        lifeline, self.lifeline = context.Pipe(duplex=False)
+        # The lock outlives a killed driver until its last worker is gone.
+        held = DupFd(lock) if lock is not None else None
+        self.process: SpawnProcess = context.Process(target=_serve_jobs, args=(theirs, lifeline, held), daemon=True)
+        with _limit_threads():
+            self.process.start()
+        # Our copies must close, or the pipes would not break when the worker dies.
+        theirs.close()
+        lifeline.close()
+        self.index: int | None = None
+        self.since = 0.0
+        self.early = self.experienced = False  # it runs an early job; it has run a job of the next stage
+
+    def kill(self) -> None:
+        """Kill the process. Its files are published by rename, so nothing needs to finish."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self.lifeline.close()
+
+
+@contextmanager
+def _limit_threads() -> Iterator[None]:
+    """Start children with one thread per numeric library, because processes are the unit of parallelism."""
+    before = {name: os.environ.pop(name, None) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(before, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+# --- inside the process ---
+
+
+def _serve_jobs(connection: Connection, lifeline: Connection, lock: Any) -> None:
+    """Run jobs until the pipe closes. `lock` becomes a duplicate of the parent's lock file, open until the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives ctrl-c too and kills its workers
+    _die_with_parent(lifeline)
+    held = lock.detach() if lock is not None else None
+    try:
+        while True:
+            index, job = connection.recv()
+            connection.send(try_job(index, job, _build_reporter(connection, index)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        if held is not None:
+            os.close(held)
+
+
+def _build_reporter(connection: Connection, index: int) -> Report:
+    return lambda amount, dropped: connection.send(TaskProgress(index, amount, dropped))
+
+
+def _die_with_parent(lifeline: Connection) -> None:
+    """End this process when its parent dies: by signal on Linux, elsewhere when the pipe breaks."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def exit_with_parent() -> None:
+        lifeline.poll(None)  # nothing is ever sent: it returns when the other end closes
+        os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+
 
 MAX_WAITING_PER_WORKER = 3
-"""Early jobs that may wait per experienced worker: the first such job costs another worker about as much time."""
+"""Early jobs that may queue per worker that has run one; the first such job of another worker takes about as long."""
 
 
 def count_available_cores() -> int:
@@ -144,11 +240,11 @@ def _format_exit_status(status: int | None) -> str:
 def format_worker_loss(ending: str) -> str:
     """Return the message for a lost process, with a suggested fix."""
     return (
-        f"its process {ending}. When the machine ran out of memory, use fewer workers (data.executor.workers=1) "
-        f"or smaller portions (data.executor.block_bytes, data.documents.batch_bytes)."
+        f"its process {ending}. If the machine ran out of memory, use fewer workers (data.executor.workers=1) "
+        "or smaller blocks (data.executor.block_bytes, data.documents.batch_bytes)."
     )
 
 
 def format_timeout(seconds: float) -> str:
     """Return the message for an attempt that exceeded the time limit."""
-    return f"took longer than {seconds:g} s, so that its process was ended (data.executor.task_seconds)."
+    return f"took longer than {seconds:g} s, so its process was terminated (data.executor.task_seconds)."

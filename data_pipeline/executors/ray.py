@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress, try_job
 from data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import ConfigError, DataError
 
@@ -56,8 +55,8 @@ class RayExecutor:
                 )
             except (ConnectionError, RuntimeError, ValueError, RayError) as error:
                 raise DataError(
-                    f"no Ray cluster answers at data.executor.address={address or 'local'}: {error}. "
-                    f"Start one with `ray start --head`, or name its address."
+                    f"no Ray cluster responds at data.executor.address={address or 'local'}: {error}. Start "
+                    "one with `ray start --head`, or correct the address."
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.nodes: set[str] = set()

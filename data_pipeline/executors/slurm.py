@@ -45,8 +45,8 @@ class SlurmExecutor:
         for command in ("sbatch", "squeue", "scancel"):
             if shutil.which(command) is None:
                 raise DataError(
-                    f"data.executor.kind=slurm needs {command}, which is not on the PATH of this machine. "
-                    f"Start llmsys where jobs are submitted, or use data.executor.kind=local."
+                    f"data.executor.kind=slurm needs {command}, which is not on the PATH of this machine. Run "
+                    "llmsys on a submit host, or use data.executor.kind=local."
                 )
         self._cancel_leftover_jobs()
 
@@ -137,7 +137,7 @@ class SlurmExecutor:
         log = self.folder / f"{task}.log"
         tail = log.read_text(errors="replace")[-2_000:] if log.exists() else ""
         return TaskFailed(
-            number, format_worker_loss(f"ended without a result (Slurm says: {state or 'nothing'})"), tail, "lost"
+            number, format_worker_loss(f"ended without a result (Slurm state: {state or 'unknown'})"), tail, "lost"
         )
 
     def _cancel_leftover_jobs(self) -> None:
@@ -162,8 +162,8 @@ def _run_command(arguments: Sequence[str]) -> str:
     asked = subprocess.run(arguments, capture_output=True, text=True)
     if asked.returncode:
         raise DataError(
-            f"{arguments[0]} refused: {(asked.stderr or asked.stdout).strip()}. Correct data.executor.sbatch_options; "
-            f"what was made is kept."
+            f"{arguments[0]} failed: {(asked.stderr or asked.stdout).strip()}. Correct "
+            "data.executor.sbatch_options; finished tasks are kept."
         )
     return asked.stdout
 

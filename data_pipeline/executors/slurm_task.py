@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.executors.base import TaskDone
-from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.base import TaskDone, try_job
 from llmsys.atomic_write import write_bytes_atomically
 
 

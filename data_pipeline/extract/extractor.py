@@ -1,5 +1,13 @@
 """Extract plain text from HTML pages: one paragraph or list item per line, blank lines between blocks.
 
+The article extractor is `extract.main_content`; resiliparse and trafilatura are called here.
+
+resiliparse: a page nested deeper than the config allows, or with many deep elements, is extracted without searching for
+its main content, which takes time quadratic in the depth.
+
+trafilatura: readers' comments are left out, as in FineWeb. Its cache of repeated texts, which makes a text depend on
+earlier pages, is off.
+
 Invariants:
 - Text is valid UTF-8 in Unicode's NFC, without control characters other than tab and newline.
 - A page that would take more work than the config allows is reported with the limit it exceeds. Limits are counted,
@@ -10,17 +18,105 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import metadata
 from typing import NamedTuple, assert_never
 
+import numpy as np
 import pyarrow as pa
+from resiliparse.extract.html2text import extract_plain_text
 
 from data_pipeline.extract.page_limits import LimitViolation, Nesting, find_limit_violation
-from llmsys.config.extraction import (
+from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
     ResiliparseExtractorConfig,
     TrafilaturaExtractorConfig,
 )
+from llmsys.errors import ConfigError
+
+_STEPS = 20_000_000  # tags times depth, above which the search for the main content takes many seconds
+_TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
+# Elements that never nest in themselves: void ones, and those that the next of their kind closes.
+_FLAT = frozenset(
+    b"area base br col embed hr img input link meta source track wbr p li dt dd tr td th option thead tbody "
+    b"tfoot colgroup optgroup rp rt html head body".split()
+)
+
+
+def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Callable[[bytes], str]:
+    """Build the extractor with these settings."""
+
+    def extract_text(html: bytes) -> str:
+        depth = estimate_nesting_depth(html) if config.main_content else 0
+        main_content = config.main_content and depth <= config.max_depth and depth * html.count(b"<") <= _STEPS
+        return extract_plain_text(html.decode(), main_content=main_content, alt_texts=False, comments=False)
+
+    return extract_text
+
+
+def estimate_nesting_depth(html: bytes) -> int:
+    """Estimate the nesting depth of a page without parsing it; at least 64."""
+    if _estimate_max_open_tags(html) <= 64:
+        return 64
+    depth = deepest = 0
+    for slash, name in _TAG.findall(html):
+        if name.lower() in _FLAT:
+            continue
+        depth += -1 if slash else 1
+        deepest = max(deepest, depth)
+        depth = max(depth, 0)
+    return deepest
+
+
+def _estimate_max_open_tags(html: bytes) -> int:
+    """Return an upper bound of the tags that are open at a time."""
+    data = np.frombuffer(html + b" ", np.uint8)
+    tags = np.flatnonzero(data[:-1] == ord("<"))
+    if len(tags) == 0:
+        return 0
+    following = data[tags + 1]
+    steps = np.where(following == ord("/"), -1, (following >= ord("A")).astype(np.int64))
+    depth = np.cumsum(steps)
+    return int((depth - np.minimum.accumulate(np.minimum(depth, 0))).max())
+
+
+def build_trafilatura_extractor(config: TrafilaturaExtractorConfig) -> Callable[[bytes], str]:
+    """Build the extractor with these settings.
+
+    Raises:
+        ConfigError: if trafilatura is not installed.
+    """
+    get_trafilatura_version()
+    from trafilatura import extract
+
+    precise, complete = config.favor == "precision", config.favor == "recall"
+
+    def extract_text(html: bytes) -> str:
+        text = extract(
+            html.decode(), favor_precision=precise, favor_recall=complete, include_comments=False, deduplicate=False
+        )
+        return text or ""
+
+    return extract_text
+
+
+def get_trafilatura_version() -> str:
+    """Return the installed version.
+
+    Returns:
+        A requirement such as `trafilatura==2.0.0`.
+
+    Raises:
+        ConfigError: If trafilatura is not installed.
+    """
+    try:
+        return f"trafilatura=={metadata.version('trafilatura')}"
+    except metadata.PackageNotFoundError:
+        raise ConfigError(
+            "data.extract.kind=trafilatura needs the package trafilatura, which is not installed. "
+            "Install it with: pip install 'llmsys[trafilatura]', or set data.extract.kind=article."
+        ) from None
+
 
 _BLANK_LINES = re.compile(r"\n{3,}")
 # Controls are noise in text; carriage returns were converted to newlines before.
@@ -76,12 +172,8 @@ def build_extractor(config: ExtractConfig) -> Extractor:
 
             return extract_article
         case ResiliparseExtractorConfig():
-            from data_pipeline.extract.resiliparse import build_resiliparse_extractor
-
             return build_resiliparse_extractor(config)
         case TrafilaturaExtractorConfig():
-            from data_pipeline.extract.trafilatura import build_trafilatura_extractor
-
             return build_trafilatura_extractor(config)
         case unreachable:
             assert_never(unreachable)

@@ -9,8 +9,7 @@ without text are dropped. `extract.text_layout` renders the rest.
 import re
 
 from data_pipeline.extract.boilerplate import PARAGRAPH, TEASER, classify_attributes
-from data_pipeline.extract.content_score import count_punctuation, find_root, score_elements
-from data_pipeline.extract.element_stats import ElementStats, parse_page
+from data_pipeline.extract.content_score import ElementStats, count_punctuation, find_root, parse_page, score_elements
 from data_pipeline.extract.html_tree import HEADINGS, HtmlTree
 from data_pipeline.extract.text_layout import render_text
 

@@ -146,7 +146,7 @@ def drop_quarantined(records: list[TaskRecord], names: list[str]) -> tuple[list[
     remaining = [(record, name) for record, name in zip(records, names, strict=True) if record.outputs]
     if not remaining:
         raise DataError(
-            "every input was quarantined, so that nothing is left. Read what quarantine/ of the dataset folder says "
-            "about each, mend the cause, then run the same command again: it tries them again."
+            "every input was quarantined. Read the tracebacks in quarantine/ of the dataset folder, fix the "
+            "cause, then run the same command again to retry them."
         )
     return [record for record, _ in remaining], [name for _, name in remaining]

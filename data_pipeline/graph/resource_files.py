@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 from data_pipeline.core.journal import Journal
 from data_pipeline.language.rules_by_language import list_dictionaries
+from llmsys.config.cleaning import TrafilaturaExtractorConfig
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
@@ -20,7 +21,6 @@ from llmsys.config.custom_rules import (
     PerplexityConfig,
 )
 from llmsys.config.data import CrawlConfig
-from llmsys.config.extraction import TrafilaturaExtractorConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
 from llmsys.config.quality_rules import (
     FinewebQualityConfig,
@@ -123,7 +123,7 @@ def list_extractor_versions(data: CrawlConfig) -> list[str]:
     """
     if not isinstance(data.extract, TrafilaturaExtractorConfig):
         return []
-    from data_pipeline.extract.trafilatura import get_trafilatura_version
+    from data_pipeline.extract.extractor import get_trafilatura_version
 
     return [get_trafilatura_version()]
 
@@ -161,8 +161,8 @@ def require_languages(data: CrawlConfig, codes: Collection[str]) -> None:
         for word_list in rule.word_lists if isinstance(rule, BadWordsConfig) and not data.language.languages else ():
             if word_list.language not in (*codes, ANY_LANGUAGE):
                 raise ConfigError(
-                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list would "
-                    f"never be asked. Give the language a profile in data.language.profiles, or write language: any."
+                    f"data.rules.{number}.words: no document is judged as {word_list.language!r}, so its list "
+                    "would never be asked. Add a profile in data.language.profiles, or use language: any."
                 )
 
 
@@ -182,7 +182,8 @@ def require_resource_files(data: CrawlConfig) -> None:
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise DataError(
-                f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative ones start in the working folder."
+                f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start in the "
+                "working directory."
             )
 
 

@@ -19,8 +19,15 @@ from typing import Any, assert_never
 from data_pipeline.core.journal import Journal, TaskRecord
 from data_pipeline.core.staging import begin_change, publish_staged
 from data_pipeline.core.task import Task
-from data_pipeline.executors.base import EagerTaskEvent, Event, Executor, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.inline import InlineExecutor
+from data_pipeline.executors.base import (
+    EagerTaskEvent,
+    Event,
+    Executor,
+    InlineExecutor,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+)
 from data_pipeline.executors.local import LocalExecutor
 from data_pipeline.executors.retry import TaskRetry, run_with_retries
 from data_pipeline.graph.eager_tasks import EagerTasks, NextStage
@@ -206,7 +213,7 @@ class StageRunner:
                             missing[event.index], self._save_record(stage, missing[event.index], event.result)
                         )
                     case TaskRetry():
-                        _log.warning("task %s will be tried again: %s", tasks[event.index].name, event.failed.message)
+                        _log.warning("task %s will be retried: %s", tasks[event.index].name, event.failed.message)
                     case TaskFailed() if tasks[event.index].fallback_result and event.cause != "mend":
                         stage.records[missing[event.index]] = self._quarantine_task(tasks[event.index], event)
                     case TaskFailed():
@@ -278,7 +285,7 @@ def _build_stage_error(stage: str, tasks: int, failures: Sequence[tuple[Task, Ta
     if tasks == 1 and not first.traceback:
         return DataError(first.message)
     return DataError(
-        f"{len(failures)} of {tasks} tasks of stage {stage} failed, "
-        f"the first is {task.name}: {_end_with_period(first.message)} "
-        f"What the other tasks made is kept: run the same command again to do only what is missing."
+        f"{len(failures)} of {tasks} tasks of stage {stage} failed, the first is {task.name}: "
+        f"{_end_with_period(first.message)} Results of the other tasks are kept: run the same command again to "
+        "run only the missing ones."
     )

@@ -27,8 +27,8 @@ def read_dataset_config(manifest: Manifest, data: CrawlConfig) -> CrawlConfig:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(
-            f"{data.folder} was made by a config that this version cannot read: data.{where}: {first['msg']}. "
-            f"Prepare it again with: llmsys prepare CONFIG"
+            f"{data.folder} was prepared with a config that this version cannot read: data.{where}: "
+            f"{first['msg']}. Prepare it again with: llmsys prepare CONFIG"
         ) from None
 
 
@@ -52,7 +52,7 @@ def describe_config_differences(manifest: Manifest, data: CrawlConfig) -> str:
         return ""
     more = f", and {len(found) - MAX_SHOWN_DIFFERENCES} more" if len(found) > MAX_SHOWN_DIFFERENCES else ""
     return (
-        f"{data.folder} was made by another config than this one, and is explained by its own: "
+        f"{data.folder} was prepared with another config, which is used here: "
         f"{', '.join(found[:MAX_SHOWN_DIFFERENCES])}{more}."
     )
 

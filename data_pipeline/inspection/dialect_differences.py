@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_pipeline.core.funnel import format_reason
 from data_pipeline.graph.resource_files import list_rule_libraries
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.readers.input_files import find_inputs
 from data_pipeline.rules.chain import build_rule
 from data_pipeline.rules.dialects import translate_rules
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
-from data_pipeline.rules.verdict import Rule, RuleVerdicts, format_reason
+from data_pipeline.rules.rule import DocumentBatch, Rule, RuleVerdicts, WordSplitters
 from data_pipeline.stages.apply_rules import prepare_rule_input
 from data_pipeline.stages.extract_text import extract_file
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import build_word_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import DEFAULT, Words, parse_language_rules
@@ -104,7 +104,7 @@ def compare_dialects(data: CrawlConfig, dialects: Sequence[str]) -> list[Dialect
     """
     if len(set(dialects)) < 2:
         raise ConfigError(
-            f"{','.join(dialects)} names {len(set(dialects))} dialect. Name two, such as datatrove,dolma."
+            f"{','.join(dialects)} names {len(set(dialects))} dialect. Give two, such as datatrove,dolma."
         )
     list_rule_libraries(data)  # fails early if a rule's library is not installed
     judges = _DialectJudge(data, dialects)

@@ -113,4 +113,4 @@ def _describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
     funnel = load_manifest(folder).funnel
     found = sorted({f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped})
     there = "; ".join(found[:12]) or "nothing at all"
-    return f"{folder} dropped no document with {asked}. It dropped by: {there}. Use one of these."
+    return f"{folder} has no dropped document with {asked}. It has: {there}. Use one of these."

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import is_heldout
+from data_pipeline.core.funnel import format_measured_value
 from data_pipeline.core.staging import is_change_unfinished
 from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.inspection.dataset_config import read_dataset_config
-from data_pipeline.inspection.near_thresholds import LanguageThresholds
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.rules.verdict import format_measured_value
 from data_pipeline.stages.apply_rules import explain_one_page
+from data_pipeline.stages.near_thresholds import LanguageThresholds
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
@@ -60,9 +60,9 @@ def explain_url(data: CrawlConfig, url: str) -> list[CaptureExplanation]:
     manifest = load_manifest(data.folder)
     if is_change_unfinished(data.folder):
         raise DataError(
-            f"{data.folder} cannot be explained now: a preparation with other settings or inputs began to replace "
-            f"work/ and did not finish, and the published dataset was not made from what is there. "
-            f"Run llmsys prepare CONFIG to its end first."
+            f"{data.folder} cannot be explained now: an unfinished preparation with other settings or inputs "
+            "has replaced a part of work/, which no longer matches the published dataset. Finish llmsys "
+            "prepare CONFIG first."
         )
     data = read_dataset_config(manifest, data)
     require_resource_files(data)
@@ -74,8 +74,8 @@ def explain_url(data: CrawlConfig, url: str) -> list[CaptureExplanation]:
     if not captures:
         skipped = sum(skip.count for skip in manifest.read.skipped)
         raise DataError(
-            f"{url} is not among the pages of {data.folder}. Write the address as the crawl has it; {skipped:,} "
-            f"records became no page (llmsys report says why), and without work/ nothing is left to look at."
+            f"{url} is not among the pages of {data.folder}. Write the URL as in the crawl. {skipped:,} "
+            "records could not be used (see llmsys report), and nothing can be shown without work/."
         )
     for capture in captures:
         _add_dataset_steps(capture, data)
@@ -141,7 +141,7 @@ def _add_dataset_steps(capture: CaptureExplanation, data: CrawlConfig) -> None:
     for path in sorted((folder / "documents").glob("part-*.arrow")):
         if next(_iter_matching_pages([path], "id", capture.id), None) is not None:
             heldout = is_heldout([capture.id], data.split.heldout_fraction, data.split.seed)[0]
-            split = "held back for evaluation" if heldout else "for training"
+            split = "held out for evaluation" if heldout else "for training"
             capture.steps.append(("documents", "kept", f"{path.name}, {split}"))
             return
     capture.steps.append(("documents", "missing", "documents/ and dropped/ lack it; run llmsys inspect"))

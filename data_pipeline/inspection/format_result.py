@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from data_pipeline.inspection.finding import format_findings
 from data_pipeline.inspection.token_samples import DocumentSample
 from data_pipeline.inspection.verify_dataset import InspectionResult
+from data_pipeline.inspection.verify_files import format_findings
 from llmsys.manifest import LanguageUsage, TokenizerUsage
 
 SHOWN_SAMPLES, EXCERPT = 3, 160
@@ -61,7 +61,7 @@ def format_inspection(inspection: InspectionResult) -> str:
     if inspection.findings:
         lines += ["", format_findings(inspection.findings), "", _format_next_step(len(inspection.findings))]
     else:
-        lines += ["", f"everything is as the manifest says (fingerprint {manifest.fingerprint})"]
+        lines += ["", f"everything matches the manifest (fingerprint {manifest.fingerprint})"]
     return "\n".join(lines)
 
 
@@ -69,9 +69,9 @@ def _format_samples(samples: list[DocumentSample]) -> list[str]:
     same = sum(sample.same_text for sample in samples)
     others = ""
     if same < len(samples):
-        why = "the tokenizer normalises text, or takes U+2581 for the space that it writes so"
+        why = "the tokenizer normalizes text, or decodes U+2581 as a space"
         others = f", {len(samples) - same} another ({why})"
-    head = f"{len(samples)} documents encoded again, with the same ids, and decoded; {same} give their text back"
+    head = f"{len(samples)} documents encoded again with equal ids, and decoded; {same} decode to their text"
     lines = [f"{head}{others}:"]
     for sample in samples[:SHOWN_SAMPLES]:
         origin = f"{sample.file} at {sample.offset}"
@@ -87,8 +87,8 @@ def format_tokenizer_usage(usage: TokenizerUsage) -> list[str]:
     return [
         f"{head}{'unknown':>10}{'as bytes':>10}",
         *rows,
-        f"{usage.dead_pieces:,} of {usage.pieces:,} pieces are in no document; "
-        f"{usage.checked_documents:,} documents were encoded a second time by the library, with the same ids",
+        f"{usage.dead_pieces:,} of {usage.pieces:,} pieces occur in no document; {usage.checked_documents:,} "
+        "documents were also encoded by the library, with equal ids",
         *([f"every document was encoded by the tokenizer's library: {usage.by_library}"] if usage.by_library else []),
     ]
 
@@ -103,4 +103,4 @@ def _format_usage_row(name: str, usage: LanguageUsage) -> str:
 
 def _format_next_step(count: int) -> str:
     things = "1 thing is" if count == 1 else f"{count} things are"
-    return f"{things} wrong. Delete the files named, and run llmsys prepare CONFIG: only what is missing is made again."
+    return f"{things} wrong. Delete the files named, and run llmsys prepare CONFIG, which makes only missing files."

@@ -13,10 +13,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from data_pipeline.language.codes import list_known_codes
+from data_pipeline.language.rules_by_language import load_language_profiles
 from data_pipeline.rules.chain import list_thresholds
-from data_pipeline.rules.verdict import ThresholdTest
+from data_pipeline.rules.rule import ThresholdTest
 from llmsys.arrow_file import read_columns, read_schema
-from llmsys.config.language import DEFAULT, LanguageConfig, load_language_profiles
+from llmsys.config.language import DEFAULT, LanguageConfig
 from llmsys.config.migration import to_current_names
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.config.yaml_parser import parse_yaml
@@ -82,8 +83,8 @@ def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
     limit = next((test for test in tried if test is not None), None)
     if limit is None:
         raise DataError(
-            f"no test compares a stored statistic with {name}: it decides what is measured, or all values are "
-            f"{now[0]} already. Prepare a copy of the dataset with it to see what it changes."
+            f"no test compares a stored statistic with {name}: it changes the measurement itself, or all "
+            f"values are {now[0]} already. Prepare a copy of the dataset to see its effect."
         )
     column = limit.statistic if name == LANGUAGE_SCORE else f"{kind}.{limit.statistic}"
     stay, back = _count_documents(folder, manifest, (kind, column), limit, values)
@@ -108,7 +109,9 @@ def format_sweep(found: ThresholdSweep) -> str:
     ]
     for row in found.values:
         lines.append(f"{row.value:>12g}{row.stay:>12,}{row.stay + row.might_return:>12,}")
-    return "\n".join([*lines, "At most: all that this test dropped and would let pass, if no test behind it objects."])
+    return "\n".join(
+        [*lines, "Upper bound: counts documents that this test would no longer drop; later tests may still drop them."]
+    )
 
 
 def _parse_sweep(wanted: str) -> tuple[str, list[float]]:
@@ -128,10 +131,10 @@ def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> l
     rule = next((one for one in rules if one.title == kind), None)
     if rule is None:
         there = ", ".join(one.title for one in rules) or "none"
-        raise DataError(f"{folder} was made without the rule {kind}. Its rules: {there}; and {LANGUAGE_SCORE}.")
+        raise DataError(f"{folder} was prepared without the rule {kind}. Its rules: {there}; and {LANGUAGE_SCORE}.")
     if field not in type(rule).model_fields:
         fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
-        raise DataError(f"{kind} has no field {field}. Thresholds it has: {fields}.")
+        raise DataError(f"{kind} has no field {field}. Its thresholds: {fields}.")
     language = _read_language(manifest)
     profiles = load_language_profiles(language, list_known_codes(language.kind))
     own = [
@@ -149,7 +152,7 @@ def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> Thre
     try:
         changed = _RULE.validate_python(rule.model_dump() | {field: value})
     except ValidationError as error:
-        raise DataError(f"{name}={value:g} is refused: {error.errors()[0]['msg']}.") from None
+        raise DataError(f"{name}={value:g} is invalid: {error.errors()[0]['msg']}.") from None
     # Compare all tests of the rule: the name of a field does not tell which test reads it.
     pairs = zip(list_thresholds(rule), list_thresholds(changed), strict=False)
     return next((one for one, other in pairs if one.threshold != other.threshold), None)

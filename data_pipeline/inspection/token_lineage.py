@@ -13,7 +13,7 @@ from llmsys.token_shards import open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 
 AROUND = 40
-"""Tokens shown on each side."""
+"""Context tokens to show on each side."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def format_token_lineage(lineage: TokenLineage) -> str:
 
 def _describe_url(url: str | None) -> str:
     if url is None:
-        return "(its document is gone)"
+        return "(its document no longer exists)"
     return url or "(it has none)"
 
 

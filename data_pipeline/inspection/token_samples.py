@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.core.document_schema import hash_positions
-from data_pipeline.inspection.finding import DatasetFinding
+from data_pipeline.inspection.verify_files import DatasetFinding
 from llmsys.manifest import Manifest
 from llmsys.token_shards import TokenShards, open_tokens, read_batches
 from llmsys.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def verify_samples(
             ]
     if not manifest.labels and "train_source" not in manifest.splits:  # of pairs, long ones may be left out
         findings += [
-            DatasetFinding("tokens", f"document {name}", "it is in documents/, and in no token file")
+            DatasetFinding("tokens", f"document {name}", "it is in documents/ but in no token file")
             for name in rows
             if name not in found
         ]
@@ -121,11 +121,11 @@ def _compare_sample(
         expected = expected[: len(tokens)]
     if tokens != expected and not (labelled and not source):  # the target of a label is its number
         index = next((at for at, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), len(tokens))
-        yield sample.split, f"from token {index:,} on it is not what its text encodes to"
+        yield sample.split, f"from token {index:,} on its ids differ from the encoding of its text"
     place_of_row = row["file"], row["offset"] if "offset" in row else row["line"]
     if (sample.file, sample.offset) != place_of_row:
         theirs = " at ".join(map(str, place_of_row))
-        yield sample.split, f"its lineage is {sample.file} at {sample.offset}, and its document's is {theirs}"
+        yield sample.split, f"its lineage is {sample.file} at {sample.offset}, but that of its document is {theirs}"
 
 
 def _get_expected_text(row: Row, split: str) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.inspection.finding import DatasetFinding
 from data_pipeline.inspection.token_samples import DocumentSample, verify_samples
-from data_pipeline.inspection.verify_files import verify_document_file, verify_token_file
+from data_pipeline.inspection.verify_files import DatasetFinding, verify_document_file, verify_token_file
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_dataset_fingerprint, load_manifest
 from llmsys.progress import Progress
@@ -79,7 +78,7 @@ def _verify_entry(
 ) -> list[DatasetFinding]:
     path = folder / subfolder / entry.name
     if not path.is_file():
-        return [DatasetFinding(f"{subfolder}/{entry.name}", "", "it is missing, but the manifest names it")]
+        return [DatasetFinding(f"{subfolder}/{entry.name}", "", "it is missing, but the manifest lists it")]
     try:
         if isinstance(entry, TokenFile):
             return list(verify_token_file(path, entry, vocab_size, end))
@@ -96,7 +95,7 @@ def _verify_manifest(manifest: Manifest) -> Iterator[DatasetFinding]:
     files = [entry for split in manifest.splits.values() for entry in split.files] or manifest.documents.files
     expected = compute_dataset_fingerprint(manifest.tokenizer_fingerprint, [entry.digest for entry in files])
     if manifest.fingerprint != expected:
-        problem = f"it is {manifest.fingerprint}, and the files and tokenizer that it names have {expected}"
+        problem = f"it is {manifest.fingerprint}, but the files and tokenizer that it lists have {expected}"
         yield DatasetFinding("manifest.json", "fingerprint", problem)
 
 
@@ -109,7 +108,7 @@ def _verify_split_sums(name: str, split: Split) -> Iterator[DatasetFinding]:
     for unit, (listed, found) in sums.items():
         if listed != found:
             yield DatasetFinding(
-                "manifest.json", f"splits.{name}", f"it says {listed:,} {unit}, and its files have {found:,}"
+                "manifest.json", f"splits.{name}", f"it lists {listed:,} {unit}, but its files have {found:,}"
             )
 
 
@@ -124,7 +123,9 @@ def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[Dat
         return None
     if tokenizer.fingerprint == manifest.tokenizer_fingerprint:
         return tokenizer
-    problem = f"its fingerprint is {tokenizer.fingerprint}, the manifest says {manifest.tokenizer_fingerprint}"
+    problem = (
+        f"its fingerprint is {tokenizer.fingerprint}, expected from the manifest: {manifest.tokenizer_fingerprint}"
+    )
     findings.append(DatasetFinding("tokenizer", "", problem))
     return None
 
@@ -135,4 +136,4 @@ def _find_unlisted_files(folder: Path, manifest: Manifest) -> Iterator[DatasetFi
     for subfolder in SUBFOLDERS if manifest.splits else SUBFOLDERS[:2]:
         for path in sorted((folder / subfolder).glob("*")):
             if (name := f"{subfolder}/{path.name}") not in named and not path.name.startswith("."):
-                yield DatasetFinding(name, "", "the manifest does not name it")
+                yield DatasetFinding(name, "", "the manifest does not list it")

@@ -1,22 +1,18 @@
 """Verify one file of documents or tokens against its entry in the manifest: hashes, counts, ids.
 
+Each problem is a `DatasetFinding`.
+
 Invariants:
 - Arrow parses a token file only after the checksum of the bytes that Arrow trusts was verified.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.inspection.finding import DatasetFinding
-from llmsys.arrow_checksums import (
-    compute_file_digest,
-    compute_frame_checksum,
-    describe_batch,
-    describe_document_file,
-)
 from llmsys.arrow_file import (
     get_document_lengths,
     get_text_bytes,
@@ -26,15 +22,46 @@ from llmsys.arrow_file import (
 )
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
+from llmsys.token_file import (
+    compute_file_digest,
+    compute_frame_checksum,
+    describe_batch,
+    describe_document_file,
+)
+
+
+@dataclass(frozen=True)
+class DatasetFinding:
+    """One problem of a dataset folder.
+
+    Attributes:
+        file: path relative to the dataset folder.
+        where: a part of the file, such as "record batch 3"; "" for all of it.
+        problem: description of the problem.
+    """
+
+    file: str
+    where: str
+    problem: str
+
+
+def format_findings(findings: Sequence[DatasetFinding]) -> str:
+    """Format findings as a table with a header."""
+    rows = [
+        ("file", "where", "what is wrong"),
+        *((finding.file, finding.where, finding.problem) for finding in findings),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows)
 
 
 def verify_document_file(path: Path, subfolder: str, entry: DocumentFile) -> Iterator[DatasetFinding]:
     """Yield the problems of one file of `subfolder` ("documents" or "dropped")."""
     name = f"{subfolder}/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
-        yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
+        yield DatasetFinding(name, "", f"it has {size:,} bytes, expected from the manifest: {entry.size:,}")
     elif (digest := compute_file_digest(path)) != entry.digest:
-        yield DatasetFinding(name, "", f"its digest is {digest}, the manifest says {entry.digest}")
+        yield DatasetFinding(name, "", f"its digest is {digest}, expected from the manifest: {entry.digest}")
     elif path.suffix == ".arrow":
         yield from _verify_row_count(path, name, entry)
 
@@ -46,7 +73,7 @@ def _verify_row_count(path: Path, name: str, entry: DocumentFile) -> Iterator[Da
         yield DatasetFinding(name, "", f"it cannot be read: {error}")
         return
     if rows != entry.rows:
-        yield DatasetFinding(name, "", f"it has {rows:,} documents, the manifest says {entry.rows:,}")
+        yield DatasetFinding(name, "", f"it has {rows:,} documents, expected from the manifest: {entry.rows:,}")
 
 
 _FIELD_NAMES = {
@@ -64,11 +91,13 @@ def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | 
     """Yield the problems of one token file; `end` is the last id of every document, None if there is none."""
     name = f"tokens/{entry.name}"
     if (size := path.stat().st_size) != entry.size:
-        yield DatasetFinding(name, "", f"it has {size:,} bytes, the manifest says {entry.size:,}")
+        yield DatasetFinding(name, "", f"it has {size:,} bytes, expected from the manifest: {entry.size:,}")
         return
     data = map_file(path)
     if (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:
-        yield DatasetFinding(name, "headers", f"their checksum is {frame}, the manifest says {entry.frame_checksum}")
+        yield DatasetFinding(
+            name, "headers", f"their checksum is {frame}, expected from the manifest: {entry.frame_checksum}"
+        )
         return  # Arrow must not parse wrong headers
     arrow = open_arrow(path, data)
     batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
@@ -98,7 +127,7 @@ def _verify_tokens(
     values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
     where = f"record batch {index}"
     if len(values) and (highest := int(values.max())) >= vocab_size:
-        yield DatasetFinding(name, where, f"it has the id {highest:,}, and the vocabulary ends at {vocab_size - 1:,}")
+        yield DatasetFinding(name, where, f"it has the id {highest:,}, but the vocabulary ends at {vocab_size - 1:,}")
     if end is None:
         return
     lengths = np.diff(offsets)
@@ -117,7 +146,7 @@ def _verify_totals(name: str, entry: TokenFile, batches: list[pa.RecordBatch], d
     }
     for unit, (found, expected) in counted.items():
         if found != expected:
-            yield DatasetFinding(name, "", f"it has {found:,} {unit}, the manifest says {expected:,}")
+            yield DatasetFinding(name, "", f"it has {found:,} {unit}, expected from the manifest: {expected:,}")
     if digest != entry.digest:
         yield DatasetFinding(
             name, "padding", f"its digest is {digest}, not {entry.digest}: bytes between columns changed, no token did"

@@ -68,14 +68,15 @@ def _iter_parallel_pairs(source: Path, target: Path) -> Iterator[TextPair]:
             raise DataError(_describe_length_mismatch(source, target, number - 1))
         yield _build_pair(number, left, right)
     if not number:
-        raise DataError(f"{source} is empty. Give a file with a sentence on each line.")
+        raise DataError(f"{source} is empty. Give a file with one sentence per line.")
 
 
 def _describe_length_mismatch(source: Path, target: Path, common: int) -> str:
     counts = [sum(1 for _ in _iter_raw_lines(path)) for path in (source, target)]
     return (
-        f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must translate line n of the "
-        f"other, and after line {common:,} one of them ends. Give files of equally many lines."
+        f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must be the "
+        f"translation of line n of the other, but one ends after line {common:,}. Give files with equal "
+        "numbers of lines."
     )
 
 
@@ -141,8 +142,7 @@ def _iter_raw_lines(path: Path) -> Iterator[bytes]:
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(
-            f"{path} cannot be read: {reason}. Correct the path (relative ones start in the working directory), "
-            f"or give the file again."
+            f"{path} cannot be read: {reason}. Correct the path (relative paths start in the working directory)."
         ) from None
 
 

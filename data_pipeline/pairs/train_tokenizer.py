@@ -37,7 +37,9 @@ def train_pair_tokenizer(
     """
     limit, sample = _select_sample(sources, config.sample_bytes, sides)
     if not sample["documents"]:
-        raise DataError("no training pair is left to train a tokenizer on. Give more input, or mend what was dropped.")
+        raise DataError(
+            "no training pair is left to train a tokenizer on. Give more input, or correct the dropped pairs."
+        )
     return fit_sentencepiece(
         _iter_sample_texts(report, sources, limit, sides), folder=folder, config=config, sample=sample
     )

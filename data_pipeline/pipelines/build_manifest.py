@@ -26,7 +26,6 @@ from data_pipeline.tokenize.tokenizer_usage import collect_usage
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
-from llmsys.contamination_summary import DecontaminationSummary
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.manifest import (
@@ -44,8 +43,8 @@ from llmsys.manifest import (
     load_manifest,
     write_manifest,
 )
+from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
 from llmsys.redact import redact_values
-from llmsys.threshold_report import ThresholdReport
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import load_tokenizer
 
@@ -168,7 +167,7 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
         if not leftovers and not runner.num_run and not is_change_unfinished(folder):
-            _log.info("%s is complete, nothing to do (fingerprint %s)", folder, manifest.fingerprint)
+            _log.info("%s is up to date (fingerprint %s)", folder, manifest.fingerprint)
             return manifest
     # Order matters: without a manifest an interrupted publication can be finished.
     runner.withdraw_manifest()
@@ -176,7 +175,7 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
         path.unlink()
     runner.publish_files()
     write_manifest(folder, manifest)
-    counts = f"{runner.num_run} tasks done, {runner.num_reused} found done"
+    counts = f"{runner.num_run} tasks done, {runner.num_reused} reused"
     _log.info("%s: %s (fingerprint %s)", folder, counts, manifest.fingerprint)
     return manifest
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.stages.collect import ShardSource
+from llmsys.config.cleaning import NoPiiReplacement
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NoDecontamination
-from llmsys.config.pii import NoPiiReplacement
 
 
 @dataclass(frozen=True)

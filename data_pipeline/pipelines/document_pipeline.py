@@ -28,9 +28,14 @@ from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.pipelines.build_manifest import StageRecords, list_funnel_stages
 from data_pipeline.pipelines.dataset_state import DatasetState, get_collected_names, has_cleaning
 from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
-from data_pipeline.pipelines.output_stages import run_export_stage, run_threshold_stage
+from data_pipeline.pipelines.output_stages import (
+    run_encoding_stage,
+    run_export_stage,
+    run_threshold_stage,
+    run_token_stage,
+    run_tokenizer_stage,
+)
 from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
-from data_pipeline.pipelines.token_stages import run_encoding_stage, run_token_stage, run_tokenizer_stage
 from data_pipeline.readers.input_files import compute_file_stamp, compute_input_identity, get_input_name, get_input_size
 from data_pipeline.readers.remote_file import is_remote
 from data_pipeline.stages.apply_rules import apply_rules_to_file

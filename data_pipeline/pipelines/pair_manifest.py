@@ -11,8 +11,8 @@ from data_pipeline.core.journal import TaskOutput, TaskRecord, compute_json_dige
 from data_pipeline.pairs import encode, read
 from data_pipeline.pipelines.pair_pipeline import SPLITS, PairStageRecords
 from data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.config.data import LabelledTextConfig, PairsConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.manifest import (

@@ -25,8 +25,8 @@ from data_pipeline.pairs.train_tokenizer import train_pair_tokenizer
 from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 from data_pipeline.pipelines.stage_code import PAIR_STAGES, compute_code_version
 from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
+from llmsys.config.data import LabelledTextConfig, PairsConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
@@ -102,8 +102,8 @@ class PairPipeline:
         for split, names in found.items():
             if strange := [name for name in names if name not in labels]:
                 raise DataError(
-                    f"{split} texts have the label {strange[0]!r}, and the labels are {', '.join(labels)}. "
-                    f"Mend the file, or name every label in data.labels."
+                    f"{split} texts have the label {strange[0]!r}, but the labels are {', '.join(labels)}. "
+                    "Correct the file, or list every label in data.labels."
                 )
         return labels
 
@@ -150,7 +150,7 @@ class PairPipeline:
         done = iter(self._run_stage("encode", tasks, "pair"))
         encoded = {split: [next(done) for _ in range(count)] for split, count in counts.items()}
         if cut := sum(record.result["cut"] for found in encoded.values() for record in found):
-            _log.warning("%d texts were cut to data.max_tokens=%d tokens", cut, self.data.max_tokens)
+            _log.warning("%d texts were truncated to data.max_tokens=%d tokens", cut, self.data.max_tokens)
         return encoded
 
     def _build_limits(self, split: str) -> PairLengthLimits:
@@ -199,6 +199,6 @@ def _group_batches(rows: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 def _describe_empty_split(split: str, files: Sequence[tuple[Path, ...]], records: Sequence[TaskRecord]) -> str:
     drops: list[dict[str, Any]] = [drop for record in records for drop in record.result["tally"]["drops"]]
-    reasons = ", ".join(f"{drop['documents']} by {drop['test']}" for drop in drops) or "there were no lines"
+    reasons = ", ".join(f"{drop['documents']} by {drop['test']}" for drop in drops) or "the files have no lines"
     named = " and ".join(str(path) for path in files[0])
     return f"no {split} pair is left of {named}: {reasons}. Give other files."

@@ -22,8 +22,7 @@ from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
 from data_pipeline.readers.input_files import find_inputs
-from llmsys.config.data import CrawlConfig
-from llmsys.config.mixture import MixtureConfig
+from llmsys.config.data import CrawlConfig, MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.errors import ConfigError
@@ -50,8 +49,8 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     if isinstance(data, MixtureConfig):
         folders = ", ".join(str(source.folder) for source in data.sources)
         raise ConfigError(
-            f"data.kind=mixture names datasets that are prepared already: {folders}. "
-            f"Run llmsys prepare with the config of each, all with the same tokenizer."
+            f"data.kind=mixture refers to prepared datasets: {folders}. Run llmsys prepare with the config of "
+            "each, all with the same tokenizer."
         )
     inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
     if isinstance(data, CrawlConfig):

@@ -32,10 +32,10 @@ class StageCode:
 
 _COMMON = (
     "data_pipeline/core/document_schema.py",
-    "data_pipeline/core/block_writer.py",
-    "llmsys/arrow_checksums.py",
+    "data_pipeline/core/document_schema.py",
+    "llmsys/token_file.py",
     "llmsys/arrow_file.py",
-    "llmsys/threshold_report.py",
+    "llmsys/manifest_section.py",
 )
 _TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/publish_tokenizer.py")
 _ENCODE = tuple(
@@ -44,9 +44,7 @@ _ENCODE = tuple(
         "encode_documents",
         "column_encoder",
         "cut_points",
-        "json_cut_points",
         "json_word_encoder",
-        "short_word_table",
         "token_cache",
         "sentencepiece_model",
         "tokenizer_usage",
@@ -56,9 +54,8 @@ _ARRAYS = "text/ragged_arrays.py"
 _CONTAMINATION = (
     "decontaminate",
     "text/word_hashes.py",
-    "text/hidden_words.py",
     "text/simplify_text.py",
-    "text/character_sets.py",
+    "text/vocabulary.py",
     "stages/find_contamination.py",
     _ARRAYS,
 )
@@ -69,7 +66,6 @@ _COMPARING = tuple(
         "find_equal_keys",
         "cluster_near_duplicates",
         "write_dedup_index",
-        "duplicate_filter",
         "cut_repeats",
         "find_substrings",
     )
@@ -91,7 +87,7 @@ _DEDUPLICATION_STAGES = (
 )
 
 DOCUMENT_STAGES = {
-    "survey": _describe_code(1, ("readers/split_file.py", "stages/split_inputs.py"), "xxhash"),
+    "survey": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
         1,
         (
@@ -102,23 +98,21 @@ DOCUMENT_STAGES = {
     ),
     "judge": _describe_code(
         1,
-        ("language", "rules", "text", "unicode", "classify", "core/funnel.py", "stages/apply_rules.py"),
+        ("language", "rules", "text", "core/funnel.py", "stages/apply_rules.py"),
         "pyarrow numpy py3langid pycld2 scipy regex spacy ftfy",
     ),
     **dict.fromkeys(_DEDUPLICATION_STAGES, _DEDUPLICATION),
     "collect": _describe_code(
         1,
-        ("core/funnel.py", "stages/collect.py", "stages/duplicate_filter.py", "dedup/duplicate_decisions.py"),
+        ("core/funnel.py", "stages/collect.py", "dedup/duplicate_decisions.py"),
         "pyarrow numpy",
     ),
     "copies": _describe_code(1, ("stages/export_documents.py",), "pyarrow zstandard"),
-    "thresholds": _describe_code(
-        1, ("inspection/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"
-    ),
+    "thresholds": _describe_code(1, ("stages/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"),
     "index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "contamination": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "matches": _describe_code(1, ("stages/find_contamination.py",), "numpy pyarrow"),
-    "clean": _describe_code(1, ("decontaminate", "text", "pii", "core/funnel.py", "stages/clean.py"), "numpy pyarrow"),
+    "clean": _describe_code(1, ("decontaminate", "text", "core/funnel.py", "stages/clean.py"), "numpy pyarrow"),
     "tokenizer": _describe_code(1, _TOKENIZER, "sentencepiece tokenizers"),
     "encode": _describe_code(1, (*_ENCODE, _ARRAYS), "pyarrow numpy sentencepiece tokenizers xxhash"),
     "tokens": _describe_code(

@@ -27,7 +27,7 @@ from data_pipeline.readers.row_reader import (
     has_text_column,
     list_columns,
 )
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 
 _MAX_METADATA = 16 << 20
 _RECORD_BATCH, _DICTIONARY = 3, 2  # MessageHeader in Message.fbs of Apache Arrow

@@ -3,7 +3,7 @@
 Invariants:
 - A declared charset is accepted only if almost nothing of the page has to be replaced.
 - A page that is valid UTF-8 throughout is UTF-8, whatever it declares: other charsets do not produce that by accident.
-- A declared charset that decodes the page without an error is overruled only on strong evidence (`charset_evidence`),
+- A declared charset that decodes the page without an error is overruled only on strong evidence (`charset_likelihood`),
   and the page gets a note.
 """
 
@@ -14,8 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from resiliparse.parse.encoding import map_encoding_to_html5
 
-from data_pipeline.readers.charset_evidence import is_strong_evidence
-from data_pipeline.readers.charset_likelihood import WIDE, compute_mean_likelihood, extract_non_ascii_words
+from data_pipeline.readers.charset_likelihood import (
+    WIDE,
+    compute_mean_likelihood,
+    extract_non_ascii_words,
+    is_strong_evidence,
+)
 
 FALLBACK = "cp1252"
 

@@ -1,20 +1,70 @@
-"""Score how likely a decoding of bytes is as human text, in any language that has charsets of its own.
+"""Decide whether the content of a page is strong evidence against the charset that the page declares.
 
-The score is the mean natural logarithm of the probability of pairs of neighbouring characters for alphabets, and of
-single characters for Chinese, Japanese and Korean.
+`_ALPHABETS` lists the non-ASCII letters of languages that were written in single-byte charsets. A wrong charset rarely
+yields letters of one language only: its wrong letters come from its whole table.
+
+A decoding is scored by how likely it is as human text, in any language that has charsets of its own. The score is the
+mean natural logarithm of the probability of pairs of neighbouring characters for alphabets, and of single characters
+for Chinese, Japanese and Korean.
 
 Reads `pairs.tsv`: a level, then all pairs with a probability of about e^-level in some language. The pairs were counted
 in sentences of 70 languages of the Leipzig Corpora Collection (CC BY), as the Lingua project ships them. Spanish pairs
 were added by hand, because its sentences have next to none.
+
+Invariants:
+- The other charset must be likely in itself. A language that the table of pairs was not counted on is unlikely in every
+  charset, so that a somewhat smaller unlikelihood proves nothing.
+- It must also yield the letters of one language where the declared one does not, or be better by a wide margin.
 """
 
 import codecs
 import re
+from collections import Counter
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
 import numpy as np
+
+_ARABIC = "ءآأؤإئابةتثجحخدذرزسشصضطظعغفقكلمنهوىي"
+# The letters of the orthography and those of usual foreign words.
+_ALPHABETS = {
+    "az": "çəğıöşü", "be": "абвгдежзйклмнопрстуфхцчшыьэюяёіў", "bg": "абвгдежзийклмнопрстуфхцчшщъьюя",
+    "ca": "àèéíïòóúüçñªº", "cs": "áčďéěíňóřšťúůýžöü", "cy": "âêîôûŵŷäëïöáàé", "da nb nn": "æøåéèêóòôäöü",
+    "de": "äöüßéèàç", "el": "άέήίόύώΐΰϊϋαβγδεζηθικλμνξοπρστυφχψως", "eo": "ĉĝĥĵŝŭ", "es gl": "áéíóúüñªº",
+    "et": "äõöüšž", "fi sv": "äöåéàüšž", "fo": "áðíóúýæø", "fr": "àâæçéèêëîïôùûüÿœñö", "ga": "áéíóú",
+    "gd": "àèìòùáéó", "he": "אבגדהוזחטיךכלםמןנסעףפץצקרשתװױײ", "hr bs sl": "čćđšž", "hu": "áéíóöőúüű",
+    "is": "áðéíóúýþæö", "it": "àèéìíîòóùúªº", "lt": "ąčęėįšųūž", "lv": "āčēģīķļņōŗšūž",
+    "mk": "абвгдѓежзѕијклљмнњопрстќуфхцчџшѐѝ", "mt": "ċġħżàèìòù", "nl af": "áéëèêïíîóöôúüû", "pl": "ąćęłńóśźż",
+    "pt": "áâãàçéêíóôõúüªº", "ro": "ăâîșțşţ", "ru": "абвгдежзийклмнопрстуфхцчшщъыьэюяё", "se": "áčđŋšŧž",
+    "sk": "áäčďéíĺľňóôŕšťúýžöü", "sq": "çë", "sr": "абвгдђежзијклљмнњопрстћуфхцчџш",
+    "th": "กขฃคฅฆงจฉชซฌญฎฏฐฑฒณดตถทธนบปผฝพฟภมยรฤลฦวศษสหฬอฮฯะาำเแโใไๅๆ", "tr": "çğıöşüâîû",
+    "uk": "абвгґдежзийклмнопрстуфхцчшщьюяєії", "vi": "àáâãèéêìíòóôõùúýăđĩũơưü", "wen": "ćčěłńóřŕśšžź",
+    "ar": _ARABIC, "fa": _ARABIC + "پچژکگی", "ur": _ARABIC + "ٹپچڈڑکگںھہیے",
+}  # fmt: skip
+_LETTERS = tuple(frozenset(letters) for letters in _ALPHABETS.values())
+_SYMBOL_IN_WORD = re.compile(r"(?<=[^\W\d_])[¹²³¼½¾¤¥£¢¦§©®¬¯±¶¸×÷€†‡‰¡¿\u2500-\u259f](?=[^\W\d_])")
+_SCRIPTS_MEET = re.compile(r"[a-z][\u0370-\u1fff]|[\u0370-\u1fff][a-z]")  # Latin and another script in one word
+_DOTTED = "\u0307"  # str.lower() turns the Turkish dotted I into i and this combining dot
+
+
+def count_letters(text: str) -> Counter[str]:
+    """Count the non-ASCII letters in lower case, and the symbols found inside words, where only letters belong."""
+    lower = text.lower()
+    letters = Counter(letter for letter in lower if letter > "\x7f" and letter.isalpha() and letter != _DOTTED)
+    return letters + Counter(_SYMBOL_IN_WORD.findall(lower)) + Counter(_SCRIPTS_MEET.findall(lower))
+
+
+def is_latin(letters: Counter[str]) -> bool:
+    """Return whether most of these letters are Latin."""
+    return sum(count for letter, count in letters.items() if letter < "\u0370") * 2 >= letters.total()
+
+
+def is_one_alphabet(letters: Counter[str], min_share: float) -> bool:
+    """Return whether one language has at least `min_share` of the letters; the rest are taken for foreign names."""
+    needed = letters.total() * min_share
+    return any(sum(letters[letter] for letter in letters.keys() & own) >= needed for own in _LETTERS)
+
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -154,3 +204,48 @@ def _load_known_pairs() -> tuple[np.ndarray[Any, np.dtype[np.uint32]], Values]:
             table[ord(first) << 16 | ord(second)] = -float(level)
     keys = np.array(sorted(table), np.uint32)
     return keys, np.array([table[key] for key in keys.tolist()], np.float64)
+
+
+_MIN_CHARACTERS = 4  # non-ASCII characters: fewer prove nothing
+_MIN_LETTERS = 3  # distinct letters
+_MIN_GAIN = 12.0  # natural logarithms, over the whole sample
+_MIN_LIKELIHOOD = -8.0  # mean log probability per pair of characters in real text
+_MIN_WIDE_LIKELIHOOD = -9.0  # the same per Chinese, Japanese or Korean character
+_MIN_WIDE_SHARE = 0.5  # of the bytes of these words that are not ASCII
+_MIN_CLEAR_GAIN = 4.0  # mean gain from which the letters need not be of one language
+_SHARE = 0.96  # of the letters that are of one language; the rest are foreign names
+_FOREIGN_SHARE = 0.85  # the same where the declared charset gives another script
+_MAX_EVIDENCE = 120
+
+
+def is_strong_evidence(words: bytes, found: str, declared: str) -> bool:
+    """Return whether the words show that a page is in `found` and not in `declared`.
+
+    Args:
+        words: the words with non-ASCII bytes, from `extract_non_ascii_words`.
+        found: Python codec that the content suggests.
+        declared: Python codec that the page declares.
+
+    Returns:
+        False where there is too little text to tell.
+    """
+    likelihood = compute_mean_likelihood(words, found)
+    gain = likelihood - compute_mean_likelihood(words, declared)
+    size = len(words) - words.count(b" ")
+    if gain * min(size, _MAX_EVIDENCE) < _MIN_GAIN:
+        return False
+    text = words.decode(found, "replace")
+    if sum(character > "\x7f" for character in text) < _MIN_CHARACTERS:
+        return False
+    if found in WIDE:
+        num_high_bytes = sum(byte >= 128 for byte in words)
+        return likelihood >= _MIN_WIDE_LIKELIHOOD and num_high_bytes >= _MIN_WIDE_SHARE * size
+    letters, declared_letters = count_letters(text), count_letters(words.decode(declared, "replace"))
+    # A Cyrillic or Greek table yields letters of one language for any bytes.
+    is_western = is_latin(declared_letters)
+    share = _SHARE if is_western else _FOREIGN_SHARE
+    if likelihood < _MIN_LIKELIHOOD or letters.total() < _MIN_CHARACTERS or not is_one_alphabet(letters, share):
+        return False
+    if not is_western:
+        return True
+    return len(letters) >= _MIN_LETTERS and (gain >= _MIN_CLEAR_GAIN or not is_one_alphabet(declared_letters, _SHARE))

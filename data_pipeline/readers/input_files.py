@@ -1,16 +1,22 @@
 """Find the input files that a configuration names: paths, URLs, patterns and lists of them.
 
 Reads `data.inputs`; returns each existing file once, sorted, and an identity per file that changes when the file does.
+
+Patterns may lead through symbolic links.
+
+Invariants:
+- `**` enters every folder once: by a path without symbolic links where there is one, otherwise by the first link in
+  alphabetical order. Links that form a cycle therefore end.
+- Without `**` the result is that of `glob.glob`.
 """
 
+import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_pipeline.core.journal import Journal
-from data_pipeline.readers.file_name import format_file_name
-from data_pipeline.readers.input_stream import compute_stat_stamp, open_input_stream
-from data_pipeline.readers.match_files import match_files
+from data_pipeline.readers.input_stream import compute_stat_stamp, format_file_name, open_input_stream
 from data_pipeline.readers.remote_file import (
     compute_remote_digest,
     get_remote_identity,
@@ -20,6 +26,64 @@ from data_pipeline.readers.remote_file import (
 )
 from llmsys.errors import DataError
 from llmsys.redact import REDACTED
+
+_ANY_DEPTH = "**"
+
+
+def match_files(pattern: str) -> list[str]:
+    """Return the paths that a pattern with `*`, `?`, `[…]` and `**` matches, as `glob.glob` does."""
+    parts = pattern.split(os.sep)
+    if _ANY_DEPTH not in parts:
+        return glob.glob(pattern)
+    index = parts.index(_ANY_DEPTH)
+    begin, after = os.sep.join(parts[:index]), [part for part in parts[index + 1 :] if part]
+    while after[:1] == [_ANY_DEPTH]:
+        del after[0]
+    rest = os.sep.join(after)
+    found: dict[str, None] = {}  # keeps the order
+    for base in [os.sep if index else os.curdir] if not begin else glob.glob(begin):
+        for folder in _iter_folders(base) if os.path.isdir(base) else ():
+            found.update(dict.fromkeys(match_files(os.path.join(glob.escape(folder), rest or "*"))))
+    return list(found)
+
+
+def _iter_folders(top: str) -> Iterator[str]:
+    """Yield a folder and all folders below it, each once; those reached by symbolic links last."""
+    real = Path(top).resolve()
+    seen = {(about.st_dev, about.st_ino) for about in map(Path.stat, real.parents)}  # a link to a parent is a cycle
+    waiting = [top]
+    while waiting:
+        links: list[str] = []
+        for start in sorted(waiting):
+            yield from _walk_folders(start, seen, links)
+        waiting = links
+
+
+def _walk_folders(top: str, seen: set[tuple[int, int]], links: list[str]) -> Iterator[str]:
+    """Yield unseen folders that no link leads to, and append links to folders to `links`."""
+    stack = [top]
+    while stack:
+        folder = stack.pop()
+        try:
+            about = Path(folder).stat()
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:  # a folder that nobody may read matches nothing, as with glob
+            continue
+        if (about.st_dev, about.st_ino) in seen:
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        yield folder
+        below = [entry for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+        links += [entry.path for entry in below if entry.is_symlink()]
+        stack += [entry.path for entry in reversed(below) if not entry.is_symlink()]
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
 
 _DATA_FILE = (
     ".warc",
@@ -57,8 +121,8 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     for pattern, where in _iter_patterns(patterns, "data.inputs", 0):
         if is_remote(pattern) and REDACTED in pattern:
             raise DataError(
-                f"{where}: '{pattern}' comes from a record of an earlier run, which holds no secrets. "
-                f"Give the address again, with its password, token or signature."
+                f"{where}: '{pattern}' comes from the stored config of an earlier run, without its secrets. "
+                "Give the URL again, with its password, token or signature."
             )
         found.update(_list_remote_files(pattern, where) if is_remote(pattern) else _list_local_files(pattern, where))
     return sorted(found)
@@ -125,7 +189,7 @@ def _iter_patterns(patterns: Sequence[str], where: str, depth: int) -> Iterator[
             yield pattern, where
             continue
         if depth == _LISTS_IN_LISTS:
-            raise DataError(f"{where}: '{pattern}' is a list in {depth} lists. Name the files in fewer.")
+            raise DataError(f"{where}: '{pattern}' is nested in {depth} lists. Use fewer levels.")
         for number, line in enumerate(_read_list_lines(pattern[1:], where), 1):
             if line.strip() and not line.lstrip().startswith("#"):
                 yield from _iter_patterns([line.strip()], f"{pattern[1:]}, line {number}", depth + 1)
@@ -141,7 +205,7 @@ def _read_list_lines(path: str, where: str) -> list[str]:
             return content.decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
         raise DataError(
-            f"{where}: the list '@{path}' cannot be read: {error}. Name a text file with one path per line."
+            f"{where}: the list '@{path}' cannot be read: {error}. Give a text file with one path per line."
         ) from error
 
 
@@ -169,11 +233,11 @@ def _list_remote_files(pattern: str, where: str) -> list[str]:
 
 def _format_no_match(pattern: str, folders: Sequence[str], where: str) -> str:
     if folders:
-        return f"{where}: '{pattern}' is a folder, not a file. Name the files in it: '{folders[0]}/*.warc.gz'."
+        return f"{where}: '{pattern}' is a folder, not a file. Give the files in it: '{folders[0]}/*.warc.gz'."
     working_directory = "" if is_remote(pattern) else f" (in {Path.cwd()})"
     fix = (
         "Correct the address."
         if is_remote(pattern)
-        else "Correct the pattern; relative ones start in the working directory."
+        else "Correct the pattern; relative paths start in the working directory."
     )
     return f"{where}: no file matches '{pattern}'{working_directory}. {fix}"

@@ -12,15 +12,23 @@ Invariants:
 import errno
 import io
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from data_pipeline.readers.file_name import format_file_name
 from data_pipeline.readers.remote_file import get_entity_tag, is_remote, open_file_system
 from llmsys.redact import redact_secrets, redact_url
+
+_UNDECODED = re.compile("[\udc80-\udcff]")  # os.fsdecode's surrogates for bytes that are not UTF-8 (PEP 383)
+
+
+def format_file_name(path: str) -> str:
+    """Return a path as valid UTF-8 text: a byte that is not UTF-8 becomes `%E9`, as in a URL."""
+    return _UNDECODED.sub(lambda match: f"%{os.fsencode(match[0])[0]:02X}", path)
+
 
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
@@ -213,7 +221,7 @@ class InputStream(io.RawIOBase):
                     raise ReadError(position or 0, number, error) from error
                 sleep(min(_FIRST_WAIT_SECONDS * 2 ** (number - 1), _LONGEST_WAIT_SECONDS))
                 self._close_failed_file()
-        raise AssertionError("tries is at least 1")
+        raise AssertionError("tries must be at least 1")
 
     def _close_failed_file(self) -> None:
         """Close the failed file, so that the next attempt opens it again."""
@@ -225,6 +233,15 @@ class InputStream(io.RawIOBase):
 
 def open_input_stream(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> InputStream:
     """Open a path or URL, or a byte range of it that begins and ends between two records.
+
+    Args:
+        path: local path or URL.
+        tries: attempts in all at reading a remote file.
+        start: first byte.
+        stop: byte after the last; None reads to the end.
+
+    Returns:
+        The open stream of decoded bytes.
 
     Raises:
         OSError: if it cannot be opened.

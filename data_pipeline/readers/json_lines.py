@@ -14,10 +14,10 @@ from typing import Any
 
 from data_pipeline.readers.charset import can_decode
 from data_pipeline.readers.compressed_members import CompressedMembers, DamagedMember, MemberChunk
-from data_pipeline.readers.document_fields import build_document_page, find_text_fields, get_field
 from data_pipeline.readers.input_stream import InputStream
 from data_pipeline.readers.page_batch import Page, SkippedRecord
-from llmsys.config.read import ReadConfig
+from data_pipeline.readers.row_reader import build_document_page, find_text_fields, get_field
+from llmsys.config.cleaning import ReadConfig
 
 _ESCAPED = 6  # bytes of an escaped one-byte character, such as \u0041
 _OTHER_FIELDS_BYTES = 1 << 16

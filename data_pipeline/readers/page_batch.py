@@ -35,7 +35,7 @@ class SkippedRecord:
     Attributes:
         file: path of the file as records and messages show it.
         offset: position in the file, as `PAGE_SCHEMA` defines it.
-        reason: why it was skipped.
+        reason: reason.
         count: number of records that this entry represents.
         is_retryable: whether another attempt may succeed, because the storage failed and not the file.
     """

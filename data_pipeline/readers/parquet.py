@@ -25,7 +25,7 @@ from data_pipeline.readers.row_reader import (
     has_text_column,
     list_columns,
 )
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 
 MAX_PAGE_BYTES = 192 << 20  # decompressed size of one page
 _ROWS_BYTES = 64 << 20  # decompressed size of the pages that are decoded at once

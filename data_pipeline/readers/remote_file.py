@@ -45,7 +45,7 @@ def open_file_system(url: str) -> tuple[Any, str]:
             protocol, {"http": "aiohttp", "https": "aiohttp"}.get(protocol, "the package named above")
         )
         raise DataError(
-            f"data.inputs: {url} needs more than is installed: {error}. Run: pip install {package}"
+            f"data.inputs: {url} needs a package that is not installed: {error}. Run: pip install {package}"
         ) from error
     except ValueError as error:
         raise DataError(f"data.inputs: {url} cannot be read: {error}. Use a protocol that fsspec knows.") from error
@@ -74,12 +74,12 @@ def list_remote_files(pattern: str) -> tuple[list[str], bool]:
 def _suggest_fix(files: Any, error: Exception) -> str:
     """Return the suggested fix for a storage that cannot be listed."""
     if not isinstance(error, PermissionError) and "credentials" not in str(error).lower():
-        return "Check address, keys and network."
+        return "Check the URL, credentials and network."
     protocols = (files.protocol,) if isinstance(files.protocol, str) else files.protocol
     names = (
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" if "s3" in protocols else "as its package says"
     )
-    return f"Give keys that may list and read it in the environment ({names}), then run the same command again."
+    return f"Set credentials that may list and read it in the environment ({names}), then run the same command again."
 
 
 def get_remote_size(url: str) -> int:

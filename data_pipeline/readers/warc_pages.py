@@ -26,7 +26,7 @@ from data_pipeline.readers.http_response import (
 )
 from data_pipeline.readers.page_batch import NonPageRecord, Page, SkippedRecord, remove_invalid_characters
 from data_pipeline.readers.record_parser import ParsedRecord
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 
 _KNOWN = {"sha1": "sha1", "sha-1": "sha1", "md5": "md5", "sha256": "sha256", "sha-256": "sha256", "sha512": "sha512"}
 _SIZES = {"sha1": 20, "md5": 16, "sha256": 32, "sha512": 64}  # bytes

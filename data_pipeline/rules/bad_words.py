@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.document_batch import DocumentBatch
 from data_pipeline.rules.entry_lists import build_alternation, read_entries
-from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest
+from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest
 from llmsys.config.custom_rules import ANY_LANGUAGE, BadWordsConfig
 
 _WITHOUT_SPACES = ("ja", "th", "zh")

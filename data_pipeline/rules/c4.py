@@ -1,24 +1,78 @@
-"""C4's rule on lines and pages (Raffel et al. 2020), as the original code or datatrove implements it.
+"""C4's rule on lines and pages (Raffel et al. 2020), as the original code, datatrove or dolma implements it.
 
-Removes lines that are not sentences or are about cookies and scripts. Drops pages with code or filler text, or with too
-few sentences left. The remaining lines are the new text. A page test sees only lines that no line test removed, so a
-brace in a removed line drops nothing.
+The original and datatrove: remove lines that are not sentences or are about cookies and scripts; drop pages with code
+or filler text, or with too few sentences left. The remaining lines are the new text. A page test sees only lines that
+no line test removed, so a brace in a removed line drops nothing.
 
 Both dialects count sentences with spaCy's sentencizer; the original code uses NLTK's.
-"""
+
+dolma (tagger c4_v2 and its published mixing): drop pages that contain `{`, `lorem ipsum` or `javascript` anywhere, and
+remove lines from the others. The remaining lines are unchanged: each keeps its white space and its newline."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
 
-from data_pipeline.rules.document_batch import DocumentBatch
-from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds
-from data_pipeline.text.word_columns import Integers, LineColumns
-from data_pipeline.text.word_splitter import WordSplitter
-from llmsys.config.line_rules import C4Config, C4DatatroveConfig
+from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
+from data_pipeline.text.ragged_arrays import Integers
+from data_pipeline.text.word_columns import LineColumns, WordSplitter
+from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
+
+_DOLMA_PAGE_TESTS = {"curly bracket": "{", "lorem ipsum": "lorem ipsum", "javascript": "javascript"}
+_NO_MARK, _FEW_WORDS = "line taken out: no end mark", "line taken out: too few words"
+
+
+class C4DolmaRule:
+    """A rule that drops pages and removes lines."""
+
+    kind = "c4_dolma"
+    limits: tuple[ThresholdTest, ...] = ()
+
+    def __init__(self, config: C4DolmaConfig) -> None:
+        self._config = config
+        self._tests = {
+            test: phrase
+            for test, phrase in _DOLMA_PAGE_TESTS.items()
+            if config.curly_brackets == "drop_page" or phrase != "{"
+        }
+
+    def apply(self, batch: DocumentBatch) -> RuleVerdicts:
+        """Return the verdicts and the rewritten texts."""
+        pages = [self._clean_page(text, batch.splitters.language.split_chunks) for text in batch.texts]
+        counts = np.array([page[1:] for page in pages], np.int64).reshape(len(pages), 4)
+        lines, no_mark, few_words, kept = counts.T
+        statistics = {
+            "kept_lines": kept.astype(np.float64),
+            "lines_taken_out": (lines - kept).astype(np.float64),
+        }
+        verdicts = apply_thresholds(self.limits, statistics, len(batch))
+        lower = [text.lower() for text in batch.texts]
+        verdicts = prepend_test(verdicts, "no line left", kept == 0)
+        for test, phrase in reversed(self._tests.items()):
+            verdicts = prepend_test(verdicts, test, np.array([phrase in text for text in lower], np.bool_))
+        changes = {_NO_MARK: no_mark, _FEW_WORDS: few_words}
+        return replace(verdicts, texts=[page[0] for page in pages], changes=changes)
+
+    def _clean_page(self, text: str, split: Callable[[str], list[str]]) -> tuple[str, int, int, int, int]:
+        """Return the remaining text and the counts of lines: all, without an end mark, with too few words, kept."""
+        config = self._config
+        lines = text.split("\n")
+        kept: list[int] = []
+        no_mark = few_words = 0
+        for number, line in enumerate(lines):
+            stripped = line.strip()
+            if config.end_marks and not stripped.endswith(config.end_marks):
+                no_mark += 1
+            elif len(split(stripped)) < config.min_words_per_line:
+                few_words += 1
+            else:
+                kept.append(number)
+        left = "".join(lines[number] + "\n" * (number < len(lines) - 1) for number in kept)
+        return left, len(lines), no_mark, few_words, len(kept)
+
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _ELLIPSIS = "..."

@@ -13,8 +13,7 @@ from typing import Any, assert_never
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
-from data_pipeline.rules.verdict import Rule, RuleOutcome, RuleVerdicts, ThresholdTest
+from data_pipeline.rules.rule import DocumentBatch, Rule, RuleOutcome, RuleVerdicts, ThresholdTest, WordSplitters
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
@@ -110,7 +109,7 @@ def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[Ru
 
             return C4Rule(config)
         case C4DolmaConfig():
-            from data_pipeline.rules.c4_dolma import C4DolmaRule
+            from data_pipeline.rules.c4 import C4DolmaRule
 
             return C4DolmaRule(config)
         case LineCorrectionsConfig():

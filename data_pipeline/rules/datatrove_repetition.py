@@ -13,11 +13,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.rules.document_batch import DocumentBatch, compute_share
-from data_pipeline.rules.duplicate_hashes import Hashes, Indices, group_duplicates, select_candidate_duplicates
-from data_pipeline.rules.gopher_lines import split_at_newline_runs
-from data_pipeline.rules.repeated_ngrams import compute_salts, iter_repeated_ngrams, mix_hashes, select_top_ngrams
-from data_pipeline.rules.verdict import Floats
+from data_pipeline.rules.gopher_quality import split_at_newline_runs
+from data_pipeline.rules.repeated_ngrams import (
+    Hashes,
+    Indices,
+    compute_salts,
+    group_duplicates,
+    iter_repeated_ngrams,
+    mix_hashes,
+    select_candidate_duplicates,
+    select_top_ngrams,
+)
+from data_pipeline.rules.rule import DocumentBatch, Floats, compute_share
 from data_pipeline.text.ragged_arrays import Integers, compute_offsets
 
 _PREFIX_BYTES = 16

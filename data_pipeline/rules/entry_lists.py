@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from llmsys.config.entry_list import EntryListConfig
+from llmsys.config.custom_rules import EntryListConfig
 from llmsys.errors import DataError
 
 _END = ""  # marks where a word ends; no character is the empty string
@@ -87,7 +87,7 @@ def _iter_blocks(listed: EntryListConfig) -> Iterator[list[bytes]]:
 
 
 def _format_read_error(path: Path, reason: str) -> str:
-    return f"list {path} cannot be read: {reason}. Name a file that exists and is whole."
+    return f"list {path} cannot be read: {reason}. Give an existing, complete file."
 
 
 def _strip_entries(lines: Iterable[bytes]) -> list[bytes]:

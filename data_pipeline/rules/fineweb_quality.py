@@ -4,9 +4,16 @@ Lines are split at newlines; blank lines do not count. The constants are those o
 in one place (see the configuration).
 """
 
-from data_pipeline.rules.document_batch import DocumentBatch, compute_share
-from data_pipeline.rules.verdict import Floats, RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
-from data_pipeline.text.character_sets import TERMINAL_MARKS
+from data_pipeline.rules.rule import (
+    DocumentBatch,
+    Floats,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+    compute_share,
+    prepend_test,
+)
+from data_pipeline.text.vocabulary import TERMINAL_MARKS
 from llmsys.config.quality_rules import FinewebQualityConfig
 
 

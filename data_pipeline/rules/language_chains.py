@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.document_batch import WordSplitters
-from data_pipeline.rules.verdict import Rule, RuleOutcome
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import Rule, RuleOutcome, WordSplitters
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import build_word_tokenizer
 from llmsys.config.language import DEFAULT, LanguageRules, SpacedWordsConfig, Words, parse_language_rules
 from llmsys.config.quality_rules import RuleConfig

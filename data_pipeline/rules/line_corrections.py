@@ -12,8 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_pipeline.rules.document_batch import DocumentBatch, compute_share
-from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds, prepend_test
+from data_pipeline.rules.rule import (
+    DocumentBatch,
+    RuleVerdicts,
+    ThresholdTest,
+    apply_thresholds,
+    compute_share,
+    prepend_test,
+)
 from llmsys.config.line_rules import LineCorrectionsConfig
 
 _UPPER, _DIGITS, _COUNTER, _SHORT, _NAVIGATION = (

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import regex  # type: ignore[import-untyped]
 
-from data_pipeline.rules.document_batch import DocumentBatch, compute_share
-from data_pipeline.rules.verdict import Floats, RuleVerdicts, ThresholdTest, apply_thresholds
-from data_pipeline.text.ragged_arrays import compute_offsets
+from data_pipeline.rules.rule import DocumentBatch, Floats, RuleVerdicts, ThresholdTest, apply_thresholds, compute_share
+from data_pipeline.text.ragged_arrays import Integers, compute_offsets
 from data_pipeline.text.vocabulary import NOT_SYMBOL
-from data_pipeline.text.word_columns import Integers, WordColumns
+from data_pipeline.text.word_columns import WordColumns
 from llmsys.config.quality_rules import NativeTextConfig
 
 _LETTER, _OWN, _GARBAGE, _SIMPLIFIED, _TRADITIONAL = 1, 2, 4, 8, 16

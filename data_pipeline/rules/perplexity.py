@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.rules.document_batch import DocumentBatch
-from data_pipeline.rules.verdict import RuleVerdicts, ThresholdTest, apply_thresholds
+from data_pipeline.rules.rule import DocumentBatch, RuleVerdicts, ThresholdTest, apply_thresholds
 from llmsys.config.custom_rules import PerplexityConfig
 from llmsys.errors import DataError
 
@@ -48,10 +47,10 @@ class ArpaModel:
                 self._read_ngrams(path, enumerate(file, 1))
         except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
             raise DataError(
-                f"{path} cannot be read as an ARPA model: {error}. Name a whole .arpa or .arpa.gz."
+                f"{path} cannot be read as an ARPA model: {error}. Give a complete .arpa or .arpa.gz file."
             ) from None
         if not self.order:
-            raise DataError(f"{path} holds no n-gram. Name a whole .arpa or .arpa.gz file.")
+            raise DataError(f"{path} has no n-grams. Give a complete .arpa or .arpa.gz file.")
 
     def _read_ngrams(self, path: Path, lines: Iterator[tuple[int, str]]) -> None:
         for number, line in lines:
@@ -69,8 +68,8 @@ class ArpaModel:
                         self._backoff[words] = float(fields[2])
                 except (ValueError, IndexError):
                     raise DataError(
-                        f"{path}, line {number}: {text[:80]!r} is not a probability and {self.order} words, separated "
-                        f"by tabs. Name a whole .arpa or .arpa.gz file."
+                        f"{path}, line {number}: {text[:80]!r} is not a probability and {self.order} words, "
+                        "separated by tabs. Give a complete .arpa or .arpa.gz file."
                     ) from None
 
     def score_line(self, line: str) -> float:
@@ -173,7 +172,7 @@ def _load_scorer(config: PerplexityConfig) -> Callable[[str], float]:
     try:
         model = kenlm.Model(str(config.model))
     except (OSError, RuntimeError) as error:
-        raise DataError(f"{config.model} cannot be used as a language model: {error}. Name a whole model.") from None
+        raise DataError(f"{config.model} is not a valid language model: {error}. Give a complete file.") from None
     return lambda line: float(model.score(line))
 
 
@@ -183,5 +182,5 @@ def _load_piece_splitter(path: Path) -> Callable[[str], list[str]]:
     try:
         model: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
-        raise DataError(f"{path} cannot be used as a SentencePiece model: {error}. Name a whole .model file.") from None
+        raise DataError(f"{path} is not a valid SentencePiece model: {error}. Give a complete .model file.") from None
     return lambda text: model.encode(text, out_type=str)

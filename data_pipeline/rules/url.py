@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from data_pipeline.rules.entry_lists import EntrySet, build_alternation, read_entries
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.url import UrlFilterConfig
+from llmsys.config.cleaning import UrlFilterConfig
+from llmsys.config.custom_rules import EntryListConfig
 
 TESTS = ("domain", "subdomain", "url", "hard word", "soft words", "substring")
 _SYMBOLS = re.compile(r"[^a-zA-Z0-9]+")

@@ -1,7 +1,7 @@
 """Remove evaluation items and personal data from collected documents.
 
 Reads one file of collected documents and its dropped ones. Writes the final documents and a contamination report. Runs
-only if the config asks for it; otherwise collected documents are final.
+only if the config selects it; otherwise collected documents are final.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ from data_pipeline.decontaminate.contamination_report import (
 from data_pipeline.decontaminate.ngram_index import load_ngram_index
 from data_pipeline.executors.base import Report
 from data_pipeline.stages.collect import LENGTH_EDGES
+from llmsys.config.cleaning import PiiReplacementConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NgramDecontaminationConfig
-from llmsys.config.pii import PiiReplacementConfig
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
 
@@ -152,7 +152,7 @@ class _Cleaner:
         return batch
 
     def _replace_batch_pii(self, batch: pa.RecordBatch, config: PiiReplacementConfig) -> pa.RecordBatch:
-        from data_pipeline.pii.replacement import replace_pii, sum_counts
+        from data_pipeline.text.pii_replacement import replace_pii, sum_counts
 
         self._add_batch_counts(PII, batch, "in")
         texts, counts = replace_pii(batch.column("text"), batch.column("id").to_pylist(), config)

@@ -4,6 +4,12 @@ datatrove).
 `write_link_forest` links documents with an equal MinHash key in the same bucket, for one range of keys.
 `write_near_duplicates` merges the forests by union-find and keeps the longest document of each cluster, among equals
 the one with the smallest id. A cluster that contains a document of an earlier dataset is dropped entirely.
+
+Cluster pairs of documents into connected components, independently of the order of the pairs.
+
+Invariants:
+- Memory is about 60 bytes per linked document and pair. Spanning forests of partial pairs (the fewest pairs with the
+  same components) are joined one by one, so that the pairs of one part at a time are in memory.
 """
 
 from collections.abc import Sequence
@@ -13,9 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.connected_components import Indices, build_spanning_forest, find_components
-from data_pipeline.dedup.dedup_index import EarlierDataset
-from data_pipeline.dedup.document_table import DocumentIdLookup, DocumentTable
+from data_pipeline.dedup.dedup_index import DocumentIdLookup, DocumentTable, EarlierDataset
 from data_pipeline.dedup.duplicate_decisions import DROP_SCHEMA, NEAR, write_decisions
 from data_pipeline.dedup.keys import Columns, mask_repeated_keys, take_rows
 from data_pipeline.executors.base import Report
@@ -23,6 +27,53 @@ from data_pipeline.stages.compute_signatures import split_document_ids
 from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.token_shards import ArrowFileWriter, read_batches
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def find_components(pairs: Indices) -> tuple[Indices, Indices]:
+    """Find the connected components of pairs.
+
+    Args:
+        pairs: (P, 2) document numbers, in any order.
+
+    Returns:
+        The distinct documents (D,), sorted, and for each the smallest document of its component (D,).
+    """
+    from scipy.sparse import coo_array  # slow to import, and only clustering needs it
+    from scipy.sparse.csgraph import connected_components
+
+    documents, indices = np.unique(pairs, return_inverse=True)
+    indices = indices.reshape(-1, 2)
+    size = len(documents)
+    links = coo_array((np.ones(len(indices), np.int8), (indices[:, 0], indices[:, 1])), shape=(size, size))
+    _, labels = connected_components(links, directed=False)
+    first = np.zeros(0 if not size else int(labels.max()) + 1, np.int64)
+    first[labels[::-1]] = documents[::-1]  # the last write per label wins: the smallest document
+    return documents.astype(np.int64), first[labels]
+
+
+def build_spanning_forest(pairs: Indices) -> Indices:
+    """Reduce pairs to the fewest with the same components.
+
+    Args:
+        pairs: (P, 2) document numbers, in any order.
+
+    Returns:
+        (F, 2) pairs of the smallest document of a component and another of its documents; at most one per document.
+    """
+    documents, first = find_components(pairs)
+    linked = documents != first
+    return np.stack([first[linked], documents[linked]], axis=1)
+
+
+def list_clusters(pairs: Indices) -> list[list[int]]:
+    """Return the connected components of the pairs (P, 2), each sorted, ordered by their first members."""
+    documents, first = find_components(pairs)
+    order = np.lexsort([documents, first])
+    edges = np.flatnonzero(np.diff(first[order], prepend=-1))
+    return [part.tolist() for part in np.split(documents[order], edges[1:])] if len(documents) else []
+
 
 _IDS_AT_ONCE = 1 << 18  # ids as Python strings take 80 bytes each
 LINK_SCHEMA = pa.schema([("left", pa.int64()), ("right", pa.int64())])

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, concat_batches, count_text_bytes
 from data_pipeline.core.funnel import FunnelCounts, sort_in_file_order
+from data_pipeline.dedup.duplicate_decisions import DuplicateFilter
 from data_pipeline.executors.base import Report
-from data_pipeline.stages.duplicate_filter import DuplicateFilter
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
 # Characters per document, in powers of two from a line to a book.

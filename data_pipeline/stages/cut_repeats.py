@@ -16,6 +16,7 @@ from data_pipeline.core.document_schema import DROPPED_SCHEMA, count_text_bytes
 from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
 from data_pipeline.dedup.duplicate_decisions import (
     SPANS,
+    DuplicateFilter,
     build_too_short_verdict,
     mask_remaining_rows,
     read_decisions,
@@ -31,7 +32,6 @@ from data_pipeline.dedup.text_segments import (
 )
 from data_pipeline.executors.base import Report
 from data_pipeline.stages.compute_signatures import split_document_ids
-from data_pipeline.stages.duplicate_filter import DuplicateFilter
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema
 
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from data_pipeline.decontaminate.ngram_index import NgramIndex, load_ngram_index
 from data_pipeline.executors.base import Report
-from data_pipeline.text.hidden_words import iter_joined_readings
-from data_pipeline.text.word_hashes import WordHasher
+from data_pipeline.text.word_hashes import WordHasher, iter_joined_readings
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 # Row of the document in its file, number of the n-gram in the index, and the range of matching characters.

@@ -4,14 +4,131 @@ Reads each local file once, to find split points and to hash every block, so tha
 again in part. A remote file is one block, identified by its tag.
 
 Invariants:
-    - The split changes no byte of a dataset.
+- The split changes no byte of a dataset.
+- A range begins and ends between two complete records: reading the ranges in order yields what reading the file does.
+- From the first record that is not complete and simple, the rest of the file is one range.
 """
 
+import itertools
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from data_pipeline.executors.base import Report
-from data_pipeline.readers.split_file import split_file
+from data_pipeline.readers.input_stream import InputStream, open_input_stream
+
+_SHARE = 64  # maximum number of ranges of a file, approximately
+_READ = 1 << 15
+_HASH_READ = 1 << 20
+_LONGEST_HEADER = 1 << 16
+_LONGEST_RECORD = 1 << 31
+_LONGEST_NUMBER = 20  # digits and spaces of a length
+_GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex)."""
+
+    start: int
+    stop: int
+    digest: str
+
+
+def split_file(path: str, block_bytes: int) -> list[ByteRange]:
+    """Split a file into ranges of about `block_bytes`.
+
+    Args:
+        path: a local WARC file, gzip-compressed per record or plain; other files are one range.
+        block_bytes: minimum size of a range; at least 1/64 of the file, so that ranges stay few.
+
+    Returns:
+        Ranges in file order that cover the file.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    with open_input_stream(path) as source:
+        starts = [0, *_iter_split_points(source, max(block_bytes, source.size // _SHARE)), source.size]
+        return [
+            ByteRange(start, stop, _compute_range_hash(source, start, stop))
+            for start, stop in itertools.pairwise(starts)
+        ]
+
+
+def _iter_split_points(source: InputStream, size: int) -> Iterator[int]:
+    """Yield the positions between two complete records that end a range of at least `size` bytes."""
+    if source.size <= size:
+        return
+    last = waiting = 0  # a split point waits until the record after it is known to be complete
+    for end in _iter_record_ends(source):
+        if waiting:
+            yield waiting
+            last, waiting = waiting, 0
+        if end - last >= size and end < source.size:
+            waiting = end
+
+
+def _iter_record_ends(source: InputStream) -> Iterator[int]:
+    """Yield the end of each complete record, up to the first one that is not."""
+    head = source.read_block(0, 5)
+    step = _find_gzip_record_end if head.startswith(_GZIP) else _find_plain_record_end if head == _PLAIN else None
+    position: int | None = 0
+    while step and position is not None and position < source.size:
+        position = step(source, position)
+        if position is not None:
+            yield position
+
+
+def _find_gzip_record_end(source: InputStream, start: int) -> int | None:
+    """Return the end of the gzip member at `start` if it holds exactly one complete record."""
+    inflate, position = zlib.decompressobj(31), start
+    head, decoded, length = b"", 0, -1
+    while not inflate.eof:
+        block = inflate.unconsumed_tail
+        if not block:
+            block = source.read_block(position, _READ)
+            position += len(block)
+        try:
+            data = inflate.decompress(block, 1 << 20)
+        except zlib.error:
+            return None
+        if length < 0:
+            head += data
+            length = _parse_record_length(head)
+        decoded += len(data)
+        if not block or (length < 0 and len(head) > _LONGEST_HEADER) or decoded > _LONGEST_RECORD:
+            return None
+    return position - len(inflate.unused_data) if decoded == length else None
+
+
+def _find_plain_record_end(source: InputStream, start: int) -> int | None:
+    """Return the end of the uncompressed record at `start`."""
+    length = _parse_record_length(source.read_block(start, _LONGEST_HEADER))
+    end = start + length
+    whole = length > 0 and end <= source.size and source.read_block(end - 4, 4) == b"\r\n\r\n"
+    return end if whole else None
+
+
+def _parse_record_length(head: bytes) -> int:
+    """Return the bytes of the record that begins with `head` according to its header; -1 if that is unusable."""
+    end = head.find(b"\r\n\r\n")
+    if end < 0 or not head.startswith(_PLAIN):
+        return -1
+    lengths = [line.split(b":", 1)[1] for line in head[:end].split(b"\r\n") if line[:15].lower() == b"content-length:"]
+    if len(lengths) != 1 or not lengths[0].strip().isdigit() or len(lengths[0]) > _LONGEST_NUMBER:
+        return -1
+    return end + 4 + int(lengths[0]) + 4
+
+
+def _compute_range_hash(source: InputStream, start: int, stop: int) -> str:
+    state = xxhash.xxh3_128()
+    for position in range(start, stop, _HASH_READ):
+        state.update(source.read_block(position, min(_HASH_READ, stop - position)))
+    return state.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

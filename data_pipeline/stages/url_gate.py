@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_pipeline.core.document_schema import TEXT_SCHEMA
-from llmsys.config.url import UrlConfig, UrlFilterConfig
+from llmsys.config.cleaning import UrlConfig, UrlFilterConfig
 
 if TYPE_CHECKING:
     from data_pipeline.rules.url import UrlFilter, UrlRejection

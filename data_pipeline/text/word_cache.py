@@ -16,8 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.text.byte_spans import SHORT_BYTES, ChunkSpans
-from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets, compute_positions
+from data_pipeline.text.ragged_arrays import (
+    SHORT_BYTES,
+    ChunkSpans,
+    GrowableArray,
+    Integers,
+    compute_offsets,
+    compute_positions,
+)
 from data_pipeline.text.vocabulary import Vocabulary
 
 Keys = npt.NDArray[np.uint64]

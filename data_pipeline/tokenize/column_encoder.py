@@ -1,6 +1,6 @@
 """Encode columns of texts many times faster than the tokenizer's library does text by text.
 
-A text is cut where no token can cross the cut (`CutPointFinder`, `json_cut_points`). Known parts are looked up by their
+A text is cut where no token can cross the cut (`tokenize.cut_points`). Known parts are looked up by their
 bytes, and new ones are cut again, which leaves little work for the library.
 
 Reads Arrow columns of texts and a tokenizer; returns `RaggedTokens`.
@@ -20,16 +20,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.tokenize.cut_points import ESCAPED_SPACE, Bytes, CutPointFinder, Flags, Places
-from data_pipeline.tokenize.json_cut_points import (
+from data_pipeline.tokenize.cut_points import (
+    ESCAPED_SPACE,
+    Bytes,
+    CutPointFinder,
+    Flags,
+    Places,
     find_cut_problem,
     find_cuts_before_spaces,
     has_prepend_normalizer,
     is_sentencepiece_bpe,
 )
 from data_pipeline.tokenize.sentencepiece_model import SentencePieceFacts, parse_model_facts, remove_normalizer
-from data_pipeline.tokenize.short_word_table import get_column_buffers
-from data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache
+from data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache, get_column_buffers
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer
 
@@ -117,7 +120,7 @@ class ColumnEncoder(Protocol):
 def build_column_encoder(tokenizer: Tokenizer, kind: EncoderKind = "columns") -> ColumnEncoder:
     """Build the fastest encoder with the tokenizer's own ids."""
     if kind == "library":
-        return LibraryEncoder(tokenizer, "the config asks for it")
+        return LibraryEncoder(tokenizer, "the config selects it")
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return _build_json_encoder(tokenizer)
     facts = parse_model_facts(tokenizer.model)
@@ -153,13 +156,13 @@ def _find_model_problem(tokenizer: SentencePieceTokenizer, facts: SentencePieceF
     """Return the reason why no cut of a text is known to be safe; None if those of `CutPointFinder` are."""
     if facts.kind == "unigram":
         # 27 of 600 crawled pages had other ids word by word, where two ways to cut a word are nearly equally likely.
-        return "a unigram model adds up 32-bit scores over the whole text, so that its words are not independent"
+        return "a unigram model sums 32-bit scores over the whole text, so its words are not independent"
     if facts.kind != "bpe":
         return f"it is a model of kind {facts.kind}"
     if facts.space_ends_word or not facts.escapes_spaces:
-        return "its spaces are not written in front of words"
+        return "its spaces are not at the start of words"
     # The library resolves disabled pieces with one table for the whole text.
-    return "it has pieces that are switched off" if tokenizer.has_unused_pieces else None
+    return "it has disabled pieces" if tokenizer.has_unused_pieces else None
 
 
 class SentencePieceColumnEncoder:

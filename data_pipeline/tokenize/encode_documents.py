@@ -8,9 +8,11 @@ Invariants:
   is chosen by the hash of document ids, so it is the same on every machine.
 """
 
+from __future__ import annotations
+
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,6 @@ import xxhash
 from data_pipeline.core.document_schema import count_text_bytes, hash_positions, is_heldout
 from data_pipeline.executors.base import Report
 from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind, build_column_encoder
 from data_pipeline.tokenize.token_cache import RaggedTokens
 from data_pipeline.tokenize.tokenizer_usage import TokenizerUsageCounter
 from llmsys.config.data import CrawlConfig
@@ -28,8 +29,11 @@ from llmsys.log import get_logger
 from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_token_dtype, read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind
+
 ONE_OF = 256
-"""One document in so many is checked, which takes a few percent of the encoding time."""
+"""One document in this many is checked, which takes a few percent of the encoding time."""
 
 
 def check_sample(batch: pa.RecordBatch, tokens: RaggedTokens, tokenizer: Tokenizer) -> int:
@@ -59,9 +63,9 @@ def _describe_difference(name: str, ours: list[int], theirs: list[int]) -> str:
     else:
         difference = f"has the id {ours[index]} as token {index:,}, where the library has {theirs[index]}"
     return (
-        f"document {name} {difference}: encoding by columns is not right for this tokenizer, "
-        f"and nothing was kept of it. "
-        f"Set data.tokens.encoder=library, which is slower, and please report the fault with the tokenizer."
+        f"document {name} {difference}: encoding by columns is wrong for this tokenizer, and its output was "
+        "discarded. Set data.tokens.encoder=library, which is slower, and please report this with the "
+        "tokenizer."
     )
 
 
@@ -71,10 +75,12 @@ _log = get_logger(__name__)
 @lru_cache(maxsize=1)
 def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tokenizer, ColumnEncoder]:
     """Load the tokenizer once per process; the fingerprint detects a new model or end token at the same path."""
+    from data_pipeline.tokenize.column_encoder import build_column_encoder  # not where the stage is only planned
+
     tokenizer = load_tokenizer(model)
     encoder = build_column_encoder(tokenizer, kind)
     if encoder.reason is not None:
-        _log.info("every document is given to the tokenizer's library: %s", encoder.reason)
+        _log.info("every document is encoded by the tokenizer library: %s", encoder.reason)
     return tokenizer, encoder
 
 
@@ -123,8 +129,8 @@ def _encode_batch(encoder: ColumnEncoder, batch: pa.RecordBatch, source: Path) -
         return encoder.encode(batch.column("text"))
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of a part of it). "
-            f"Whatever wrote it broke the format: delete the file, and run llmsys prepare CONFIG to make it again."
+            f"{source} holds a text that is not UTF-8 ({error.reason} at byte {error.start:,} of a part of "
+            "it). Delete the file, and run llmsys prepare CONFIG to make it again."
         ) from None
 
 

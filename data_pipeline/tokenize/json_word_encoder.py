@@ -20,10 +20,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize.cut_points import NEWLINE, SPACE, Bytes, Flags, Places, decode_code_points
-from data_pipeline.tokenize.json_cut_points import is_bert, is_byte_level, is_gpt2, list_added_tokens, uses_prefix_space
-from data_pipeline.tokenize.short_word_table import get_column_buffers
-from data_pipeline.tokenize.token_cache import RaggedTokens
+from data_pipeline.tokenize.cut_points import (
+    NEWLINE,
+    SPACE,
+    Bytes,
+    Flags,
+    Places,
+    decode_code_points,
+    is_bert,
+    is_byte_level,
+    is_gpt2,
+    list_added_tokens,
+    uses_prefix_space,
+)
+from data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
 from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 
 Codes = npt.NDArray[np.uint32]

@@ -1,5 +1,9 @@
 """Cache the tokens of distinct texts, looked up many texts at a time.
 
+`ShortWordTable` is a hash table in numpy arrays that maps short words to numbers, for a whole column at once. A word of
+at most 15 bytes is two 64-bit integers, its bytes and its length. They are compared exactly, so two words never share a
+number.
+
 Invariants:
 - Memory is bounded: a full cache is cleared.
 - The content of the cache does not change results.
@@ -15,7 +19,104 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets
-from data_pipeline.tokenize.short_word_table import LONGEST, ShortWordTable, compute_word_keys, get_column_buffers
+
+LONGEST = 15
+"""Bytes of the longest word that has a key; the sixteenth byte holds the length."""
+FIRST_SLOTS = 1 << 12
+
+_LENGTHS = np.arange(LONGEST + 2)  # the last value represents all longer words
+_LOW_MASKS = np.array([(1 << 8 * min(size, 8)) - 1 for size in _LENGTHS.tolist()], np.uint64)
+_HIGH_MASKS = np.array([(1 << 8 * max(min(size, LONGEST) - 8, 0)) - 1 for size in _LENGTHS.tolist()], np.uint64)
+_LENGTH_BYTE = _LENGTHS.astype(np.uint64) << np.uint64(56)
+_LOW_FACTOR, _HIGH_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)  # of SplitMix64 and xxHash
+
+
+class WordKeys(NamedTuple):
+    """Words as pairs of integers; all words that are too long share one key, which no short word has."""
+
+    low: npt.NDArray[np.uint64]
+    high: npt.NDArray[np.uint64]
+
+    def take_rows(self, rows: npt.NDArray[np.int64]) -> "WordKeys":
+        """Return the keys at these indices."""
+        return WordKeys(self.low[rows], self.high[rows])
+
+
+def compute_word_keys(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> WordKeys:
+    """Return the keys of the words at these byte offsets with these sizes in bytes; none may be empty."""
+    padded = np.concatenate([data, np.zeros(2 * 8, np.uint8)])
+    eights = np.ndarray((len(data) + 9,), "<u8", buffer=padded, strides=(1,))  # the eight bytes from each byte on
+    kind = np.minimum(sizes, LONGEST + 1)
+    return WordKeys(eights[starts] & _LOW_MASKS[kind], eights[starts + 8] & _HIGH_MASKS[kind] | _LENGTH_BYTE[kind])
+
+
+class ShortWordTable:
+    """{key: number} by open addressing with linear probing; at least half of the slots are free."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._allocate_slots(FIRST_SLOTS)
+
+    def _allocate_slots(self, slots: int) -> None:
+        self._slots = slots
+        self._keys = WordKeys(np.zeros(slots, np.uint64), np.zeros(slots, np.uint64))
+        self._numbers = np.zeros(slots, np.int64)
+
+    def _compute_first_slots(self, keys: WordKeys) -> npt.NDArray[np.int64]:
+        mixed = keys.low * _LOW_FACTOR ^ keys.high * _HIGH_FACTOR
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= _LOW_FACTOR
+        return (mixed >> np.uint64(65 - self._slots.bit_length())).astype(np.int64)
+
+    def look_up(self, keys: WordKeys) -> npt.NDArray[np.int64]:
+        """Return the number of each word, -1 for an unknown one."""
+        slots = self._compute_first_slots(keys)
+        high = self._keys.high.take(slots)
+        same = (high == keys.high) & (self._keys.low.take(slots) == keys.low)
+        found = np.where(same, self._numbers.take(slots), -1)
+        left = np.flatnonzero(~same & (high != 0))  # another word is there: probe the next slot
+        while len(left):
+            slots[left] = here = slots[left] + 1 & self._slots - 1
+            high, low = self._keys.high[here], self._keys.low[here]
+            same = (high == keys.high[left]) & (low == keys.low[left])
+            found[left[same]] = self._numbers[here[same]]
+            left = left[~same & (high != 0)]
+        return found
+
+    def insert(self, keys: WordKeys, numbers: npt.NDArray[np.int64]) -> None:
+        """Add distinct unknown words with distinct numbers."""
+        self._count += len(numbers)
+        if 2 * self._count > self._slots:
+            old, old_numbers, taken = self._keys, self._numbers, np.flatnonzero(self._keys.high)
+            self._allocate_slots(1 << (4 * self._count - 1).bit_length())
+            self._insert_keys(old.take_rows(taken), old_numbers[taken])
+        self._insert_keys(keys, numbers)
+
+    def _insert_keys(self, keys: WordKeys, numbers: npt.NDArray[np.int64]) -> None:
+        slots, left = self._compute_first_slots(keys), np.arange(len(numbers))
+        while len(left):
+            free = left[self._keys.high[slots[left]] == 0]
+            self._numbers[slots[free]] = numbers[free]  # the last write to a slot wins; the others probe on
+            won = free[self._numbers[slots[free]] == numbers[free]]
+            self._keys.low[slots[won]], self._keys.high[slots[won]] = keys.low[won], keys.high[won]
+            waits = np.ones(len(numbers), np.bool_)
+            waits[won] = False
+            left = left[waits[left]]
+            slots[left] = slots[left] + 1 & self._slots - 1
+
+
+def get_column_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return the bytes of a large_string or large_binary column without nulls, and the (N + 1,) offsets of its rows."""
+    if not len(column):
+        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+    offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
+    if offsets[0] == offsets[-1]:
+        return np.zeros(0, np.uint8), np.zeros(len(offsets), np.int64)
+    data = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    return data, offsets - offsets[0]
+
 
 ENTRY_BYTES = 150  # a short key in a Python dictionary, with its object, number and tokens
 MAX_TEXT_BYTES = 64  # longer texts rarely repeat and are not cached

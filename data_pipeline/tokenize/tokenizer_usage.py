@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from data_pipeline.core.document_schema import count_text_bytes
 from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize.short_word_table import get_column_buffers
-from data_pipeline.tokenize.token_cache import RaggedTokens
+from data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
 from llmsys.manifest import LanguageUsage, TokenizerUsage
 from llmsys.special_tokens import BYTE_PIECES
 from llmsys.token_shards import ArrowFileWriter, read_batches

@@ -30,7 +30,7 @@ from llmsys.errors import DataError
 from llmsys.token_shards import read_batches
 
 EVERY = "*"
-"""Name of the group of all languages, if none has a weight."""
+"""Key of all languages together, if none has a weight."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def train_sentencepiece(
     if not sample.limits:
         languages = f" in {', '.join(config.language_weights)}" if config.language_weights else ""
         raise DataError(
-            f"no document{languages} outside the held-out ones is left to train a tokenizer on. "
-            "Set data.split.heldout_fraction lower, or give more input in data.inputs."
+            f"no document{languages} outside of the held-out ones is left to train a tokenizer on. Lower "
+            "data.split.heldout_fraction, or give more input in data.inputs."
         )
     return fit_sentencepiece(
         _iter_sample_lines(report, sources, sample), folder=folder, config=config, sample=sample.facts
@@ -204,5 +204,5 @@ def _describe_training_error(error: RuntimeError, config: SentencePieceConfig, s
     reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
     return (
         f"tokenizer.vocab_size={config.vocab_size} cannot be trained on {sample['documents']:,} documents "
-        f"({sample['bytes']:,} bytes): {reason}. Set tokenizer.vocab_size to a value that fits, or give more documents."
+        f"({sample['bytes']:,} bytes): {reason}. Choose another tokenizer.vocab_size, or give more documents."
     )

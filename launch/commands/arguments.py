@@ -14,7 +14,7 @@ def split_arguments(words: Sequence[str], names: Collection[str]) -> tuple[dict[
         if name not in names:
             rest.append(word)
         elif name in mine:
-            raise ConfigError(f"{name}={mine[name]} and {name}={value} are given. Give {name}= once.")
+            raise ConfigError(f"{name}={mine[name]} and {name}={value} were both given. Give {name}= once.")
         else:
             mine[name] = value
     return mine, rest

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write the profile, and print a summary; with --json, the whole profile."""
     if arguments.processes < 1:
-        raise ConfigError(f"--processes {arguments.processes} cannot measure anything. Use 1 or more.")
+        raise ConfigError(f"--processes {arguments.processes} is not a number of processes. Use 1 or more.")
     if not arguments.output.absolute().parent.is_dir():
         raise ConfigError(f"{arguments.output.parent} is not a folder. Make it, or choose another --output.")
     # the ranks run this same command, and their launcher has set WORLD_SIZE

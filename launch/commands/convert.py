@@ -10,8 +10,8 @@ from llmsys.local_path import parse_local_path
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 TRUST_HELP = (
-    "rewrite checkpoints of an older llmsys in place, without DESTINATION: SOURCE is a checkpoint or a run folder; "
-    "their metadata are pickles, so only use it on a run that you trust"
+    "rewrite checkpoints of an older llmsys in place, without DESTINATION: SOURCE is a checkpoint or a run "
+    "folder; their metadata are pickles, so use it only on runs that you trust"
 )
 SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as in the original folder, or 5GB)"
 
@@ -43,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     require_absent(arguments.destination)
     is_import = is_hugging_face_folder(arguments.source)
     if is_import and shard_bytes is not None:
-        raise ConfigError("--max-shard-size belongs to the way back: a checkpoint of ours is one file. Leave it out.")
+        raise ConfigError(
+            "--max-shard-size applies to the conversion to Hugging Face: a llmsys checkpoint is one file. Leave it out."
+        )
     if arguments.dry_run:
         return _print_mappings(arguments, is_import, shard_bytes)
     if is_import:
@@ -77,8 +79,8 @@ def _rewrite_checkpoints(arguments: argparse.Namespace) -> int:
     """Rewrite pickled metadata in place and print which; with --json, as {source, rewritten}."""
     if arguments.destination is not None or arguments.dry_run or arguments.max_shard_size is not None:
         raise ConfigError(
-            "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION and no other option. "
-            "Run it alone, then the conversion."
+            "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION and no other "
+            "option. Run it alone first, then convert."
         )
     from llmsys.train.pickled_metadata import convert_pickled_metadata, list_checkpoints
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; status 0 when everything passed, 1 when something failed."""
     if arguments.check == "crash" and arguments.config is not None:
-        raise ConfigError(f"doctor crash trains a toy run of its own, and not {arguments.config}. Leave it out.")
+        raise ConfigError(f"doctor crash trains its own toy run, not {arguments.config}. Leave it out.")
     # torch reads it at import; the reference run here then sums on one thread, as the ranks do
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return _run_parity_check(arguments) if arguments.check == "parity" else _run_crash_check(arguments)
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_parity_check(arguments: argparse.Namespace) -> int:
     import torch
 
-    from llmsys.config.violation import format_choices
+    from llmsys.config.section import format_choices
     from llmsys.doctor.parity_check import format_parity_table, iter_failures, run_parity
     from llmsys.doctor.parity_matrix import ENGINES, iter_parity_cases
     from llmsys.doctor.parity_models import PARITY_MODELS
@@ -63,7 +63,7 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
 
     engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)
     if unknown := set(engines) - ENGINES.keys():
-        raise ConfigError(f"--engine {', '.join(sorted(unknown))} is not a row. Use {', '.join(ENGINES)}.")
+        raise ConfigError(f"--engine {', '.join(sorted(unknown))} is unknown. Use {', '.join(ENGINES)}.")
     precisions = tuple(arguments.precision.split(",")) if arguments.precision else ("fp32", "bf16")
     if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
         raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
@@ -85,13 +85,13 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
     print(format_parity_table(outcomes))
     print(*iter_failures(outcomes), sep="\n", end="" if passed else "\n")
     good = sum(outcome.has_passed for outcome in outcomes)
-    print(f"{good} of {len(outcomes)} cells agree with one process in fp32; entries are relative errors of gradients")
+    print(f"{good} of {len(outcomes)} cases agree with one process in fp32; entries are relative errors of gradients")
     return 0 if passed else FAILED
 
 
 def _load_subject(arguments: argparse.Namespace, most_ranks: int) -> "ParityModel":
     from llmsys.config.load import load_model_config
-    from llmsys.doctor.user_model import build_parity_model, require_memory
+    from llmsys.doctor.parity_models import build_parity_model, require_memory
 
     model = load_model_config(arguments.config, arguments.overrides)
     subject = build_parity_model(model, str(arguments.config))
@@ -111,7 +111,7 @@ def _run_crash_check(arguments: argparse.Namespace) -> int:
     wanted = arguments.drills.split(",") if arguments.drills else [drill.name for drill in DRILLS]
     known = {drill.name: drill for drill in DRILLS}
     if unknown := set(wanted) - known.keys():
-        raise ConfigError(f"--drills {', '.join(sorted(unknown))}: no such drill. Use {', '.join(known)}.")
+        raise ConfigError(f"--drills {', '.join(sorted(unknown))} is unknown. Use {', '.join(known)}.")
     drills = replace_kill_count([known[name] for name in wanted], max(1, arguments.kills))
     with Progress("crash drills", len(drills), "drill") as progress:
         outcomes: list[Any] = run_drills(drills, lambda outcome: progress.advance(1, at=outcome.name))
@@ -131,5 +131,5 @@ def _list_possible_ranks(accelerators: int) -> list[int]:
 
 def _parse_process_counts(text: str) -> list[int]:
     if not all(word.isdigit() and int(word) > 0 for word in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of processes. Use 1,2,4.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of processes. Use, for example, 1,2,4.")
     return [int(word) for word in text.split(",")]

@@ -84,5 +84,7 @@ def _parse_lengths(text: str) -> tuple[int, ...]:
     except ValueError:
         lengths = ()
     if not lengths or min(lengths) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of document lengths in tokens. Use 512 or 100,300.")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of document lengths in tokens. Use, for example, 512 or 100,300."
+        )
     return lengths

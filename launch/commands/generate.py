@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})
         config = config.model_copy(update={"generation": generation})
     if not config.generation.prompts:
-        raise ConfigError("There is nothing to continue. Give --prompt TEXT, or set generation.prompts in the config.")
+        raise ConfigError("There are no prompts. Give --prompt TEXT, or set generation.prompts in the config.")
     from llmsys.generate.prompt_completion import complete_prompts
     from llmsys.train.build_trainer import set_num_threads
     from llmsys.train.run_data import load_run_tokenizer

@@ -55,7 +55,9 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
     """Return the folder itself, or the dataset folders of a config."""
     if require_local_path(name, "DATASET").is_dir():
         if overrides:
-            raise DataError(f"{name} is a folder, and {overrides[0]} is for configs. Leave it out, or name the config.")
+            raise DataError(
+                f"{name} is a dataset folder, but {overrides[0]} applies to configs. Leave it out, or give the config."
+            )
         return (Path(name),)
     from llmsys.config.data import list_dataset_folders
     from llmsys.config.load import load_run_config
@@ -64,7 +66,7 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
     try:
         find_config(name, Path.cwd())
     except ConfigError as error:
-        raise DataError(f"{name} is no dataset folder, and {error}") from None
+        raise DataError(f"{name} is not a dataset folder, and {error}") from None
     return list_dataset_folders(load_run_config(name, overrides).data)
 
 

@@ -29,8 +29,8 @@ SLURMS_CHOICE = "of-slurms-choice"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the launcher's options. nodes= is given among the overrides."""
     parser.epilog = (
-        "nodes=HOST:SLOTS,… or nodes=HOSTFILE names the hosts; nodes=COUNT asks Slurm for that many, with "
-        f"launch.processes ranks each.\nlaunch/README.md has a walk-through.\n\n{parser.epilog}"
+        "nodes=HOST:SLOTS,… or nodes=HOSTFILE names the hosts; nodes=COUNT requests that many from Slurm, "
+        f"with launch.processes ranks each.\nlaunch/README.md has a walk-through.\n\n{parser.epilog}"
     )
     parser.add_argument(
         "--launcher",
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = build_launch_plan(config, hosts, launcher, arguments.min_hosts, arguments.restarts, arguments.patience)
     write_run_bundle(config, hosts)
     for name in list_withheld_secrets():
-        print(f"llmsys: {name} looks like a secret and stays here: set it on every host.", file=sys.stderr)
+        print(f"llmsys: {name} looks like a secret and is not copied: set it on every host.", file=sys.stderr)
     if launcher == "slurm":
         return _submit_slurm_job(arguments, config, plan, count)
     chosen = build_commands(launcher, plan, over_ssh=not arguments.no_ssh and len(hosts) > 1)
@@ -103,11 +103,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _build_anonymous_hosts(config: RunConfig, count: int, launcher: str) -> list[Host]:
     """Return hosts that Slurm will choose, all with launch.processes slots."""
     if launcher != "slurm":
-        raise LaunchError(f"nodes={count} is a number of hosts, and {launcher} needs names. Name them: nodes=first:8,…")
+        raise LaunchError(f"nodes={count} is a number of hosts, but {launcher} needs their names. Give nodes=first:8,…")
     if count < 1 or config.launch.processes < 1:
         raise LaunchError(
-            f"nodes={count} with launch.processes={config.launch.processes} starts no rank. "
-            f"Say how many hosts, and the ranks of each: nodes=8 launch.processes=8."
+            f"nodes={count} with launch.processes={config.launch.processes} starts no rank. Give the number of "
+            "hosts and the ranks of each: nodes=8 launch.processes=8."
         )
     return [Host(f"{SLURMS_CHOICE}-{number}", config.launch.processes) for number in range(count)]
 
@@ -132,5 +132,5 @@ def _submit_slurm_job(arguments: argparse.Namespace, config: RunConfig, plan: La
         return subprocess.run(["sbatch", str(path)], check=False).returncode
     except FileNotFoundError:
         raise LaunchError(
-            f"sbatch is not on this host's PATH. The job is written: run `{command}` on a host of the cluster."
+            f"sbatch is not on this host's PATH. The job script was written: run `{command}` on a host of the cluster."
         ) from None

@@ -57,7 +57,7 @@ def _resolve_cluster(own: dict[str, str]) -> Any:
 
     cluster = load_cluster_costs(require_local_path(own["cluster"], "cluster")) if "cluster" in own else ClusterCosts()
     if "cluster" not in own and "gpus" not in own:
-        raise ConfigError("A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE.")
+        raise ConfigError("A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE.")
     gpus = own.get("gpus", str(cluster.devices))
     if not gpus.isdigit() or int(gpus) < 1:
         raise ConfigError(f"gpus={gpus} is not a number of devices. Use 1 or more.")

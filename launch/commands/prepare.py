@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
         get_logger(__name__).warning(
-            "no document was held back, and training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
+            "no document was held out, but training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
         )
     for entry in given_up:
@@ -144,9 +144,9 @@ def list_spared_items(manifest: Manifest) -> list[str]:
     """Return a line for each evaluation set with items that are ignored because too many documents contain them."""
     sets = manifest.decontamination.sets if manifest.decontamination else {}
     return [
-        f"decontamination: {one.items_spared:,} items of {name} are spared because too many documents have them: "
-        f"{', '.join(item.item for item in one.spared[:5])}{', …' if one.items_spared > 5 else ''} "
-        f"(lines with action spared in decontamination/; data.decontaminate.max_documents decides)"
+        f"decontamination: {one.items_spared:,} items of {name} are spared because too many documents have "
+        f"them: {', '.join(item.item for item in one.spared[:5])}{', …' if one.items_spared > 5 else ''} "
+        "(lines with action spared in decontamination/; see data.decontaminate.max_documents)"
         for name, one in sets.items()
         if one.items_spared
     ]

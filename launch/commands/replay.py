@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     step = own.get("step", "")
     if not step.isdigit():
-        raise ConfigError("Say which step to replay: step=N, counted from 1.")
+        raise ConfigError("Give the step to replay: step=N, counted from 1.")
     config = load_run_config(arguments.config, words)
     from llmsys.doctor.step_replay import replay_step
 

@@ -58,7 +58,7 @@ def _parse_config(words: list[str]) -> ScalingLawConfig:
 
 
 def _compute_budget(config: ScalingLawConfig) -> Any:
-    from llmsys.estimate.scaling.compute_budget import Accelerator, convert_budget_to_flops
+    from llmsys.estimate.scaling.law_comparison import Accelerator, convert_budget_to_flops
 
     if config.parsed_budget[1] == "FLOPs":
         return convert_budget_to_flops(config, None)
@@ -67,17 +67,20 @@ def _compute_budget(config: ScalingLawConfig) -> Any:
     assert config.device is not None, "the config refuses hours without a device"
     device = load_device_profile(config.device)
     if device.watts is None:
-        raise ConfigError(f"{device.name} has no watts in its profile, and energy needs them. Add watts: to the file.")
+        raise ConfigError(
+            f"{device.name} has no watts in its profile, which an energy budget needs. Add watts to the file."
+        )
     return convert_budget_to_flops(config, Accelerator(device.name, device.get_peak_flops("bf16"), device.watts))
 
 
 def _fit_law(arguments: argparse.Namespace) -> int:
     # intervals end at 5 and 95 %, and 5 % of fewer than 20 resamples is not one of them
     if arguments.resamples < 20:
-        raise ConfigError(f"--resamples {arguments.resamples} gives no interval. Use 20 or more; 200 by default.")
-    from llmsys.estimate.scaling.law_fit import fit_law
+        raise ConfigError(
+            f"--resamples {arguments.resamples} is too few for an interval. Use 20 or more (default: 200)."
+        )
+    from llmsys.estimate.scaling.law_fit import fit_law, load_training_runs
     from llmsys.estimate.scaling.law_tables import fit_to_dict, format_fit
-    from llmsys.estimate.scaling.training_runs import load_training_runs
 
     folders = [
         require_local_path(word, "llmsys scale fit") for word in arguments.words[1:] if not word.startswith("budget=")

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(build_json_schema(), indent=2, ensure_ascii=False))
         return 0
     if arguments.config is None:
-        raise ConfigError("There is nothing to show. Give a CONFIG such as train/demo, or --schema.")
+        raise ConfigError("No config was given. Give a CONFIG such as train/demo, or --schema.")
     from llmsys.config.load import read_config
 
     if arguments.kernels:

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the answer; with --json, as one object."""
     asked, words = split_arguments(arguments.overrides, OWN_NAMES)
     if len(asked) != 1:
-        raise ConfigError("Ask for one thing: step=N, url=URL or document=ID.")
+        raise ConfigError("Give exactly one of step=N, url=URL or document=ID.")
     config = load_run_config(arguments.config, words)
     if "step" in asked and not asked["step"].isdigit():
         raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{len(learnt)} of {done} steps trained on it: {', '.join(map(str, learnt)) or 'none yet'}")
     if answer["refused_steps"]:
-        print(f"refused steps, which changed no weight: {', '.join(map(str, answer['refused_steps']))}")
-    print(f"checkpoints that saw it: {', '.join(checkpoints) or 'none'}")
+        print(f"skipped steps, which changed no weight: {', '.join(map(str, answer['refused_steps']))}")
+    print(f"checkpoints trained on it: {', '.join(checkpoints) or 'none'}")
     return 0
 
 
@@ -67,5 +67,5 @@ def _print_documents(tracer: Any, step: int, as_json: bool) -> int:
 def _describe_url(url: str | None) -> str:
     """Return the URL, or why there is none: its document is no longer kept, or never had one."""
     if url is None:
-        return "(its text is gone)"
+        return "(its text no longer exists)"
     return url or "(it has no URL)"

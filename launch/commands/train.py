@@ -69,10 +69,9 @@ def require_finish(config: RunConfig) -> None:
     seen = read_latest_events(events) if events.exists() else []
     if not any(event["event"] == "finish" and event["step"] == config.num_steps for event in seen):
         raise LostRankError(
-            f"training stopped: its launcher ended with status 0 before step {config.num_steps}, as one that "
-            f"was killed "
-            f"does. Nothing that was saved is lost: run the same command again and it continues from the newest "
-            f"checkpoint in {config.run.folder}."
+            f"training stopped: its launcher ended with status 0 before step {config.num_steps}, probably "
+            "because it was killed. Checkpoints are intact: run the same command again to continue from the "
+            f"newest one in {config.run.folder}."
         )
 
 
@@ -81,8 +80,8 @@ def read_final_evaluation(folder: Path) -> dict[str, Any]:
     evaluations = [event for event in read_latest_events(folder / "events.jsonl") if event["event"] == "evaluation"]
     if not evaluations:
         raise DataError(
-            f"{folder / 'events.jsonl'} holds no evaluation, which a run ends with. "
-            f"Measure its newest checkpoint with: llmsys evaluate CONFIG run.folder={folder}."
+            f"{folder / 'events.jsonl'} has no evaluation, which is written at the end of a run. Evaluate its "
+            f"newest checkpoint with: llmsys evaluate CONFIG run.folder={folder}."
         )
     return {key: value for key, value in evaluations[-1].items() if key not in ("time", "event")}
 
@@ -104,11 +103,11 @@ def _format_answers(name: str, one: dict[str, Any]) -> str:
 def _format_heldout(result: dict[str, Any]) -> str:
     if "bits_per_byte" not in result:
         return (
-            f"held-back targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "
+            f"held-out targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "
             f"{result['accuracy']:.2%} predicted right ({result['evaluated_targets']:,} targets)"
         )
     return (
-        f"held-back documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
+        f"held-out documents: {result['loss']:.4f} nats per token, {result['bits_per_byte']:.4f} bits per byte "
         f"({result['evaluated_tokens']:,} tokens, {result['evaluated_bytes']:,} bytes); the same bytes take "
         f"{result['gzip_bits_per_byte']:.4f} with gzip -9 and {result['xz_bits_per_byte']:.4f} with xz -9 "
         f"({describe_heldout_bytes(result['evaluated_bytes'])})"

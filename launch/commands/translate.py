@@ -50,6 +50,6 @@ def _read_input(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else require_local_path(name, "--input").read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(f"--input {name} does not exist. Give a text file with a sentence on each line.") from None
+        raise DataError(f"--input {name} does not exist. Give a text file with one sentence per line.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"--input {name} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from None

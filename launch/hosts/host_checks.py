@@ -11,7 +11,7 @@ from launch.hosts.hostfile import Host
 from launch.hosts.ssh import TIMED_OUT, SshResult, describe_ssh_remedy
 
 MOST_SKEW_SECONDS = 2.0
-"""Larger differences break time limits, heartbeats and file times; any time service keeps clocks closer."""
+"""Larger differences break timeouts, heartbeats and file times; any time service keeps clocks closer."""
 BYTES_PER_PARAMETER = 12
 """Size of a checkpoint: master weight and two Adam moments in fp32."""
 BUSY_SHARE = 0.1
@@ -43,7 +43,7 @@ def build_problem(host: str, check: str, message: str) -> HostFinding:
         A finding with a remedy.
     """
     finding, _, remedy = " ".join(message.split()).partition(". ")
-    return HostFinding(host, check, finding, remedy or "Look into it there.")
+    return HostFinding(host, check, finding, remedy or "Check the host.")
 
 
 def check_ssh(host: str, answer: SshResult) -> HostFinding:
@@ -64,9 +64,12 @@ def check_ssh(host: str, answer: SshResult) -> HostFinding:
         )
     if answer.status == TIMED_OUT:
         observation = f"did not answer within {answer.seconds:.0f} s"
-        return HostFinding(host, "reach", observation, f"See what keeps it busy: ssh {host} uptime.")
+        return HostFinding(host, "reach", observation, f"Check its load: ssh {host} uptime.")
     return HostFinding(
-        host, "reach", f"answers, but runs no command: {answer.last_error_line}", f"Try it by hand: ssh {host} date."
+        host,
+        "reach",
+        f"responds, but cannot run a command: {answer.last_error_line}",
+        f"Try it manually: ssh {host} date.",
     )
 
 
@@ -85,7 +88,7 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
     try:
         clock = float(answer.output.split()[-1])
     except (ValueError, IndexError):
-        return HostFinding(host, "clock", f"`date +%s.%N` says {answer.output.strip()!r}", "Give it GNU date.")
+        return HostFinding(host, "clock", f"`date +%s.%N` says {answer.output.strip()!r}", "Install GNU date there.")
     # the clock was read at some time between the question and the answer
     uncertainty = answer.seconds / 2
     skew = clock - (answer.asked_at + uncertainty)
@@ -94,8 +97,8 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
         return HostFinding(
             host,
             "clock",
-            f"is {abs(skew):.1f} s {way} this host; {MOST_SKEW_SECONDS:g} s is the most that is allowed",
-            "Set it by a time service: systemctl restart chrony, or systemd-timesyncd.",
+            f"is {abs(skew):.1f} s {way} this host; {MOST_SKEW_SECONDS:g} s is the maximum",
+            "Synchronize it with a time service: systemctl restart chrony, or systemd-timesyncd.",
         )
     return HostFinding(host, "clock", f"within {abs(skew) + uncertainty:.1f} s of this host")
 
@@ -109,7 +112,7 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
         mine = probe["versions"]
         other = [name for name in names if mine[name] != usual[name]]
         for name in other:
-            observation = f"{name} is {mine[name]}, elsewhere {usual[name]}"
+            observation = f"{name} is {mine[name]}, on other hosts {usual[name]}"
             yield HostFinding(
                 host, "versions", observation, f"Install {name} {usual[name]} there, or share one environment."
             )
@@ -119,8 +122,8 @@ def check_versions(facts: Facts) -> Iterator[HostFinding]:
             )
         digest = f"digest {probe['code']} {probe['commit']}".strip()
         if probe["code"] != code:
-            observation = f"files of code differ: {digest}, elsewhere {code}"
-            yield HostFinding(host, "code", observation, "Bring it to the same commit there, or share one checkout.")
+            observation = f"files of code differ: {digest}, on other hosts {code}"
+            yield HostFinding(host, "code", observation, "Check out the same commit there, or share one checkout.")
         else:
             yield HostFinding(host, "code", digest)
 
@@ -134,7 +137,7 @@ def check_rendezvous_address(host: str, probe: Mapping[str, Any], first: str, se
         return HostFinding(
             host,
             "address",
-            f"takes {first} for {address}, a loopback address that leads to no other host",
+            f"resolves {first} to {address}, a loopback address, which does not reach other hosts",
             f"Give {first} its real address in /etc/hosts here, or use addresses in nodes=.",
         )
     return HostFinding(host, "address", f"{first} is {address}")
@@ -152,15 +155,15 @@ def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
         found = probe["devices"]["accelerators"]
         if kinds[host] != usual:
             yield HostFinding(
-                host, "devices", f"has {kinds[host]}, elsewhere {usual}", "Use hosts of one kind in a run."
+                host, "devices", f"has {kinds[host]}, other hosts {usual}", "Use hosts of one kind in a run."
             )
         elif found and len(found) < slots[host]:
             observation = f"has {len(found)} accelerators for {slots[host]} slots"
-            yield HostFinding(host, "devices", observation, f"Use {host}:{len(found)}, or look at nvidia-smi there.")
+            yield HostFinding(host, "devices", observation, f"Use {host}:{len(found)}, or check nvidia-smi there.")
         elif busy := [one for one in found if one["free_bytes"] < (1 - BUSY_SHARE) * one["total_bytes"]]:
             free, total = busy[0]["free_bytes"] / GIB, busy[0]["total_bytes"] / GIB
             observation = f"{len(busy)} accelerators are in use; of one, {free:.0f} of {total:.0f} GiB are free"
-            yield HostFinding(host, "devices", observation, "End what runs there: nvidia-smi names it.")
+            yield HostFinding(host, "devices", observation, "End the processes that nvidia-smi lists there.")
         else:
             memory = probe["devices"]["memory_bytes"] / GIB
             observation = f"{len(found)} × {kinds[host]}" if found else kinds[host]
@@ -189,10 +192,10 @@ def check_shared_folder(host: str, seen: set[str], hosts: Sequence[str], folder:
         return HostFinding(
             host,
             "shared",
-            f"does not see in {folder} what {', '.join(unseen)} wrote there",
+            f"does not see the files that {', '.join(unseen)} wrote to {folder}",
             "Mount one shared folder on all hosts, and set run.folder to a path in it.",
         )
-    return HostFinding(host, "shared", f"sees what {len(hosts)} hosts wrote")
+    return HostFinding(host, "shared", f"sees the files of {len(hosts)} hosts")
 
 
 def _get_device_kind(probe: Mapping[str, Any]) -> str:

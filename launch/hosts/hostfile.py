@@ -43,13 +43,11 @@ def parse_nodes(text: str) -> list[Host]:
             _parse_host(location, line, HOSTFILE_LINE, "host slots=8") for location, line in _iter_hostfile_lines(path)
         ]
     elif "/" in text or ":" not in text:
-        raise LaunchError(
-            f"nodes={text} is neither a hostfile that exists nor host:slots. Write nodes=first:8,second:8."
-        )
+        raise LaunchError(f"nodes={text} is neither an existing hostfile nor host:slots. Write nodes=first:8,second:8.")
     else:
         hosts = [_parse_host(f"nodes={text}", part.strip(), NODE, "host:8") for part in text.split(",")]
     if not hosts:
-        raise LaunchError(f"{path} names no host. Write a line such as `first slots=8` for each host.")
+        raise LaunchError(f"{path} lists no host. Write a line such as `first slots=8` for each host.")
     _require_unique_hosts(hosts, text)
     return hosts
 
@@ -67,8 +65,8 @@ def _parse_host(location: str, entry: str, form: re.Pattern[str], example: str) 
         raise LaunchError(f"{location}: {entry!r} cannot be read as a host and its slots. Write it as `{example}`.")
     if int(found["slots"]) == 0:
         raise LaunchError(
-            f"{location}: {found['name']} has 0 slots, and a host that is named takes part. "
-            f"Give it a slot for each of its accelerators, or leave it out."
+            f"{location}: {found['name']} has 0 slots, but every listed host takes part. Give it one slot per "
+            "accelerator, or remove it."
         )
     return Host(found["name"], int(found["slots"]))
 
@@ -79,6 +77,6 @@ def _require_unique_hosts(hosts: list[Host], text: str) -> None:
         if names.count(name) > 1:
             slots = sum(host.slots for host in hosts if host.name == name)
             raise LaunchError(
-                f"nodes={text}: {name} is named {names.count(name)} times. Name each host once, with all its slots: "
-                f"{name}:{slots}, or `{name} slots={slots}` in a hostfile."
+                f"nodes={text}: {name} is listed {names.count(name)} times. List each host once, with all its "
+                f"slots: {name}:{slots}, or `{name} slots={slots}` in a hostfile."
             )

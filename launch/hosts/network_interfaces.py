@@ -33,8 +33,8 @@ def resolve_addresses(host: str) -> list[str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise LaunchError(
-            f"the name {host} cannot be resolved on {socket.gethostname()} ({error.strerror}). "
-            f"Name the host by its address, or write it into DNS or /etc/hosts of every host."
+            f"the name {host} cannot be resolved on {socket.gethostname()} ({error.strerror}). Use its "
+            "address, or add it to DNS or to /etc/hosts on every host."
         ) from None
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -106,8 +106,9 @@ def find_interface_to(host: str) -> str:
     if (name := find_default_interface()) is not None:
         return name
     raise LaunchError(
-        f"no network interface of {socket.gethostname()} but loopback leads to {host}, where rank 0 is. "
-        f"Name rank 0's host by an address that all hosts reach, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."
+        f"no network interface of {socket.gethostname()} except loopback has a route to {host}, the host of "
+        "rank 0. Use an address of that host that all hosts reach, or set GLOO_SOCKET_IFNAME and "
+        "NCCL_SOCKET_IFNAME."
     )
 
 

@@ -27,14 +27,14 @@ FORWARDED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 HERE = ("localhost", "127.0.0.1")
 
 REMEDIES = {
-    "Connection refused": "Start sshd there, or give its port in ~/.ssh/config",
-    "Permission denied": "Put your public key there: ssh-copy-id {host}",
+    "Connection refused": "Start sshd there, or set its port in ~/.ssh/config",
+    "Permission denied": "Install your public key there: ssh-copy-id {host}",
     "Could not resolve": "Correct the name, or give it an address in ~/.ssh/config or /etc/hosts",
-    "Host key verification failed": "Look at its key once by hand: ssh {host} true",
+    "Host key verification failed": "Accept its host key once: ssh {host} true",
     # before "timed out", because that message has both and the first match counts
-    "during banner exchange": "Its ssh port is open and nobody answers there: restart sshd, or the host",
-    "timed out": "See that it is up, and that its ssh port is open to this machine",
-    "No route to host": "See that it is up, and that the network between is",
+    "during banner exchange": "Its ssh port is open but does not respond: restart sshd, or the host",
+    "timed out": "Check that it is up, and that its ssh port is open to this machine",
+    "No route to host": "Check that it is up, and the network in between",
     "No such file or directory: 'ssh'": "Install ssh here (Debian, Ubuntu: apt-get install openssh-client)",
 }
 
@@ -57,7 +57,7 @@ class SshResult(NamedTuple):
     def last_error_line(self) -> str:
         """The last non-empty line of stderr, else of stdout."""
         lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
-        return lines[-1] if lines else f"it ended with status {self.status} and said nothing"
+        return lines[-1] if lines else f"it ended with status {self.status} without output"
 
 
 def run_on_all_hosts(hosts: Sequence[str], command: Callable[[str], str], timeout_seconds: int) -> dict[str, SshResult]:
@@ -101,7 +101,7 @@ def describe_ssh_remedy(host: str, answer: SshResult) -> str:
     for words, remedy in REMEDIES.items():
         if words in answer.errors:
             return f"{remedy.format(host=host)}."
-    return f"Try it by hand: ssh {host} true."
+    return f"Try it manually: ssh {host} true."
 
 
 def format_python_command(module: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:

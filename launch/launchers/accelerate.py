@@ -19,7 +19,7 @@ from launch.train import MENDABLE
 SILENT = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
 """Defaults of `accelerate launch` without a config; set here, because it warns about each."""
 ALONE = (
-    "llmsys: error: the accelerate config says distributed_type: NO, which trains in one process, and "
+    "llmsys: error: the accelerate config has distributed_type: NO, which trains in one process, but "
     "launch.processes={}. Run `accelerate config` for several processes, or set launch.processes=1."
 )
 

@@ -203,7 +203,7 @@ def require_even_slots(hosts: tuple[Host, ...], launcher: str) -> int:
     if len(slots) > 1:
         sizes = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise LaunchError(
-            f"nodes={sizes}: {launcher} starts equally many ranks on every host. "
-            f"Use {min(slots)} slots on each, or --launcher torchrun."
+            f"nodes={sizes}: {launcher} needs the same number of ranks on every host. Use {min(slots)} slots "
+            "on each, or --launcher torchrun."
         )
     return slots.pop()

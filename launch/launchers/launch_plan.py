@@ -54,12 +54,12 @@ def build_launch_plan(
     """
     min_hosts = min_hosts or len(hosts)
     if not 1 <= min_hosts <= len(hosts):
-        raise LaunchError(f"--min-hosts {min_hosts} of {len(hosts)} hosts cannot be. Use 1 to {len(hosts)}.")
+        raise LaunchError(f"--min-hosts {min_hosts} is not possible with {len(hosts)} hosts. Use 1 to {len(hosts)}.")
     if min_hosts < len(hosts) and launcher not in ("torchrun", "slurm"):
         raise LaunchError(
-            f"--min-hosts {min_hosts}: {launcher} cannot go on with fewer hosts than it started with. Use "
-            f"--launcher torchrun or --launcher slurm, or leave --min-hosts out: "
-            "the same command resumes on hosts of your choice."
+            f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it started with. Use "
+            "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
+            "hosts of your choice."
         )
     check_layout(config, hosts, min_hosts)
     if launcher != "slurm":
@@ -100,8 +100,9 @@ def check_addresses(hosts: Sequence[Host]) -> None:
         for address in resolve_addresses(strip_user(host.name)):
             if is_loopback(address):
                 raise LaunchError(
-                    f"{host.name} resolves to {address} on {socket.gethostname()}, a loopback address, which on every "
-                    f"other host means that host. Name it by an address that the others reach, or mend /etc/hosts."
+                    f"{host.name} resolves to {address} on {socket.gethostname()}, a loopback address, which "
+                    "on every other host is that host itself. Use an address that the others reach, or "
+                    "correct /etc/hosts."
                 )
 
 
@@ -115,8 +116,8 @@ def choose_rendezvous_port(hosts: Sequence[Host], port: int) -> int:
     chosen = port or PORT
     if reason := describe_port_conflict(chosen, EVERYWHERE):
         raise LaunchError(
-            f"launch.port={chosen} is in use on {head} ({reason}). The ranks need a free port to meet at. "
-            f"Choose another with launch.port=N, or stop the process that holds it."
+            f"launch.port={chosen} is in use on {head} ({reason}). The rendezvous needs a free port. Choose "
+            "another with launch.port=N, or stop the process that holds it."
         )
     return chosen
 
@@ -143,7 +144,7 @@ def require_hosts(plan: LaunchPlan, names: Sequence[str]) -> None:
         for name, answer in answers.items()
         if (problem := _describe_host_problem(name, answer, plan.folder.parent))
     ]:
-        raise LaunchError("\n".join([*wrong, "Nothing was started. `llmsys preflight` looks at everything."]))
+        raise LaunchError("\n".join([*wrong, "Nothing was started. `llmsys preflight` checks everything."]))
 
 
 def _describe_host_problem(name: str, answer: SshResult, run: Path) -> str:
@@ -153,7 +154,7 @@ def _describe_host_problem(name: str, answer: SshResult, run: Path) -> str:
             return f"{name} {found.finding}. {found.remedy}"
     if "seen" not in answer.output.split():
         return (
-            f"{name} does not see in {run} what this host wrote there, and every rank writes its part of a checkpoint. "
-            f"Mount one shared folder on all hosts, and set run.folder to a path in it."
+            f"{name} does not see the files that this host wrote to {run}, but every rank writes its shard of "
+            "a checkpoint. Mount one shared folder on all hosts, and set run.folder to a path in it."
         )
     return ""

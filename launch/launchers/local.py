@@ -50,8 +50,8 @@ def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
     if not killed_by:
         raise SystemExit(LOST_PEER if status == UNMET else status)
     raise LostRankError(
-        f"training stopped: a process was killed by signal {killed_by}. Nothing that was saved is lost: "
-        f"run the same command again and it continues from the newest checkpoint in {config.run.folder}."
+        f"training stopped: a process was killed by signal {killed_by}. Checkpoints are intact: run the same "
+        f"command again to continue from the newest one in {config.run.folder}."
     )
 
 
@@ -88,8 +88,8 @@ def _check_port(port: int) -> int:
     """Return the port; raise LaunchError where it is in use."""
     if port and (reason := describe_port_conflict(port, HOST)):
         raise LaunchError(
-            f"launch.port={port} is in use on {HOST} ({reason}). The ranks need a free port to meet at. "
-            f"Use launch.port=0 to let the system choose, or stop the process that holds it."
+            f"launch.port={port} is in use on {HOST} ({reason}). The rendezvous needs a free port. Use "
+            "launch.port=0 to let the system choose, or stop the process that holds it."
         )
     return port
 

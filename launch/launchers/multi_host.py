@@ -55,7 +55,7 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
         commands: One command per host, or one for all.
 
     Returns:
-        0, or 75 when the run was asked to stop and has saved.
+        0, or 75 when the run was stopped and has saved a checkpoint.
 
     Raises:
         LostRankError: Hosts failed; the message names them.
@@ -98,7 +98,8 @@ def _update_process(plan: LaunchPlan, remote: RemoteProcess, *, keep: bool) -> N
         if remote.lost_at is None or now - remote.start_time > 2 * CONNECT_SECONDS:  # an earlier attempt had connected
             remote.lost_at = now
             message = (
-                f"the connection to {remote.command.host} is lost; trying for {plan.patience_seconds} s (--patience)"
+                f"lost the connection to {remote.command.host}; reconnecting for up to {plan.patience_seconds} "
+                "s (--patience)"
             )
             print(f"llmsys: {message}", file=sys.stderr, flush=True)
         if now - remote.lost_at <= plan.patience_seconds:
@@ -118,7 +119,7 @@ def combine_statuses(statuses: dict[str, int], plan: LaunchPlan) -> int:
     if STOPPED in ended:
         return STOPPED
     if len(statuses) - len(failed) >= plan.min_hosts and len(statuses) > 1:
-        print(f"llmsys: the run ended on what was left; lost: {_describe_failures(failed)}", file=sys.stderr)
+        print(f"llmsys: the run finished on the remaining hosts; lost: {_describe_failures(failed)}", file=sys.stderr)
         return 0
     for status in (MENDABLE, CRASHED, HUNG):  # the rank has printed its own message
         if status in ended:
@@ -126,14 +127,13 @@ def combine_statuses(statuses: dict[str, int], plan: LaunchPlan) -> int:
     if statuses.keys() == failed.keys() and ended == {LOST_PEER} and len(failed) == 1:
         raise SystemExit(LOST_PEER)
     raise LostRankError(
-        f"training stopped: {_describe_failures(failed)}. Nothing that was saved is lost: run the same command "
-        f"again and it "
-        f"continues from the newest checkpoint in {plan.folder.parent}."
+        f"training stopped: {_describe_failures(failed)}. Checkpoints are intact: run the same command again "
+        f"to continue from the newest one in {plan.folder.parent}."
     )
 
 
 def _describe_failures(failed: dict[str, int]) -> str:
-    meanings = {SSH_FAILED: "could not be reached or kept by ssh", UNMET: "did not meet the others"}
+    meanings = {SSH_FAILED: "lost its ssh connection, or could not be reached", UNMET: "missed the rendezvous"}
     return ", ".join(
         f"{host or 'the launcher'} {meanings.get(status, f'ended with status {status}')}"
         for host, status in failed.items()

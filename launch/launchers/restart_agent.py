@@ -82,19 +82,19 @@ def _run_attempts(
             if left == 0:
                 if restarts:  # else the ranks have has_warned all
                     log.error(
-                        "the ranks of this host ended (status %d), and none of %d restarts is left", status, restarts
+                        "the ranks of this host ended (status %d), and no restart of %d is left", status, restarts
                     )
                 return status
             left, lost_at, pause = left - 1, lived_until, 1.0
             log.warning(
-                "the ranks of this host ended (status %d); restart %d of %d, as soon as the hosts meet again at %s, in "
-                "%.0f s at most (--patience)", status, restarts - left, restarts, rendezvous, patience_seconds,
+                "the ranks of this host ended (status %d); restart %d of %d, after the next rendezvous at %s, "
+                "within %.0f s (--patience)", status, restarts - left, restarts, rendezvous, patience_seconds,
             )  # fmt: skip
         time.sleep(min(pause, max(0.0, lost_at + patience_seconds - time.monotonic())))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     log.error(
-        "the hosts did not meet at %s within %.0f s (--patience). Nothing that was saved is lost: the same command "
-        "goes on from the newest checkpoint.", rendezvous, patience_seconds,
+        "no rendezvous at %s within %.0f s (--patience). Checkpoints are intact: the same command continues "
+        "from the newest one.", rendezvous, patience_seconds,
     )  # fmt: skip
     return LOST_PEER
 
@@ -106,7 +106,7 @@ def _wait_for_rendezvous(rendezvous: Rendezvous, deadline: float) -> bool:
         if rendezvous.is_local or rendezvous.is_open():
             return True
         if now - began > SAY_SECONDS and not has_warned:
-            log.warning("nobody answers at %s; asking for another %.0f s (--patience)", rendezvous, deadline - now)
+            log.warning("no response from %s; retrying for %.0f s (--patience)", rendezvous, deadline - now)
             has_warned = True
         time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
     return False

@@ -87,8 +87,8 @@ def build_rank_environment(environment: Mapping[str, str], folder: Path) -> dict
     for name, value in chosen.items():
         if "\n" in value:
             raise LaunchError(
-                f"the environment variable {name} has several lines, and .deepspeed_env has one for each variable. "
-                f"Unset it, or write its value in one line."
+                f"the environment variable {name} has several lines, but .deepspeed_env allows one per "
+                "variable. Unset it, or write its value in one line."
             )
     chosen.setdefault(PDSH, environment.get(PDSH, PDSH_OPTIONS))
     paths = dict.fromkeys([str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))])

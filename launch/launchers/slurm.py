@@ -105,7 +105,7 @@ def _quote_option(option: str) -> str:
     Raises LaunchError for an option that holds a secret or several lines.
     """
     if has_secret(option) or "\n" in option:
-        reason = "several lines" if "\n" in option else "a secret, and job.sbatch lies in the shared run folder"
+        reason = "several lines" if "\n" in option else "a secret, and job.sbatch is in the shared run folder"
         raise LaunchError(
             f"--sbatch={redact_secrets(option)!r} holds {reason}. Leave it out, and set it in the environment of every "
             f"node, or in a file that only you can read."

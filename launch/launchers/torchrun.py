@@ -27,13 +27,13 @@ from llmsys.log import configure_logging, get_logger
 from llmsys.parallel.rendezvous import bind_rendezvous
 
 NO_RESTARTS = (
-    "llmsys: error: --max-restarts={0} would start ranks again that were stopped. Leave it out, and put "
-    "`python -m launch.launchers.restart_agent --meet FIRST:PORT --restarts {0} --patience SECONDS` before this "
-    "command."
+    "llmsys: error: --max-restarts={0} would restart ranks that were stopped on purpose. Leave it out, and "
+    "put `python -m launch.launchers.restart_agent --meet FIRST:PORT --restarts {0} --patience SECONDS` "
+    "before this command."
 )
 
 SIGNALS_OF_TORCH = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals at which torch ends the ranks at once. SIGTERM is ours, which gives ranks time to save."""
+"""Signals at which torch ends the ranks at once. llmsys handles SIGTERM itself, to give ranks time to save."""
 
 log = get_logger("launch.launchers.torchrun")
 
@@ -74,7 +74,7 @@ def run_elastic_agent(start: Callable[[], None]) -> int:
     except SignalException as error:
         return 128 + error.sigval
     except (RendezvousError, DistError) as error:
-        log.error("the agents of the hosts do not reach each other (%s)", _format_error(error))
+        log.error("the agents of the hosts cannot reach each other (%s)", _format_error(error))
         return UNMET
     return 0
 
@@ -103,8 +103,8 @@ def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
         return first.exitcode
     ending = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with status {first.exitcode}"
     log.error(
-        "rank %s (process %s) %s. Nothing that was saved is lost: run the same command again and it continues from the "
-        "newest checkpoint.", rank, first.pid, ending,
+        "rank %s (process %s) %s. Checkpoints are intact: run the same command again to continue from the "
+        "newest one.", rank, first.pid, ending,
     )  # fmt: skip
     return LOST_PEER if first.exitcode < 0 else first.exitcode
 

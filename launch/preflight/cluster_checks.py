@@ -12,8 +12,7 @@ from launch.hosts.hostfile import Host
 from launch.hosts.ssh import SshResult, format_python_command, parse_last_json, run_on_all_hosts
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError
-from llmsys.estimate.micro_batch_size import USABLE_SHARE, find_largest_micro_batch
-from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.peak_memory import USABLE_SHARE, estimate_peak_memory, find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
 
 
@@ -22,7 +21,7 @@ def check_collectives(names: Sequence[str], first: str, facts: Facts, patience_s
     if len(names) < 2:
         return []
     if missing := [name for name in names if "free_port" not in facts.get(name, {})]:
-        observation = f"no exchange was tried, because {', '.join(missing)} did not report its facts"
+        observation = f"the network was not tested, because {', '.join(missing)} did not respond"
         return [
             HostFinding(name, "exchange", observation, "Fix the findings above, and run preflight again.")
             for name in missing
@@ -48,9 +47,9 @@ def _build_finding(name: str, answer: SshResult, endpoint: str) -> HostFinding:
     return HostFinding(
         name,
         "exchange",
-        f"could not exchange numbers with the other hosts: {observation}",
-        f"Open TCP between the hosts (they were to meet at {endpoint}), or name the right interface in "
-        f"GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
+        f"could not communicate with the other hosts: {observation}",
+        f"Allow TCP between the hosts (rendezvous at {endpoint}), or set the right interface in "
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
     )
 
 

@@ -54,7 +54,7 @@ def require_correct_collectives(device: Any) -> None:
     dist.all_reduce(total)
     dist.all_to_all_single(theirs, mine)
     if float(total) != ranks * (ranks + 1) / 2 or theirs.tolist() != list(range(ranks)):
-        raise RuntimeError(f"wrong numbers arrived: {float(total)} and {theirs.tolist()} on rank {rank} of {ranks}")
+        raise RuntimeError(f"wrong results: {float(total)} and {theirs.tolist()} on rank {rank} of {ranks}")
 
 
 if __name__ == "__main__":

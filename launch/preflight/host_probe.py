@@ -73,15 +73,16 @@ def resolve_address(name: str) -> str:
         return str(socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise LlmsysError(
-            f"does not know the name {name} ({error.strerror}). Give it an address in /etc/hosts here, or use "
-            f"addresses in nodes=."
+            f"cannot resolve {name} ({error.strerror}). Add it to /etc/hosts here, or use addresses in nodes=."
         ) from None
 
 
 def require_port(wanted: int) -> None:
     """Raise LlmsysError when the rendezvous port is in use."""
     if reason := describe_port_conflict(wanted, EVERYWHERE):
-        raise LlmsysError(f"port {wanted} cannot be had ({reason}). Set launch.port to another, or end what holds it.")
+        raise LlmsysError(
+            f"port {wanted} is not available ({reason}). Set another launch.port, or end the process that uses it."
+        )
 
 
 def write_marker(folder: Path, marker: str, rank: int) -> dict[str, int]:
@@ -128,7 +129,9 @@ def _collect_fact(name: str, find: Callable[[], Any]) -> dict[str, Any]:
     except LlmsysError as error:
         return {f"{name}_problem": str(error)}
     except Exception as error:
-        return {f"{name}_problem": f"{type(error).__name__}: {error}. This is not a known problem: look into it there."}
+        return {
+            f"{name}_problem": f"{type(error).__name__}: {error}. This is not a known problem: check it on the host."
+        }
 
 
 if __name__ == "__main__":

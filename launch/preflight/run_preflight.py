@@ -27,11 +27,11 @@ from launch.preflight.cluster_checks import check_collectives, check_memory_fit
 from llmsys.config.run import RunConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 
 REACH_SECONDS, SHELL_SECONDS = 10, 5  # limits of the first answer, and of later shell commands
 PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5
-"""A preflight lasts two patiences, one for facts and one for the exchange, and this: under a minute with 25 s."""
+"""A preflight takes at most one patience for probes, one for the network test, and these seconds."""
 ALL = "all"
 
 
@@ -185,9 +185,7 @@ def _format_probe_command(request: PreflightRequest, name: str, marker: str) -> 
 
 def _build_silence_finding(name: str, answer: SshResult, patience_seconds: int) -> HostFinding:
     if answer.status == TIMED_OUT:
-        observation = f"did not tell its facts within {patience_seconds} s"
-        return HostFinding(
-            name, "facts", observation, f"See what keeps it busy, or give it --patience {4 * patience_seconds}."
-        )
-    remedy = f"Have {sys.executable} and {Path.cwd()} there too: share the folders, or install at the same paths."
+        observation = f"did not respond within {patience_seconds} s"
+        return HostFinding(name, "facts", observation, f"Check its load, or use --patience {4 * patience_seconds}.")
+    remedy = f"{sys.executable} and {Path.cwd()} must exist there too: share the folders, or install at the same paths."
     return HostFinding(name, "facts", f"cannot run llmsys: {answer.last_error_line}", remedy)

@@ -87,9 +87,9 @@ def _adopt_mpi(environment: Environment) -> None:
     here = environment.get(names["LOCAL_WORLD_SIZE"]) == environment[names["WORLD_SIZE"]]
     if "MASTER_ADDR" not in environment and not here:
         raise LaunchError(
-            f"mpirun started rank {environment[names['RANK']]} of {environment[names['WORLD_SIZE']]} on several hosts, "
-            f"and MASTER_ADDR does not say where rank 0 is. Name its host: `mpirun -x MASTER_ADDR=FIRST_HOST …` "
-            f"(Open MPI) or `mpiexec -genv MASTER_ADDR FIRST_HOST …`."
+            f"mpirun started rank {environment[names['RANK']]} of {environment[names['WORLD_SIZE']]} on "
+            "several hosts, but MASTER_ADDR, the host of rank 0, is not set. Set it: `mpirun -x "
+            "MASTER_ADDR=FIRST_HOST …` (Open MPI) or `mpiexec -genv MASTER_ADDR FIRST_HOST …`."
         )
     _copy_variables(environment, names)
     environment.setdefault("MASTER_ADDR", HERE)

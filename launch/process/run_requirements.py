@@ -48,9 +48,7 @@ def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
             continue
         command = f"Prepare it first: llmsys prepare {shlex.join(words)}"
         if config.data.kind == "mixture":
-            command = (
-                f"Prepare it first, by the config of its own that names data.folder={folder}: llmsys prepare CONFIG"
-            )
+            command = f"Prepare it first, with the config that has data.folder={folder}: llmsys prepare CONFIG"
         raise DataError(
-            f"{folder} holds no prepared dataset ({MANIFEST_NAME} is missing), and training reads one. {command}"
+            f"{folder} is not a prepared dataset ({MANIFEST_NAME} is missing), which training needs. {command}"
         )

@@ -178,4 +178,4 @@ def _list_process_arguments(process: psutil.Process) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(f"{signal_ranks(sys.argv[1], int(sys.argv[2]))} ranks were asked")
+    print(f"{signal_ranks(sys.argv[1], int(sys.argv[2]))} ranks were signalled")

@@ -171,7 +171,7 @@ def _iter_sources(
     board = HERE if base is None else f"the board's own figures, from the profile {base.name}"
     yield from ((name, board) for name in ("peak_flops", "memory_bandwidth", "memory_bytes"))
     yield "node", HERE if link else "not measured: one process" if base is None else board
-    yield "watts", "given by hand" if watts else "the driver's power limit, if it said one"
+    yield "watts", "given by hand" if watts else "the driver's power limit, if it reports one"
 
 
 def measure_machine(

@@ -13,8 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape, iter_linear_parameters
-from llmsys.config.parameter_tensor import Input, ParameterTensor
-from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor, ScoreShape
+from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, Input, ParameterTensor, SavedTensor, ScoreShape
 from llmsys.config.section import Section
 
 
@@ -30,15 +29,17 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
 
     kind: Literal["multi_head"] = "multi_head"
     can_shard_sequences: ClassVar[bool] = True
-    qkv_bias: bool = Field(False, description="Whether the maps of queries, keys and values have a bias.")
-    output_bias: bool = Field(False, description="Whether the map of the output has a bias.")
+    qkv_bias: bool = Field(False, description="Add a bias to the query, key and value projections.")
+    output_bias: bool = Field(False, description="Add a bias to the output projection.")
     qk_norm: Literal["none", "head", "full"] = Field(
-        "none", description="Norm of queries and keys: of each head (Qwen3), or over all heads at once (OLMo 2)."
+        "none", description="Normalize queries and keys: per head (Qwen3), or over all heads (OLMo 2)."
     )
-    scale: float | None = Field(None, gt=0, description="Factor on the scores; null: 1 / sqrt(head_dim). T5: 1.")
-    logit_softcap: float | None = Field(None, gt=0, description="Scores become cap · tanh(score / cap) (Gemma 2).")
-    sinks: bool = Field(False, description="Whether each head has a trained score that takes weight (gpt-oss).")
-    clip: float | None = Field(None, gt=0, description="Queries, keys and values are cut to ±clip (DBRX, OLMoE).")
+    scale: float | None = Field(None, gt=0, description="Scale of the scores. null: 1 / sqrt(head_dim). T5: 1.")
+    logit_softcap: float | None = Field(
+        None, gt=0, description="Soft cap: replace each score by cap · tanh(score / cap) (Gemma 2)."
+    )
+    sinks: bool = Field(False, description="Add one learned sink logit per head to the softmax denominator (gpt-oss).")
+    clip: float | None = Field(None, gt=0, description="Clamp queries, keys and values to ±clip (DBRX, OLMoE).")
 
     @property
     def cross_attention(self) -> "MultiHeadAttentionConfig":
@@ -147,14 +148,20 @@ class LatentAttentionConfig(_BaseAttentionConfig):
 
     kind: Literal["latent"] = "latent"
     can_shard_sequences: ClassVar[bool] = True
-    q_lora_rank: int | None = Field(None, ge=1, description="Width of the queries' latent; null: one plain map.")
-    kv_lora_rank: int = Field(512, ge=1, description="Width of the latent of keys and values.")
-    qk_nope_head_dim: int = Field(128, ge=1, description="Channels of a head that are not rotated.")
-    qk_rope_head_dim: int = Field(64, ge=2, description="Channels that are rotated; one key part serves all heads.")
-    v_head_dim: int = Field(128, ge=1, description="Channels of a head's value.")
-    bias: bool = Field(False, description="Whether the maps into the latents and of the output have a bias.")
-    norm_eps: float = Field(1e-6, gt=0, description="eps of the norms of the latents.")
-    scale: float | None = Field(None, gt=0, description="Factor on the scores; null: 1 / sqrt(nope + rope).")
+    q_lora_rank: int | None = Field(None, ge=1, description="Rank of the query latent. null: one full-rank projection.")
+    kv_lora_rank: int = Field(512, ge=1, description="Rank of the key-value latent.")
+    qk_nope_head_dim: int = Field(128, ge=1, description="Channels of a query or key head without rotary embedding.")
+    qk_rope_head_dim: int = Field(
+        64, ge=2, description="Channels with rotary embedding; all heads share this part of the key."
+    )
+    v_head_dim: int = Field(128, ge=1, description="Channels of a value head.")
+    bias: bool = Field(
+        False, description="Add a bias to the projections into the latents and to the output projection."
+    )
+    norm_eps: float = Field(1e-6, gt=0, description="Epsilon of the norms on the latents.")
+    scale: float | None = Field(
+        None, gt=0, description="Scale of the scores. null: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)."
+    )
 
     @property
     def cross_attention(self) -> MultiHeadAttentionConfig:

@@ -17,8 +17,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import (
+from llmsys.config.section import (
+    Section,
     Violation,
     find_nearest,
     find_nearest_multiples,
@@ -35,13 +35,13 @@ class BatchRampConfig(Section):
     first 4-12 billion tokens of training".
     """
 
-    start_tokens: int = Field(ge=1, description="Tokens of the first step, over all ranks.")
-    ramp_tokens: int = Field(ge=1, description="Tokens of the run after which a step has its full size.")
+    start_tokens: int = Field(ge=1, description="Tokens in the first step, over all ranks.")
+    ramp_tokens: int = Field(ge=1, description="Training tokens after which the batch has its full size.")
     increment_sequences: int | None = Field(
         None,
         ge=1,
-        description="Every size is a multiple of so many windows, and a step grows by so many at a time; a multiple of "
-        "data ranks · micro_sequences. null: the first step's.",
+        description="Every batch size is a multiple of this number of sequences, itself a multiple of data ranks · "
+        "micro_sequences. null: the size of the first step.",
     )
 
     def find_violations(self, length: int, full: int) -> Iterator[Violation]:
@@ -60,8 +60,8 @@ class BatchRampConfig(Section):
         elif start >= full:
             yield Violation(
                 "ramp.start_tokens",
-                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. "
-                f"Use less, or set ramp to null.",
+                f"{self.start_tokens} is not less than the {full * length} tokens of a full step. Use fewer, "
+                "or set ramp to null.",
             )
         elif start % self.compute_increment(length) or full % self.compute_increment(length):
             both = sorted(set(list_divisors(start)) & set(list_divisors(full)))
@@ -144,30 +144,28 @@ class BatchConfig(Section):
     For pairs and texts, `sequence_length` is the length of the longest source or text.
     """
 
-    sequence_length: int = Field(512, ge=1, description="Positions of one window, in tokens.")
+    sequence_length: int = Field(512, ge=1, description="Length of one packed sequence, in tokens.")
     target_sequence_length: int | None = Field(
-        None, ge=1, description="Positions of the longest target of an encoder-decoder; null: as sequence_length."
+        None, ge=1, description="Maximum target length of an encoder-decoder, in tokens. null: sequence_length."
     )
-    sequences: int | None = Field(None, ge=1, description="Windows in one optimizer step, over all ranks.")
+    sequences: int | None = Field(None, ge=1, description="Sequences in one optimizer step, over all ranks.")
     tokens: int | None = Field(None, ge=1, description="Tokens in one optimizer step, over all ranks.")
-    ramp: BatchRampConfig | None = Field(
-        None, description="How steps grow to that size; null: they have it from the start."
-    )
+    ramp: BatchRampConfig | None = Field(None, description="Batch size warmup. null: full size from the first step.")
     micro_sequences: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         0,
-        description="Windows in one forward pass of one rank; 0 puts a rank's whole share into one, auto the most that "
-        "the estimate says fits its memory.",
+        description="Sequences in one forward pass of one rank. 0: the rank's share of the step. auto: the largest "
+        "number whose estimated peak memory fits.",
     )
     assignment: Literal["sequential", "balanced"] = Field(
         "sequential",
-        description="Which rank and micro-batch takes which window of a step: one after another, or so that all have "
-        "about the same work in attention (the sum of squared lengths of their documents).",
+        description="Assignment of sequences to ranks and micro-batches. sequential: in order. balanced: equalize "
+        "the attention cost (sum of squared document lengths).",
     )
     num_length_buckets: int = Field(
-        1, ge=1, description="Groups of similar length in a step of pairs or texts; each is one forward pass of a rank."
+        1, ge=1, description="Length buckets in one step of pairs or texts; each is one forward pass of a rank."
     )
     attention_scope: Literal["document", "window"] = Field(
-        "document", description="Whether a token sees its own document only, or the whole window before it."
+        "document", description="Attend to earlier tokens of the same document only, or of the whole packed sequence."
     )
 
     @model_validator(mode="after")
@@ -197,22 +195,21 @@ class BatchConfig(Section):
         if self.assignment == "balanced" and self.attention_scope == "window":
             yield Violation(
                 "assignment",
-                "balanced evens out documents, and with attention_scope=window all windows cost the same. "
-                "Use sequential, or attention_scope=document.",
+                "balanced equalizes the attention cost of documents, but with attention_scope=window all "
+                "sequences cost the same. Use sequential, or attention_scope=document.",
             )
 
     def find_pair_violations(self) -> Iterator[Violation]:
         """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
         if self.ramp is not None:
-            yield Violation(
-                "ramp", "pairs and texts come in groups of similar length, which do not grow. Set it to null."
-            )
+            yield Violation("ramp", "pairs and texts are batched in length buckets, which do not grow. Set it to null.")
         if self.assignment != "sequential":
             yield Violation(
-                "assignment", f"{self.assignment} is for windows; groups of similar length are even. Use sequential."
+                "assignment",
+                f"{self.assignment} applies to packed sequences; length buckets are balanced already. Use sequential.",
             )
         if self.micro_sequences == "auto":
-            yield Violation("micro_sequences", "auto is for windows. Use 0 and say num_length_buckets.")
+            yield Violation("micro_sequences", "auto applies to packed sequences. Use 0 and set num_length_buckets.")
 
     def resolve_micro_sequences(self, share: int) -> int:
         """Return the windows of one forward pass of a rank.

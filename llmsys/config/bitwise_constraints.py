@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.section import Violation, format_choices, list_divisors
 from llmsys.config.train import TrainConfig
-from llmsys.config.violation import Violation, format_choices, list_divisors
 from llmsys.errors import ConfigError
 
 FAST_REMEDY = "or set train.reproducibility=fast"
@@ -41,7 +41,8 @@ def find_bitwise_violations(
             yield _build_summation_violation("engine.data_parallel", engine.data_parallel, "fsdp")
         if engine.cpu_offload != "none":
             yield Violation(
-                "engine.cpu_offload", f"{engine.cpu_offload} steps by other kernels. Use none, {FAST_REMEDY}."
+                "engine.cpu_offload",
+                f"{engine.cpu_offload} runs the optimizer with other kernels. Use none, {FAST_REMEDY}.",
             )
         if engine.gradient_accumulation != "sharded":
             yield _build_summation_violation("engine.gradient_accumulation", engine.gradient_accumulation, "sharded")
@@ -49,12 +50,13 @@ def find_bitwise_violations(
         if (size := getattr(layout, axis)) > 1:
             yield Violation(
                 f"layout.{axis}",
-                f"{size} ranks would add up parts of one product, and their number would show in the bits. "
-                f"Use {axis}=1 with shard, replicate and expert, {FAST_REMEDY}.",
+                f"{size} ranks would each sum a part of one matmul, so the result would depend on their "
+                f"number. Use {axis}=1 with shard, replicate and expert, {FAST_REMEDY}.",
             )
     if optimizer != "adamw":
         yield Violation(
-            "optimizer.kind", f"{optimizer} is not made of exact elementwise steps. Use adamw, {FAST_REMEDY}."
+            "optimizer.kind",
+            f"{optimizer} has operations that are not elementwise and exact. Use adamw, {FAST_REMEDY}.",
         )
     yield from _find_train_violations(train)
     if windows:
@@ -62,21 +64,21 @@ def find_bitwise_violations(
 
 
 def _build_summation_violation(key: str, value: str, other: str) -> Violation:
-    return Violation(key, f"{value} adds up gradients in an order of its own. Use {other}, {FAST_REMEDY}.")
+    return Violation(key, f"{value} sums gradients in its own order. Use {other}, {FAST_REMEDY}.")
 
 
 def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
     if train.precision == "fp16":
-        text = "fp16 scales the loss by what happened before, which bitwise mode does not follow. Use bf16 or fp32"
+        text = "fp16 adapts the loss scale to earlier overflows, which bitwise mode does not support. Use bf16 or fp32"
         yield Violation("train.precision", f"{text}, {FAST_REMEDY}.")
     if train.compile != "none":
-        text = f"{train.compile} picks kernels by the shapes that it happened to see first. Use none"
+        text = f"{train.compile} selects kernels by the first shapes that it sees. Use none"
         yield Violation("train.compile", f"{text}, {FAST_REMEDY}.")
     if not train.threads_per_process:
         yield Violation(
             "train.threads_per_process",
-            "0 takes as many threads as there are cores to share, and sums on CPUs depend on their number. "
-            "Use 1, or another number that every run of this model is given.",
+            "0 selects the threads by the number of cores, and sums on CPUs depend on it. Use 1, or the same "
+            "number in every run of this model.",
         )
 
 
@@ -86,10 +88,10 @@ def _find_micro_batch_violations(batch: BatchConfig) -> Iterator[Violation]:
     if batch.micro_sequences in (0, "auto"):
         yield Violation(
             "batch.micro_sequences",
-            f"{batch.micro_sequences} lets the number of ranks decide what a micro-batch holds, and its sums with it. "
-            f"Use {format_choices(legal)}: a step then has "
-            f"{format_choices([batch.sequences_per_step // size for size in legal])} "
-            f"micro-batches, which the number of processes must divide.",
+            f"{batch.micro_sequences} makes the size of a micro-batch, and so its sums, depend on the number "
+            f"of ranks. Use {format_choices(legal)}: a step then has "
+            f"{format_choices([batch.sequences_per_step // size for size in legal])} micro-batches, which the "
+            "number of processes must divide.",
         )
     elif batch.micro_sequences not in legal:
         yield Violation(
@@ -128,8 +130,8 @@ def require_ranks(ranks: int, counts: tuple[int, ...]) -> None:
     legal = [n for n in list_divisors(counts[0]) if n & (n - 1) == 0 and all(count % n == 0 for count in counts)]
     if ranks not in legal:
         raise ConfigError(
-            f"train.reproducibility=bitwise deals the {format_choices(counts)} micro-batches of a step to a "
-            f"power of two of "
-            f"processes that divides them, and there are {ranks}. Start {format_choices(legal)}, or choose another "
-            f"batch.micro_sequences (of pairs and texts: batch.num_length_buckets); that is another trajectory."
+            f"train.reproducibility=bitwise distributes the {format_choices(counts)} micro-batches of a step "
+            f"over a power of two of processes that divides them, but there are {ranks}. Start "
+            f"{format_choices(legal)}, or choose another batch.micro_sequences (for pairs and texts: "
+            "batch.num_length_buckets), which changes the trajectory."
         )

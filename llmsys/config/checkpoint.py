@@ -5,8 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import Section, Violation, raise_violations
 
 LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity")
 
@@ -14,22 +13,26 @@ LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity")
 class CheckpointConfig(Section):
     """Interval and retention of checkpoints. A checkpoint is kept when any retention rule selects it."""
 
-    every_steps: int = Field(100, ge=0, description="Steps between two checkpoints; 0 saves only the last step.")
+    every_steps: int = Field(100, ge=0, description="Steps between checkpoints. 0: save the last step only.")
     mode: Literal["sync", "async"] = Field(
         "sync",
-        description="async: the state is copied to host memory, and training goes on while it is written. "
-        "Takes as much host memory as a rank's share of the state.",
+        description="sync: training waits for the write. async: copy the state to host memory and write it in the "
+        "background; needs host memory for the rank's shard of the state.",
     )
-    keep_last: int = Field(2, ge=1, description="Newest checkpoints that are kept.")
+    keep_last: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
     keep_every_steps: int = Field(
-        0, ge=0, description="Checkpoints of steps that are multiples of this are kept for ever; 0 keeps none so."
+        0, ge=0, description="Never delete the checkpoints of steps that are multiples of this. 0: no such step."
     )
-    keep_best: int = Field(0, ge=0, description="Checkpoints with the best evaluations that are kept.")
+    keep_best: int = Field(0, ge=0, description="Number of checkpoints with the best evaluation to keep.")
     best_metric: Literal["loss", "bits_per_byte", "perplexity", "accuracy"] = Field(
-        "loss", description="The number of an evaluation that says which is best; accuracy is better higher."
+        "loss",
+        description="Evaluation metric that ranks checkpoints for keep_best. Lower is better, except for accuracy.",
     )
     average_last: int = Field(
-        0, ge=0, description="Last checkpoints whose mean is the model that is evaluated and used; 0 uses the last one."
+        0,
+        ge=0,
+        description="Number of last checkpoints to average; evaluation, generation and conversion use the average. "
+        "0: use the last checkpoint.",
     )
 
     @model_validator(mode="after")
@@ -59,7 +62,7 @@ def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_ste
     if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
         yield Violation(
             "checkpoint.keep_best",
-            f"{checkpoint.keep_best} best need an evaluation of each checkpoint, and evaluation.every_steps="
-            f"{evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
+            f"{checkpoint.keep_best} best checkpoints need an evaluation of each checkpoint, but "
+            f"evaluation.every_steps={evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
             f"Use evaluation.every_steps={saved or 100}, or checkpoint.keep_best=0.",
         )

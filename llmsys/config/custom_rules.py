@@ -1,6 +1,8 @@
 """Configuration of rules that read the user's files: word lists, classifiers and n-gram language models.
 
 `llmsys.config.quality_rules` adds these sections to its union `RuleConfig`.
+
+llmsys ships no lists of words, hosts or URLs.
 """
 
 from pathlib import Path
@@ -8,10 +10,25 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.local_path import LocalPath
-from llmsys.config.named_rule import NamedRuleConfig
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.line_rules import NamedRuleConfig
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+
+
+class EntryListConfig(Section):
+    """Entries of files and of the config. A file has one entry per line; `#` begins a comment."""
+
+    files: tuple[LocalPath, ...] = Field(
+        (),
+        description="UTF-8 files with one entry per line; .gz is decompressed. Relative paths start in the working "
+        "directory.",
+    )
+    entries: tuple[str, ...] = Field((), description="Entries given inline.")
+
+    @property
+    def is_empty(self) -> bool:
+        """True when neither files nor entries are given."""
+        return not self.files and not self.entries
+
 
 ANY_LANGUAGE = "any"
 
@@ -22,7 +39,9 @@ class WordListConfig(EntryListConfig):
     """Words to avoid in documents of one language."""
 
     language: str = Field(
-        ANY_LANGUAGE, min_length=2, description="ISO 639-1 code of the documents; any: all documents."
+        ANY_LANGUAGE,
+        min_length=2,
+        description="ISO 639-1 code of the documents that the list applies to. any: all documents.",
     )
 
 
@@ -35,22 +54,24 @@ class BadWordsConfig(NamedRuleConfig):
 
     kind: Literal["bad_words"] = "bad_words"
     word_lists: tuple[WordListConfig, ...] = Field(
-        min_length=1, description="Lists, each asked of documents in its language."
+        min_length=1, description="Word lists; each applies to documents in its language."
     )
-    action: Literal["drop_page", "drop_line"] = Field("drop_page", description="What goes; C4 drops the page.")
+    action: Literal["drop_page", "drop_line"] = Field(
+        "drop_page", description="Drop the page (C4), or remove only the lines with a listed word."
+    )
     max_share: Fraction = Field(
-        0.0, description="drop_page: listed words / words split at white space. C4 drops at the first."
+        0.0, description="drop_page: maximum of listed words / whitespace-separated words. C4: 0."
     )
     keep_fraction: Fraction = Field(
-        0.0, description="drop_page: share of the pages above it, chosen by the hash of their text, that stay."
+        0.0, description="drop_page: share of the pages above max_ratio to keep, selected by the hash of their text."
     )
-    seed: int = Field(0, ge=0, description="Another seed keeps other pages.")
+    seed: int = Field(0, ge=0, description="Seed of that selection.")
 
     @model_validator(mode="after")
     def _check_word_lists(self) -> Self:
         if all(word_list.is_empty for word_list in self.word_lists):
             raise_violations(
-                [Violation("word_lists", "no word is listed. Name a file, such as word_lists: [{files: [words.txt]}].")]
+                [Violation("word_lists", "the list is empty. Name a file, such as word_lists: [{files: [words.txt]}].")]
             )
         return self
 
@@ -63,10 +84,10 @@ class BadWordsConfig(NamedRuleConfig):
 class _ClassifierConfig(NamedRuleConfig):
     """Fields of all classifiers."""
 
-    model: LocalPath = Field(description="Model file; a relative path starts in the working folder.")
-    label: str = Field(min_length=1, description="Label whose score decides, as the model names it.")
-    min_score: Fraction = Field(0.0, description="Documents whose score lies below are dropped.")
-    max_score: Fraction = Field(1.0, description="Documents whose score lies above are dropped.")
+    model: LocalPath = Field(description="Model file; relative paths start in the working directory.")
+    label: str = Field(min_length=1, description="Label to score, as named in the model.")
+    min_score: Fraction = Field(0.0, description="Minimum score; documents below are dropped.")
+    max_score: Fraction = Field(1.0, description="Maximum score; documents above are dropped.")
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -96,36 +117,47 @@ class PerplexityConfig(NamedRuleConfig):
     """
 
     kind: Literal["perplexity"] = "perplexity"
-    model: LocalPath = Field(description="Language model: .arpa or .arpa.gz, or KenLM's binary with `backend: kenlm`.")
+    model: LocalPath = Field(description="Language model: .arpa or .arpa.gz, or a KenLM binary with `backend: kenlm`.")
     backend: Literal["kenlm", "arpa"] = Field(
-        "kenlm", description="kenlm: the library, which is an extra; arpa: our own reader of ARPA files, slower."
+        "kenlm",
+        description="kenlm: the KenLM library (optional dependency). arpa: the built-in reader of ARPA files, slower.",
     )
     sentencepiece_model: LocalPath | None = Field(
-        None, description="SentencePiece model that splits lines; null: white space does."
+        None, description="SentencePiece model that tokenizes lines. null: split at whitespace."
     )
     normalize: Literal["ccnet", "none"] = Field(
-        "ccnet", description="ccnet: lower case, no accents, digits as 0, plain punctuation, no control characters."
+        "ccnet",
+        description="ccnet: lowercase, strip accents and control characters, replace digits by 0, use ASCII "
+        "punctuation.",
     )
     head_max_perplexity: float = Field(
-        300.0, gt=0, description="Perplexity; the default is an example: take your own thirds."
+        300.0,
+        gt=0,
+        description="Maximum perplexity of the bucket head. The default is an example; use the lower third of your "
+        "corpus.",
     )
     tail_min_perplexity: float = Field(
-        1_000.0, gt=0, description="Perplexity; the default is an example: take your own thirds."
+        1_000.0,
+        gt=0,
+        description="Minimum perplexity of the bucket tail. The default is an example; use the upper third of your "
+        "corpus.",
     )
-    keep: tuple[Bucket, ...] = Field(("head", "middle"), description="Buckets that stay.")
+    keep: tuple[Bucket, ...] = Field(("head", "middle"), description="Buckets to keep.")
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:
         violations = []
         if self.head_max_perplexity > self.tail_min_perplexity:
             message = (
-                f"{self.head_max_perplexity:g} lies above tail_min_perplexity={self.tail_min_perplexity:g}, so that no "
-                "middle is left. Lower head_max_perplexity or raise tail_min_perplexity."
+                f"{self.head_max_perplexity:g} is above tail_min_perplexity={self.tail_min_perplexity:g}, "
+                "which leaves no middle bucket. Lower head_max_perplexity or raise tail_min_perplexity."
             )
             violations.append(Violation("head_max_perplexity", message))
         if set(self.keep) in (set(), {"head", "tail"}):
             kept = " and ".join(self.keep) or "nothing"
-            violations.append(Violation("keep", f"{kept} cannot stay alone. Keep neighbours, such as [head, middle]."))
+            violations.append(
+                Violation("keep", f"{kept} are not adjacent. Keep adjacent buckets, such as [head, middle].")
+            )
         raise_violations(violations)
         return self
 

@@ -1,30 +1,218 @@
 """Configuration of a dataset (`data:`): input files, pipeline stages and the layout of the token shards.
 
+A dataset is made of documents (`crawl`), of lines (`pairs`, `labelled_texts`) or of other datasets (`mixture`, whose
+weights can change in stages). Pairs and labelled texts are stored as pairs of token sequences. The target of a labelled
+text is the index of its label.
+
 Invariants:
 - `folder` and `executor` never change the bytes of a dataset.
+- Weights are reduced to integers (0.8 and 0.2 to 4 and 1), so the proportions of a period are exact.
+- The source of sequence n is a function of n: no count from the start of the run is needed.
 """
 
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import gcd, lcm
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.cleaning import (
+    ArticleExtractorConfig,
+    ExtractConfig,
+    NoPiiReplacement,
+    NoUnicodeRepair,
+    NoUrlFilter,
+    PiiConfig,
+    ReadConfig,
+    UnicodeConfig,
+    UrlConfig,
+)
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
-from llmsys.config.extraction import ArticleExtractorConfig, ExtractConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.config.local_path import LocalPath
-from llmsys.config.mixture import MixtureConfig
-from llmsys.config.named_rule import find_name_violations
-from llmsys.config.pairs import LabelledTextConfig, PairsConfig
-from llmsys.config.pii import NoPiiReplacement, PiiConfig
+from llmsys.config.line_rules import find_name_violations
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
-from llmsys.config.read import ReadConfig
-from llmsys.config.section import Section
-from llmsys.config.unicode import NoUnicodeRepair, UnicodeConfig
-from llmsys.config.url import NoUrlFilter, UrlConfig
-from llmsys.config.violation import raise_violations
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+
+
+class PairsConfig(Section):
+    """Parallel text files: line n of a target file is the translation of line n of its source file.
+
+    Files are UTF-8, plain or .gz. A pair with an empty or unreadable side is dropped and counted. Training pairs longer
+    than `max_tokens` are also dropped and counted. Held-out pairs are never dropped for length,
+    because scores are compared over the full test set.
+    """
+
+    kind: Literal["pairs"] = "pairs"
+    name: str = Field("pairs", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/pairs"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
+    source: tuple[LocalPath, ...] = Field((), description="Source files, one sentence per line.")
+    target: tuple[LocalPath, ...] = Field((), description="Target files, one for each source file.")
+    heldout_source: tuple[LocalPath, ...] = Field((), description="Held-out source files.")
+    heldout_target: tuple[LocalPath, ...] = Field(
+        (), description="Reference translations of the held-out source files."
+    )
+    max_tokens: int = Field(
+        256,
+        ge=2,
+        description="Maximum tokens of either side of a training pair, including the end token; longer pairs are "
+        "dropped.",
+    )
+    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of pairs per token file.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+
+    @model_validator(mode="after")
+    def _check_file_pairs(self) -> Self:
+        raise_violations(self._find_violations())
+        return self
+
+    def _find_violations(self) -> Iterator[Violation]:
+        for name, sources, targets in (
+            ("target", self.source, self.target),
+            ("heldout_target", self.heldout_source, self.heldout_target),
+        ):
+            if len(sources) != len(targets):
+                yield Violation(
+                    name,
+                    f"{len(targets)} target files for {len(sources)} source files. Give one for each, in their order.",
+                )
+
+
+class LabelledTextConfig(Section):
+    """Labelled texts for classification: .tsv lines `label<TAB>text`, or .jsonl with `text` and `label`.
+
+    Plain or .gz. Texts longer than `max_tokens` are cut and counted.
+    """
+
+    kind: Literal["labelled"] = "labelled"
+    name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
+    inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
+    heldout_inputs: tuple[LocalPath, ...] = Field((), description="Held-out files.")
+    labels: tuple[str, ...] = Field(
+        (), description="Labels in order of their ids. Empty: the labels of the files, sorted."
+    )
+    max_tokens: int = Field(
+        256, ge=2, description="Maximum tokens of a text, including the end token; longer texts are truncated."
+    )
+    shard_pairs: int = Field(500_000, ge=1, description="Approximate number of texts per token file.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+
+
+LONGEST_PERIOD = 1 << 16
+"""Maximum period of the source order, in sequences; the loader holds a table with one row per sequence."""
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class MixtureSourceConfig(Section):
+    """One prepared dataset of a mixture."""
+
+    folder: LocalPath = Field(description="Dataset folder, prepared with its own config.")
+    weight: Weight = Field(1.0, description="Sampling weight, relative to the other sources.")
+    name: str = Field("", description="Name in logs and evaluations. Default: the last component of the folder.")
+
+    @property
+    def title(self) -> str:
+        """Name of the source: `name`, or the name of its folder."""
+        return self.name or self.folder.name
+
+
+class MixtureStageConfig(Section):
+    """Weights from a given token of the run onwards."""
+
+    start_tokens: int = Field(ge=1, description="Training tokens from which these weights apply.")
+    weights: tuple[Weight, ...] = Field(description="One weight per source, in order. 0: exclude the source.")
+
+
+class MixtureConfig(Section):
+    """Several prepared datasets of documents with weights; all have the same tokenizer.
+
+    Weights are shares of the sequences, and thus of the tokens. Each source starts its next epoch, with a new order,
+    when it is exhausted.
+    """
+
+    kind: Literal["mixture"] = "mixture"
+    name: str = Field("mixture", min_length=1, description="Display name of the mixture.")
+    sources: tuple[MixtureSourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
+    stages: tuple[MixtureStageConfig, ...] = Field(
+        (), description="Weights for later parts of the run, such as its end."
+    )
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the first source, whose tokenizer all sources share."""
+        return self.sources[0].folder
+
+    @property
+    def stage_weights(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(first token, integer weight of each source) of each stage; the first stage starts at 0."""
+        first = tuple(source.weight for source in self.sources)
+        return (
+            (0, reduce_to_integers(first)),
+            *((stage.start_tokens, reduce_to_integers(stage.weights)) for stage in self.stages),
+        )
+
+    @model_validator(mode="after")
+    def _check_mixture(self) -> Self:
+        raise_violations(self._find_violations())
+        return self
+
+    def _find_violations(self) -> Iterator[Violation]:
+        titles, folders = [source.title for source in self.sources], [source.folder for source in self.sources]
+        for number, source in enumerate(self.sources):
+            if source.folder in folders[:number]:
+                yield Violation(
+                    f"sources.{number}.folder",
+                    f"{source.folder} is listed twice. List it once, with the sum of its weights.",
+                )
+            elif source.title in titles[:number]:
+                yield Violation(
+                    f"sources.{number}.name", f"two sources have the name {source.title}. Rename one of them."
+                )
+        yield from _find_weight_violations("sources", [source.weight for source in self.sources])
+        for number, stage in enumerate(self.stages):
+            if len(stage.weights) != len(self.sources):
+                yield Violation(
+                    f"stages.{number}.weights",
+                    f"{len(stage.weights)} weights for {len(self.sources)} sources. Give one for each, or 0.",
+                )
+            else:
+                yield from _find_weight_violations(f"stages.{number}.weights", stage.weights)
+            if number and stage.start_tokens <= (before := self.stages[number - 1].start_tokens):
+                yield Violation(
+                    f"stages.{number}.start_tokens",
+                    f"{stage.start_tokens} is not after the stage before it, from {before}. Sort the stages.",
+                )
+
+
+def reduce_to_integers(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return the smallest integers in the proportions of the weights, such as (4, 1) for (0.8, 0.2)."""
+    # repr gives the decimal as written; the float itself is not exactly 0.8.
+    shares = [Fraction(repr(weight)) for weight in weights]
+    unit = lcm(*(share.denominator for share in shares))
+    counts = [int(share * unit) for share in shares]
+    return tuple(count // gcd(*counts) for count in counts)
+
+
+def _find_weight_violations(key: str, weights: Sequence[float]) -> Iterator[Violation]:
+    if not sum(weights):
+        yield Violation(key, "all weights are 0. Give at least one source a weight.")
+    elif (period := sum(reduce_to_integers(weights))) > LONGEST_PERIOD:
+        rounded = ", ".join(f"{max(round(weight / sum(weights), 4), 0.0001):g}" for weight in weights)
+        yield Violation(
+            key,
+            f"the weights {', '.join(f'{weight:g}' for weight in weights)} are {period:,} integer parts, and "
+            f"the limit is {LONGEST_PERIOD:,}. Use rounder weights, such as {rounded}.",
+        )
+
 
 # Rows of the funnel that are not rules: reserved as names of rules.
 STAGES = (
@@ -37,31 +225,31 @@ class HeldoutSplitConfig(Section):
     """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
-        0.005, ge=0, le=0.5, description="Share of the documents, chosen by the hash of their id, kept for evaluation."
+        0.005, ge=0, le=0.5, description="Share of the documents held out for evaluation, by the hash of their id."
     )
-    seed: int = Field(0, ge=0, description="Another seed holds back other documents.")
+    seed: int = Field(0, ge=0, description="Seed of that selection.")
 
 
 class TokenFilesConfig(Section):
     """Layout of the token shards. The shuffle is global and depends on document ids and the seed alone."""
 
-    shard_tokens: int = Field(100_000_000, ge=1, description="Tokens per file, about.")
-    batch_tokens: int = Field(1_000_000, ge=1, description="Tokens per record batch, at least; each has a checksum.")
-    seed: int = Field(0, ge=0, description="Another seed gives another order of the documents.")
+    shard_tokens: int = Field(100_000_000, ge=1, description="Approximate number of tokens per file.")
+    batch_tokens: int = Field(1_000_000, ge=1, description="Minimum tokens per record batch, which has a checksum.")
+    seed: int = Field(0, ge=0, description="Seed of the document order.")
     encoder: Literal["columns", "library"] = Field(
         "columns",
-        description="Encode distinct parts of texts once, or ask the tokenizer's library for each text: the same ids.",
+        description="columns: encode each distinct part of the texts once, as arrays. library: call the tokenizer "
+        "library for every text. The ids are the same.",
     )
 
 
 class DocumentFilesConfig(Section):
     """Layout of the document files."""
 
-    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; a document's file follows from its id.")
-    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch, about: memory in use.")
+    num_shards: int = Field(8, ge=1, le=4096, description="Number of files; the id of a document selects its file.")
+    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch; bounds memory.")
     export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
-        (),
-        description="Formats that documents are written in for other tools, beside the Arrow that later stages read.",
+        (), description="Additional formats of the documents, for other tools; later stages read Arrow."
     )
 
 
@@ -69,27 +257,26 @@ class CrawlConfig(Section):
     """A dataset of documents, from crawl files to token shards."""
 
     kind: Literal["crawl"] = "crawl"
-    name: str = Field("data", min_length=1, description="Name of the dataset, for people.")
-    folder: LocalPath = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
+    name: str = Field("data", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
     inputs: tuple[str, ...] = Field(
         (),
-        description="Crawl files and files of documents: paths, URLs, patterns (`**` enters folders), or @ and a list.",
+        description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "
+        "or @FILE with one per line.",
     )
-    read: ReadConfig = Field(ReadConfig(), description="How files are read.")
-    url: UrlConfig = Field(NoUrlFilter(), description="Which pages are refused by their URL, before extraction.")
-    extract: ExtractConfig = Field(ArticleExtractorConfig(), description="How pages become text.")
-    unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Whether damaged characters of texts are repaired.")
-    language: LanguageConfig = Field(LanguageConfig(), description="Which languages stay.")
-    rules: tuple[RuleConfig, ...] = Field((), description="Rules in the order in which they are asked.")
-    deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Which duplicates are dropped.")
-    decontaminate: DecontaminateConfig = Field(
-        NoDecontamination(), description="Which evaluation sets must not be trained on."
-    )
-    pii: PiiConfig = Field(NoPiiReplacement(), description="Whether personal data are replaced.")
-    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="What is held back for evaluation.")
-    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="How token files are laid out.")
-    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="How document files are laid out.")
-    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Who does the work.")
+    read: ReadConfig = Field(ReadConfig(), description="Reading of input files.")
+    url: UrlConfig = Field(NoUrlFilter(), description="URL filter, applied before extraction.")
+    extract: ExtractConfig = Field(ArticleExtractorConfig(), description="HTML-to-text extraction.")
+    unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Unicode repair (ftfy).")
+    language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
+    rules: tuple[RuleConfig, ...] = Field((), description="Rules, applied in this order.")
+    deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
+    decontaminate: DecontaminateConfig = Field(NoDecontamination(), description="Removal of evaluation items.")
+    pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
+    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
+    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
+    documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="Layout of document files.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
     @model_validator(mode="after")
     def _check_rule_names(self) -> Self:

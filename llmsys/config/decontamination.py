@@ -5,9 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.local_path import LocalPath
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
 Part = Literal["query", "label", "overlap"]
 
@@ -15,11 +13,11 @@ Part = Literal["query", "label", "overlap"]
 class EvaluationSetConfig(Section):
     """The items of one evaluation set. Field names may lead into a mapping (`answers.text`) or name a list of texts."""
 
-    name: str = Field(min_length=1, description="Name of the set in reasons and reports.")
-    files: tuple[LocalPath, ...] = Field(min_length=1, description="Files of JSON lines, plain, .gz or .zst.")
-    query_fields: tuple[str, ...] = Field((), description="Fields that hold a question or prompt, such as [prompt].")
-    label_fields: tuple[str, ...] = Field((), description="Fields that hold an answer, such as [canonical_solution].")
-    id_field: str = Field("", description="Field that names an item; empty: its line number.")
+    name: str = Field(min_length=1, description="Name of the evaluation set, in reasons and reports.")
+    files: tuple[LocalPath, ...] = Field(min_length=1, description="JSON lines files; .gz and .zst are decompressed.")
+    query_fields: tuple[str, ...] = Field((), description="Fields with the question or prompt, such as [prompt].")
+    label_fields: tuple[str, ...] = Field((), description="Fields with the answer, such as [canonical_solution].")
+    id_field: str = Field("", description="Field with the item id. Empty: the line number.")
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -28,8 +26,7 @@ class EvaluationSetConfig(Section):
                 [
                     Violation(
                         "query_fields",
-                        "neither query_fields nor label_fields names a field. "
-                        "Name one, such as query_fields: [prompt].",
+                        "query_fields and label_fields are both empty. Name a field, such as query_fields: [prompt].",
                     )
                 ]
             )
@@ -53,28 +50,38 @@ class NgramDecontaminationConfig(Section):
 
     kind: Literal["ngram"] = "ngram"
     sets: tuple[EvaluationSetConfig, ...] = Field(min_length=1, description="Evaluation sets.")
-    ngram_words: int = Field(13, ge=2, le=64, description="Words of an n-gram; datatrove's default is 12.")
+    ngram_words: int = Field(13, ge=2, le=64, description="Words per n-gram; datatrove uses 12.")
     min_item_words: int = Field(
         5,
         ge=1,
-        description="Shorter items than `ngram_words` are looked for whole; with fewer words than this, not at all.",
+        description="Items shorter than `ngram_words` must match completely; items with fewer words than this are "
+        "not searched.",
     )
     parts: tuple[Part, ...] = Field(
-        ("query", "label", "overlap"), description="What n-grams are taken of; overlap: across query and label."
+        ("query", "label", "overlap"),
+        description="Parts of an item to take n-grams from. overlap: across the border of query and label.",
     )
     max_documents: int = Field(
-        10, ge=0, description="An n-gram that more documents hold decides nothing; 0: no n-gram is exempt."
+        10, ge=0, description="Ignore n-grams that occur in more documents than this. 0: ignore none."
     )
-    action: Literal["drop", "cut"] = Field("drop", description="Drop the document, or cut the span with its margin.")
-    margin_characters: int = Field(200, ge=0, description="Characters cut on each side of a match.")
-    min_piece_characters: int = Field(200, ge=0, description="Shorter pieces that cutting leaves go too.")
-    max_pieces: int = Field(10, ge=1, description="A document that cutting leaves in more pieces is dropped.")
+    action: Literal["drop", "cut"] = Field(
+        "drop", description="Drop the document, or cut the matched span and its margin."
+    )
+    margin_characters: int = Field(200, ge=0, description="Characters to cut on each side of a match.")
+    min_piece_characters: int = Field(
+        200, ge=0, description="Minimum characters of a piece that remains after cutting; shorter ones are removed."
+    )
+    max_pieces: int = Field(
+        10, ge=1, description="Maximum pieces of a document after cutting; a document with more is dropped."
+    )
 
     @model_validator(mode="after")
     def _check_set_names(self) -> Self:
         names = [evaluation_set.name for evaluation_set in self.sets]
         raise_violations(
-            Violation(f"sets.{number}.name", f"{name} is the name of another set already. Give each set its own name.")
+            Violation(
+                f"sets.{number}.name", f"{name} is already the name of another set. Give each set a different name."
+            )
             for number, name in enumerate(names)
             if name in names[:number]
         )

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.local_path import LocalPath
-from llmsys.config.section import Section
+from llmsys.config.section import LocalPath, Section
 
 
 class NoDeduplication(Section):
@@ -23,7 +22,7 @@ class UrlDedupConfig(Section):
     """Documents with the same URL, byte for byte. One capture stays; ties go to the smallest id."""
 
     kind: Literal["url"] = "url"
-    keep: Literal["latest", "earliest", "longest"] = Field("latest", description="Which capture stays.")
+    keep: Literal["latest", "earliest", "longest"] = Field("latest", description="Capture to keep.")
 
 
 class ExactDedupConfig(Section):
@@ -35,22 +34,28 @@ class ExactDedupConfig(Section):
 class _SegmentDedupConfig(Section):
     """Fields of all repeated segments. The occurrence in the document with the smallest id stays."""
 
-    min_words: int = Field(50, ge=0, description="Words that a document must keep when spans are taken out of it.")
-    min_sentences: int = Field(3, ge=0, description="Sentences that it must keep.")
+    min_words: int = Field(
+        50, ge=0, description="Minimum words left in a document after removal; a document with fewer is dropped."
+    )
+    min_sentences: int = Field(
+        3, ge=0, description="Minimum sentences left in a document after removal; a document with fewer is dropped."
+    )
 
 
 class ParagraphDedupConfig(_SegmentDedupConfig):
     """Paragraphs (between blank lines) that occur more than once, compared without white space at their ends."""
 
     kind: Literal["paragraphs"] = "paragraphs"
-    min_characters: int = Field(0, ge=0, description="Shorter paragraphs stay.")
+    min_characters: int = Field(
+        0, ge=0, description="Minimum characters of a paragraph to compare; shorter ones are kept."
+    )
 
 
 class LineDedupConfig(_SegmentDedupConfig):
     """Lines that occur more than once, compared stripped and in lower case, as the code of C4 does."""
 
     kind: Literal["lines"] = "lines"
-    min_characters: int = Field(0, ge=0, description="Shorter lines stay.")
+    min_characters: int = Field(0, ge=0, description="Minimum characters of a line to compare; shorter ones are kept.")
 
 
 class SentenceDedupConfig(_SegmentDedupConfig):
@@ -60,7 +65,7 @@ class SentenceDedupConfig(_SegmentDedupConfig):
     """
 
     kind: Literal["sentences"] = "sentences"
-    sentences: int = Field(3, ge=1, le=16, description="Sentences of a span.")
+    sentences: int = Field(3, ge=1, le=16, description="Sentences per span.")
 
 
 class MinHashDedupConfig(Section):
@@ -72,12 +77,19 @@ class MinHashDedupConfig(Section):
     """
 
     kind: Literal["minhash"] = "minhash"
-    buckets: int = Field(14, ge=1, le=256, description="Groups of hashes; one equal group links two documents.")
-    hashes_per_bucket: int = Field(8, ge=1, le=64, description="Hashes that must agree within a group.")
-    ngram_words: int = Field(5, ge=1, le=32, description="Words per shingle; shorter documents are never duplicates.")
+    buckets: int = Field(
+        14, ge=1, le=256, description="Number of LSH buckets (bands); one equal bucket links two documents."
+    )
+    hashes_per_bucket: int = Field(
+        8, ge=1, le=64, description="Hashes per bucket; all must be equal for two documents to match."
+    )
+    ngram_words: int = Field(
+        5, ge=1, le=32, description="Words per shingle; documents with fewer words are never duplicates."
+    )
     hash: Literal["combined", "sha1"] = Field(
         "combined",
-        description="64-bit hash of a shingle: combined from its words', or FineWeb's sha1, which is slower.",
+        description="64-bit hash of a shingle. combined: derived from the hashes of its words. sha1: as FineWeb, "
+        "slower.",
     )
     seed: int = Field(1, ge=0, le=(1 << 32) - 1, description="Seed of the hash permutations.")
 
@@ -91,16 +103,22 @@ class SubstringDedupConfig(Section):
 
     kind: Literal["substring"] = "substring"
     min_characters: int = Field(
-        250, ge=20, le=100_000, description="Characters; the paper's 50 tokens are about 200 to 250 of English."
+        250,
+        ge=20,
+        le=100_000,
+        description="Minimum length of a repeated string, in characters; the paper's 50 tokens are about 200 to 250 "
+        "English characters.",
     )
-    min_words: int = Field(50, ge=0, description="Words that a document must keep when strings are taken out of it.")
+    min_words: int = Field(
+        50, ge=0, description="Minimum words left in a document after removal; a document with fewer is dropped."
+    )
 
 
 class ExactKeyFilterConfig(Section):
     """Sort all keys of a task in memory: about 100 bytes per key, and 270 where most keys repeat."""
 
     kind: Literal["sorted"] = "sorted"
-    keys_per_task: int = Field(2_000_000, ge=1, description="Keys that one task compares, about.")
+    keys_per_task: int = Field(2_000_000, ge=1, description="Approximate number of keys per task.")
 
 
 class BloomKeyFilterConfig(Section):
@@ -112,8 +130,12 @@ class BloomKeyFilterConfig(Section):
     """
 
     kind: Literal["bloom"] = "bloom"
-    keys_per_task: int = Field(16_000_000, ge=1, description="Keys that one task compares, about: expected items.")
-    error_rate: float = Field(0.01, gt=0, lt=0.5, description="Share of unique keys that the filter lets through.")
+    keys_per_task: int = Field(
+        16_000_000, ge=1, description="Approximate number of keys per task; the expected items of its filter."
+    )
+    error_rate: float = Field(
+        0.01, gt=0, lt=0.5, description="False-positive rate: share of unique keys that pass the filter."
+    )
 
 
 class NoDedupIndex(Section):
@@ -132,26 +154,26 @@ class DeduplicationConfig(Section):
     """Stages of deduplication, in this order: URL, exact text, segments, MinHash, substrings."""
 
     url: Annotated[UrlDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
-        NoDeduplication(), description="Documents with the same URL."
+        NoDeduplication(), description="Deduplication by URL."
     )
     exact: Annotated[ExactDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
-        ExactDedupConfig(), description="Documents with the same text."
+        ExactDedupConfig(), description="Deduplication by text, exact."
     )
     repeated_segments: Annotated[
         ParagraphDedupConfig | LineDedupConfig | SentenceDedupConfig | NoDeduplication, Field(discriminator="kind")
-    ] = Field(NoDeduplication(), description="Paragraphs, lines or runs of sentences that occur more than once.")
+    ] = Field(NoDeduplication(), description="Removal of repeated paragraphs, lines or runs of sentences.")
     minhash: Annotated[MinHashDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
-        MinHashDedupConfig(), description="Documents with nearly the same text."
+        MinHashDedupConfig(), description="Near-duplicate removal by MinHash-LSH."
     )
     substring: Annotated[SubstringDedupConfig | NoDeduplication, Field(discriminator="kind")] = Field(
-        NoDeduplication(), description="Long strings that occur more than once."
+        NoDeduplication(), description="Removal of long repeated strings."
     )
     earlier_datasets: tuple[LocalPath, ...] = Field(
-        (), description="Dataset folders with an index; what they hold stays, and its duplicates here are dropped."
+        (), description="Dataset folders with an index; documents that duplicate one of theirs are dropped here."
     )
     index: Annotated[DedupIndexConfig | NoDedupIndex, Field(discriminator="kind")] = Field(
-        NoDedupIndex(), description="Whether later datasets can name this one in `earlier_datasets`."
+        NoDedupIndex(), description="Write an index, so that later configs can name this dataset in `earlier_datasets`."
     )
     key_filter: Annotated[ExactKeyFilterConfig | BloomKeyFilterConfig, Field(discriminator="kind")] = Field(
-        ExactKeyFilterConfig(), description="How keys are compared; never changes what is dropped."
+        ExactKeyFilterConfig(), description="Method of comparing keys; does not change the result."
     )

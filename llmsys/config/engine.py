@@ -34,15 +34,18 @@ class TorchEngineConfig(_BaseEngineConfig):
     kind: Literal["torch"] = "torch"
     offloads_gradients: ClassVar[bool] = True
     data_parallel: Literal["fsdp", "ddp"] = Field(
-        "fsdp", description="fsdp splits what the shard axis spans; ddp keeps everything whole on each rank."
+        "fsdp",
+        description="fsdp: shard parameters, gradients and moments over the shard axis. ddp: replicate them on every "
+        "rank.",
     )
     cpu_offload: Literal["none", "state"] = Field(
-        "none", description="state: masters, gradients and moments live in host memory, and the step runs there."
+        "none",
+        description="state: keep master weights, gradients and moments in host memory and run the optimizer there.",
     )
     gradient_accumulation: Literal["sharded", "whole"] = Field(
         "sharded",
-        description="Where gradients of several micro-batches add up under fsdp: sharded sums over ranks after each; "
-        "whole keeps them in fp32 on every rank and sums over ranks once a step.",
+        description="Gradient accumulation under fsdp. sharded: reduce-scatter after each micro-batch. whole: "
+        "accumulate unsharded fp32 gradients and reduce once per step.",
     )
 
     @property
@@ -66,10 +69,12 @@ class DeepSpeedEngineConfig(_BaseEngineConfig):
 
     kind: Literal["deepspeed"] = "deepspeed"
     zero_stage: Literal[0, 1, 2, 3] = Field(
-        2, description="What is split over the ranks: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights too."
+        2,
+        description="ZeRO stage. 0: no sharding. 1: shard master weights and moments. 2: also gradients. 3: also "
+        "weights.",
     )
     cpu_offload: Literal["none", "optimizer"] = Field(
-        "none", description="optimizer: masters and moments live in host memory, and the step runs there."
+        "none", description="optimizer: keep master weights and moments in host memory and run the optimizer there."
     )
 
     @property

@@ -8,9 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.local_path import LocalPath
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
 MAX_DEFAULT_SEQUENCES = 8
 """Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller."""
@@ -19,9 +17,11 @@ SUFFIXES = (".gz", ".jsonl", ".json")
 
 
 class _EvaluationTaskConfig(Section):
-    path: LocalPath = Field(description="A .jsonl or .jsonl.gz file, or a folder of them that are read in their order.")
-    name: str = Field("", description="Name in logs and events; left out: the file's.")
-    max_questions: int = Field(0, ge=0, description="Questions to ask, from the first on; 0 asks all.")
+    path: LocalPath = Field(
+        description="A .jsonl or .jsonl.gz file, or a folder of them, read in order of their names."
+    )
+    name: str = Field("", description="Name in logs and events. Default: the file name.")
+    max_questions: int = Field(0, ge=0, description="Maximum number of questions, from the first. 0: all.")
 
     @property
     def title(self) -> str:
@@ -40,7 +40,7 @@ class MultipleChoiceConfig(_EvaluationTaskConfig):
     """
 
     kind: Literal["choices"] = "choices"
-    separator: str = Field(" ", description="Stands between the question and each choice.")
+    separator: str = Field(" ", description="Text inserted between the question and each choice.")
 
 
 class MinimalPairsConfig(_EvaluationTaskConfig):
@@ -58,21 +58,23 @@ SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig, Field(discrimin
 class EvaluationConfig(Section):
     """`evaluation:` — held-out loss and evaluation tasks."""
 
-    every_steps: int = Field(0, ge=0, description="Steps between two evaluations; 0 evaluates only at the end.")
-    max_tokens: int = Field(0, ge=0, description="Held-out tokens to read; 0 reads all of them.")
+    every_steps: int = Field(0, ge=0, description="Steps between evaluations. 0: evaluate only at the end.")
+    max_tokens: int = Field(0, ge=0, description="Maximum number of held-out tokens to evaluate. 0: all.")
     micro_sequences: int = Field(
         0,
         ge=0,
-        description="Sequences in one forward pass of one rank, whose logits exist whole; 0 takes as many as "
+        description="Sequences in one forward pass of one rank; their full logits are held in memory. 0: "
         "batch.micro_sequences, at most 8.",
     )
-    tasks: tuple[SetConfig, ...] = Field((), description="Questions that a model of text answers by likelihood.")
+    tasks: tuple[SetConfig, ...] = Field(
+        (), description="Tasks with questions that a language model answers by likelihood."
+    )
 
     @model_validator(mode="after")
     def _check_task_names(self) -> Self:
         titles = [task.title for task in self.tasks]
         raise_violations(
-            Violation(f"tasks.{number}.name", f"two sets are called {title}. Give one of them another name.")
+            Violation(f"tasks.{number}.name", f"two sets have the name {title}. Rename one of them.")
             for number, title in enumerate(titles)
             if title in titles[:number]
         )
@@ -89,6 +91,7 @@ def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterat
     if evaluation.tasks and objective != "next_token":
         yield Violation(
             "evaluation.tasks",
-            f"{len(evaluation.tasks)} sets are scored by the likelihood of a text, which objective.kind={objective} "
-            "does not learn. Use evaluation.tasks=[], or a model with family=decoder.",
+            f"{len(evaluation.tasks)} tasks are scored by the likelihood of a text, which "
+            f"objective.kind={objective} does not model. Use evaluation.tasks=[], or a model with "
+            "family=decoder.",
         )

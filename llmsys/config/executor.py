@@ -17,11 +17,12 @@ class _BaseExecutorConfig(Section):
     block_bytes: int = Field(
         4_000_000,
         ge=1,
-        description="Bytes of a crawl file per task, about; of a long file a 64th. A crash loses no more than that.",
+        description="Approximate bytes of a crawl file per task (at least 1/64 of the file). A crash loses at most "
+        "the blocks in progress.",
     )
-    max_attempts: int = Field(3, ge=1, description="How often a task is tried before its input is quarantined.")
+    max_attempts: int = Field(3, ge=1, description="Maximum attempts of a task before its input is quarantined.")
     backoff_seconds: float = Field(
-        1.0, ge=0, le=3_600, description="Wait before the second try; doubled before each further one, to a minute."
+        1.0, ge=0, le=3_600, description="Delay before the second attempt, in seconds; doubles up to one minute."
     )
 
 
@@ -31,8 +32,8 @@ class _ProcessExecutorConfig(_BaseExecutorConfig):
     task_seconds: float = Field(
         3_600,
         ge=0,
-        description="Wall clock of a try on one input, then its process is ended; 0: for ever. It decides nothing but "
-        "quarantine, which is named.",
+        description="Timeout of one attempt on one input, in seconds of wall-clock time; its process is then "
+        "terminated. 0: no timeout.",
     )
 
 
@@ -40,7 +41,7 @@ class LocalExecutorConfig(_ProcessExecutorConfig):
     """Worker processes on this machine."""
 
     kind: Literal["local"] = "local"
-    workers: int = Field(0, ge=0, description="Number of processes; 0: one per core this process may use.")
+    workers: int = Field(0, ge=0, description="Number of processes. 0: one per available core.")
 
 
 class InlineExecutorConfig(_BaseExecutorConfig):
@@ -54,22 +55,26 @@ class RayExecutorConfig(_ProcessExecutorConfig):
 
     kind: Literal["ray"] = "ray"
     address: str = Field(
-        "", description="Address of the cluster, such as 10.0.0.1:6379 or auto; empty: one of this machine's own."
+        "", description="Address of the Ray cluster, such as 10.0.0.1:6379 or auto. Empty: start a local cluster."
     )
-    workers: int = Field(0, ge=0, description="Tasks at a time; 0: one per core of the cluster.")
+    workers: int = Field(0, ge=0, description="Maximum concurrent tasks. 0: one per core of the cluster.")
 
 
 class SlurmExecutorConfig(_ProcessExecutorConfig):
     """Slurm job arrays on nodes that see the inputs and the dataset folder under the same paths."""
 
     kind: Literal["slurm"] = "slurm"
-    workers: int = Field(0, ge=0, description="Tasks at a time; 0: as many as Slurm gives.")
-    sbatch_options: tuple[str, ...] = Field((), description="Options of sbatch, such as --partition=cpu or --mem=4G.")
-    array_tasks: int = Field(1_000, ge=1, description="Tasks per array; Slurm's own limit (MaxArraySize) is 1000.")
-    jobs_per_task: int = Field(
-        8, ge=1, description="Blocks that one task of an array does one after the other: starting takes seconds."
+    workers: int = Field(0, ge=0, description="Maximum concurrent tasks. 0: no limit except Slurm's.")
+    sbatch_options: tuple[str, ...] = Field((), description="Options for sbatch, such as --partition=cpu or --mem=4G.")
+    array_tasks: int = Field(
+        1_000, ge=1, description="Tasks per job array; Slurm's default limit (MaxArraySize) is 1000."
     )
-    poll_seconds: float = Field(5.0, gt=0, description="How often results and the queue are looked at.")
+    jobs_per_task: int = Field(
+        8, ge=1, description="Blocks that one array task processes in sequence; starting a task takes seconds."
+    )
+    poll_seconds: float = Field(
+        5.0, gt=0, description="Interval between polls of the results and the queue, in seconds."
+    )
 
 
 ExecutorConfig = Annotated[

@@ -9,12 +9,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import iter_linear_parameters
-from llmsys.config.parameter_tensor import Component, ParameterTensor
-from llmsys.config.saved_tensor import SavedTensor
+from llmsys.config.module_tensors import Component, ParameterTensor, SavedTensor
 from llmsys.config.section import Section
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-BIAS = Field(False, description="Whether every linear map has a bias.")
+BIAS = Field(False, description="Add a bias to every linear layer.")
 
 
 class _BaseFeedForwardConfig(Section):
@@ -116,8 +115,10 @@ class ClampedSwigluConfig(_BaseGatedConfig):
     kind: Literal["clamped_swiglu"] = "clamped_swiglu"
     num_clamped: ClassVar[int] = 3  # the clamped gate, its sigmoid, up + 1
     bias: bool = BIAS
-    alpha: float = Field(1.702, gt=0, description="Steepness of the sigmoid.")
-    limit: float = Field(7.0, gt=0, description="gate is cut above, up on both sides.")
+    alpha: float = Field(1.702, gt=0, description="Slope of the sigmoid.")
+    limit: float = Field(
+        7.0, gt=0, description="Clamp limit: the gate projection from above, the up projection on both sides."
+    )
 
 
 FeedForwardConfig = Annotated[

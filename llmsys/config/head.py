@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape, iter_linear_parameters
-from llmsys.config.parameter_tensor import ParameterTensor
+from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.section import Section
 
 
@@ -14,15 +14,15 @@ class EmbeddingConfig(Section):
     """The token embedding. An encoder-decoder shares it unless `source_vocab_size` is set."""
 
     scale: float | Literal["sqrt_hidden_size"] = Field(
-        1.0, description="Factor on the token embedding; sqrt_hidden_size as in the original and in Gemma."
+        1.0, description="Scale of the token embedding; sqrt_hidden_size as in Vaswani 2017 and Gemma."
     )
-    norm: bool = Field(False, description="Whether a norm follows the sum of all embeddings (BERT, BLOOM, BART).")
-    token_types: int = Field(0, ge=0, description="Trained vectors for segments, added too (BERT: 2).")
+    norm: bool = Field(False, description="Normalize the sum of all embeddings (BERT, BLOOM, BART).")
+    token_types: int = Field(0, ge=0, description="Number of learned segment embeddings (BERT: 2).")
     source_vocab_size: int | None = Field(
-        None, ge=2, description="Rows of a separate source embedding in an encoder-decoder; null: shared."
+        None, ge=2, description="Rows of a separate source embedding in an encoder-decoder. null: share the target's."
     )
     initializer_range: float | None = Field(
-        None, gt=0, description="Standard deviation of the starting table; null: model.initializer_range."
+        None, gt=0, description="Standard deviation of the initial token embedding. null: model.initializer_range."
     )
 
 
@@ -50,11 +50,13 @@ class LmHeadConfig(_BaseHeadConfig):
     kind: Literal["lm"] = "lm"
     families: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
     bias: Literal["none", "trained", "fixed"] = Field(
-        "none", description="A bias on the logits; fixed: a saved buffer that is not a parameter (Marian, BART)."
+        "none", description="Bias of the logits. fixed: a saved buffer instead of a parameter (Marian, BART)."
     )
-    softcap: float | None = Field(None, gt=0, description="Logits become cap · tanh(logit / cap) (Gemma 2).")
+    softcap: float | None = Field(
+        None, gt=0, description="Soft cap: replace each logit by cap · tanh(logit / cap) (Gemma 2)."
+    )
     scale: float | Literal["inverse_sqrt_hidden_size"] = Field(
-        1.0, description="Factor on the last hidden state before the logits (T5 with tied embeddings)."
+        1.0, description="Scale of the last hidden state before the logits (T5 with tied embeddings)."
     )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
@@ -68,9 +70,11 @@ class MlmHeadConfig(_BaseHeadConfig):
     """Masked-language-model head: dense, activation, norm, then the token embedding with a bias (BERT)."""
 
     kind: Literal["mlm"] = "mlm"
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = Field("gelu", description="After the dense map.")
-    pooler: bool = Field(False, description="Whether BERT's pooler is there too.")
-    next_sentence: bool = Field(False, description="Whether BERT's two-way classifier on the pooler is there too.")
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = Field(
+        "gelu", description="Activation after the dense layer."
+    )
+    pooler: bool = Field(False, description="Also build BERT's pooler.")
+    next_sentence: bool = Field(False, description="Also build BERT's next-sentence classifier on the pooler.")
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the transform, the output matrix and bias, the pooler and the next-sentence classifier."""
@@ -90,7 +94,7 @@ class ClassificationHeadConfig(_BaseHeadConfig):
 
     kind: Literal["classification"] = "classification"
     has_logits: ClassVar[bool] = False
-    num_labels: int = Field(ge=2, description="Classes.")
+    num_labels: int = Field(ge=2, description="Number of classes.")
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the pooler and the classifier."""
@@ -103,7 +107,7 @@ class FeaturesHeadConfig(_BaseHeadConfig):
 
     kind: Literal["features"] = "features"
     has_logits: ClassVar[bool] = False
-    pooler: bool = Field(False, description="Whether the pooler is there.")
+    pooler: bool = Field(False, description="Build the pooler.")
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the pooler where it is enabled."""
@@ -138,24 +142,28 @@ def list_head_kinds(family: str) -> list[str]:
 class DropoutConfig(Section):
     """Dropout probabilities."""
 
-    embedding: float = Field(0.0, ge=0, lt=1, description="On the sum of all embeddings.")
-    residual: float = Field(0.0, ge=0, lt=1, description="On the output of each branch, before it is added.")
-    attention: float = Field(0.0, ge=0, lt=1, description="On attention's probabilities.")
-    activation: float = Field(0.0, ge=0, lt=1, description="Inside the feed-forward, after the activation.")
-    final: float = Field(0.0, ge=0, lt=1, description="On the hidden states before the head (T5, classifiers).")
+    embedding: float = Field(0.0, ge=0, lt=1, description="Dropout on the sum of all embeddings.")
+    residual: float = Field(
+        0.0, ge=0, lt=1, description="Dropout on the output of each branch, before the residual addition."
+    )
+    attention: float = Field(0.0, ge=0, lt=1, description="Dropout on the attention probabilities.")
+    activation: float = Field(0.0, ge=0, lt=1, description="Dropout in the feed-forward layer, after the activation.")
+    final: float = Field(0.0, ge=0, lt=1, description="Dropout on the hidden states before the head (T5, classifiers).")
 
 
 class EncoderConfig(Section):
     """The encoder of an encoder-decoder; null fields are the decoder's."""
 
-    num_hidden_layers: int = Field(ge=1, description="Blocks of the encoder.")
-    intermediate_size: int | None = Field(None, ge=1, description="Width of its feed-forward layers.")
-    num_attention_heads: int | None = Field(None, ge=1, description="Its heads, of hidden_size / heads channels.")
-    decoder_start_token_id: int = Field(0, ge=0, description="The token that opens every target.")
+    num_hidden_layers: int = Field(ge=1, description="Number of encoder blocks.")
+    intermediate_size: int | None = Field(None, ge=1, description="Width of the encoder's feed-forward layers.")
+    num_attention_heads: int | None = Field(
+        None, ge=1, description="Number of attention heads of the encoder, each of hidden_size / heads channels."
+    )
+    decoder_start_token_id: int = Field(0, ge=0, description="Id of the first token of every target.")
 
 
 class MultiTokenPredictionConfig(Section):
     """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, 2.2): module k predicts k + 1 tokens ahead."""
 
-    depth: int = Field(1, ge=1, description="Modules, one after another; each predicts one token further.")
-    weight: float = Field(0.3, ge=0, description="Weight of their mean loss beside the next token's.")
+    depth: int = Field(1, ge=1, description="Number of sequential modules; each predicts one more token ahead.")
+    weight: float = Field(0.3, ge=0, description="Weight of their mean loss, added to the next-token loss.")

@@ -11,21 +11,15 @@ Invariants:
 - The English profile changes nothing, because the published rules are for English.
 """
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 from pydantic_core import from_json, to_json
 
 from llmsys.config.migration import find_new_key, to_current_names, to_recorded_names
-from llmsys.config.paths import PROFILES, find_config, format_path, list_config_roots
 from llmsys.config.quality_rules import RuleConfig, Script
 from llmsys.config.section import Section
-from llmsys.config.yaml_parser import parse_yaml
-from llmsys.errors import ConfigError
 
 
 class LanguageConfig(Section):
@@ -33,13 +27,13 @@ class LanguageConfig(Section):
 
     kind: Literal["combined", "py3langid", "cld2"] = Field(
         "combined",
-        description="Identifier; each has its model in its package. Both together are right most often.",
+        description="Language identifier. Each ships its model in its package; combined is the most accurate.",
     )
-    languages: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes that stay; empty: every language stays.")
-    min_score: float = Field(0.65, ge=0, le=1, description="Probability the best language must exceed.")
-    max_characters: int = Field(4_096, ge=1, description="Characters of the beginning of the text that are read.")
+    languages: tuple[str, ...] = Field(("en",), description="ISO 639-1 codes to keep. Empty: keep every language.")
+    min_score: float = Field(0.65, ge=0, le=1, description="Minimum probability of the most likely language.")
+    max_characters: int = Field(4_096, ge=1, description="Number of characters from the start of the text to read.")
     profiles: dict[str, str] = Field(
-        {}, description="Profile by language code, a path or a name, instead of data/languages/CODE."
+        {}, description="Language profiles by code: a path or config name that replaces data/languages/CODE."
     )
 
 
@@ -53,7 +47,7 @@ class SpacedWordsConfig(Section):
     """Words between spaces; punctuation and contractions are split as by spaCy's tokenizer."""
 
     kind: Literal["spaces"] = "spaces"
-    rules: str = Field("xx", description="Language of spaCy's tokenizer rules; xx: the rules for all languages.")
+    rules: str = Field("xx", description="Language of spaCy's tokenizer rules. xx: the language-independent rules.")
 
 
 class CharacterWordsConfig(Section):
@@ -66,7 +60,9 @@ class DictionaryWordsConfig(Section):
     """Dictionary segmentation, as in datatrove; each library is an extra: llmsys[zh], [ja], [th]."""
 
     kind: Literal["dictionary"] = "dictionary"
-    dictionary: Dictionary = Field(description="jieba splits Chinese, sudachipy Japanese, pythainlp Thai.")
+    dictionary: Dictionary = Field(
+        description="Segmenter: jieba for Chinese, sudachipy for Japanese, pythainlp for Thai."
+    )
 
 
 Words = Annotated[SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConfig, Field(discriminator="kind")]
@@ -75,13 +71,13 @@ Words = Annotated[SpacedWordsConfig | CharacterWordsConfig | DictionaryWordsConf
 class LanguageProfile(Section):
     """Settings of the quality rules for one language."""
 
-    name: str = Field(min_length=1, description="Name of the language, for people.")
-    scripts: tuple[Script, ...] = Field((), description="Scripts that the language is written in.")
-    words: Words = Field(SpacedWordsConfig(), description="How words are found, for rules and for near duplicates.")
-    end_marks: tuple[str, ...] = Field((), description="Marks that end a line of prose; empty: as each rule says.")
-    stop_words: tuple[str, ...] = Field((), description="Common words; empty: as each rule says.")
+    name: str = Field(min_length=1, description="Display name of the language.")
+    scripts: tuple[Script, ...] = Field((), description="Scripts of the language.")
+    words: Words = Field(SpacedWordsConfig(), description="Word segmentation, for rules and near duplicates.")
+    end_marks: tuple[str, ...] = Field((), description="Punctuation that ends a line of prose. Empty: the rule's own.")
+    stop_words: tuple[str, ...] = Field((), description="Common words. Empty: the rule's own.")
     rules: dict[str, dict[str, Any]] = Field(
-        {}, description="Fields by kind of rule that differ from the published ones, such as gopher_quality: {…}."
+        {}, description="Overrides of the published thresholds by kind of rule, such as gopher_quality: {…}."
     )
 
     @field_validator("rules")
@@ -90,7 +86,7 @@ class LanguageProfile(Section):
         for kind, fields in rules.items():
             for field in fields:
                 if new := find_new_key(("data", "rules", "*", field)):
-                    raise ValueError(f"{kind}.{field} is now called {new.rpartition('.')[2]}")
+                    raise ValueError(f"{kind}.{field} was renamed to {new.rpartition('.')[2]}")
             _RULE.validate_python({**fields, "kind": kind})
         return rules
 
@@ -117,8 +113,8 @@ class LanguageProfile(Section):
 class LanguageRules(Section):
     """Word segmentation and rules for documents in one language."""
 
-    words: Words = Field(description="How words are found.")
-    rules: tuple[RuleConfig, ...] = Field(description="The rules in their order, as the profile changes them.")
+    words: Words = Field(description="Word segmentation.")
+    rules: tuple[RuleConfig, ...] = Field(description="Rules in order, with the overrides of the profile.")
 
 
 _BY_CODE: TypeAdapter[dict[str, LanguageRules]] = TypeAdapter(dict[str, LanguageRules])
@@ -158,81 +154,3 @@ def parse_language_rules(text: str) -> dict[str, LanguageRules]:
     for language_rules in values.values():
         language_rules["rules"] = to_current_names(language_rules["rules"], "data.rules")
     return _BY_CODE.validate_python(values)
-
-
-def list_profile_codes() -> list[str]:
-    """Return the language codes with a profile in the config folders, sorted."""
-    codes = {path.stem for root in list_config_roots() for path in (root / PROFILES).glob("*.yaml")}
-    return sorted(codes - {DEFAULT})
-
-
-def read_profile(name: str) -> LanguageProfile:
-    """Return the profile of a path, or of a name such as `data/languages/zh`.
-
-    Raises:
-        ConfigError: for a missing file or an invalid value.
-    """
-    path = find_config(name, Path.cwd(), "data.language.profiles")
-    # The modification time is a cache key: a changed file is read again.
-    return _read_profile_file(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
-    values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
-    try:
-        return LanguageProfile.model_validate(values or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        keys = tuple(str(key) for key in first["loc"])
-        line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), 1)
-        raise ConfigError(f"{format_path(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}.") from None
-
-
-def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[str, LanguageProfile]:
-    """Return the profiles of the languages to keep.
-
-    Args:
-        config: the `data.language:` section.
-        known: codes that the identifier can return.
-
-    Returns:
-        Profiles by language code; `default` is the profile of all other languages.
-
-    Raises:
-        ConfigError: for a code that the identifier cannot return, and for one without a profile.
-    """
-    own = list_profile_codes()
-    for code in (*config.languages, *config.profiles):
-        if code not in known:
-            raise ConfigError(_format_unknown_code(code, config, known))
-        if code not in own and code not in config.profiles:
-            raise ConfigError(
-                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and its pages are not English. "
-                f"{_format_closest_codes(code, own)} Write a profile, or take the one for languages without: "
-                f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
-            )
-    codes = config.languages or sorted({*own, *config.profiles} & set(known))
-    named = {code: config.profiles.get(code, f"{PROFILES}/{code}") for code in codes}
-    return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()}
-
-
-def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
-    where = "languages" if code in config.languages else "profiles"
-    return (
-        f"data.language.{where}: the identifier {config.kind} never says {code!r}. {_format_closest_codes(code, known)}"
-    )
-
-
-def _format_closest_codes(code: str, codes: Collection[str]) -> str:
-    """Return a sentence with the codes closest to `code`."""
-    if code == "no":
-        return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
-    named = [
-        known for known in list_profile_codes() if read_profile(f"{PROFILES}/{known}").name.lower() == code.lower()
-    ]
-    if named:
-        return f"{code.capitalize()} is {named[0]}."
-    close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)
-    close = close or [known for known in sorted(codes) if known[:1] == code[:1].lower()][:3] or sorted(codes)[:3]
-    return f"The nearest codes are {', '.join(close)}."

@@ -1,13 +1,53 @@
 """Configuration of the rules that edit documents line by line: C4 in three dialects, and RefinedWeb's corrections.
 
 Removed lines are counted by reason, in the funnel and in the columns of each document.
-"""
 
+`NamedRuleConfig` is the base section of all document rules: the name used in the funnel, drop reasons, columns and
+commands. The default name is the kind. A rule needs an explicit name when a config has two rules of its kind, such as
+two word lists or two classifier scores."""
+
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llmsys.config.named_rule import NamedRuleConfig
+from llmsys.config.section import Section, Violation
+
+
+class NamedRuleConfig(Section):
+    """One rule. Subclasses add the `kind` field."""
+
+    name: str = Field(
+        "",
+        pattern="^([a-z][a-z0-9_]*)?$",
+        max_length=60,
+        description="Name of the rule in funnel, reasons and columns. Empty: its kind.",
+    )
+
+    @property
+    def title(self) -> str:
+        """The name, or the kind if the name is empty."""
+        return self.name or str(getattr(self, "kind", ""))
+
+
+def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str]) -> Iterator[Violation]:
+    """Yield a violation for every rule whose name is already used by another rule or is in `taken`."""
+    names = [rule.title for rule in rules]
+    for number, (rule, name) in enumerate(zip(rules, names, strict=True)):
+        if name in names[:number]:
+            first = names.index(name)
+            yield Violation(
+                f"rules.{number}",
+                f"{name} is already the name of rules.{first}, and drops are counted by name. Give it another "
+                f"name, such as name: {name}_2.",
+            )
+        # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on the config.
+        elif rule.name and name in taken and name != getattr(rule, "kind", ""):
+            yield Violation(
+                f"rules.{number}.name",
+                f"{name} is the name of a stage or of another kind of rule. Use another name, such as my_{name}.",
+            )
+
 
 Share = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -17,7 +57,7 @@ class _BaseC4Config(NamedRuleConfig):
     """Fields of all C4 dialects."""
 
     curly_brackets: Literal["drop_page", "keep"] = Field(
-        "drop_page", description="What `{` does: C4 takes it for code and drops the page."
+        "drop_page", description="Action on `{`. C4 takes it for code and drops the page."
     )
 
 
@@ -25,12 +65,18 @@ class C4Config(_BaseC4Config):
     """C4's line and page filters (Raffel et al. 2020) with the constants and the order of the published code."""
 
     kind: Literal["c4"] = "c4"
-    max_page_characters: Count = Field(190_000, description="Characters; a longer page is dropped. 0: no limit.")
-    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
-    min_words_per_line: Count = Field(5, description="Words split at white space; lines with fewer are taken out.")
-    min_sentences: Count = Field(3, description="Sentences in the lines that stay.")
+    max_page_characters: Count = Field(
+        190_000, description="Maximum characters of a page; longer pages are dropped. 0: no limit."
+    )
+    max_word_length: Count = Field(
+        1_000, description="Maximum characters of a word; lines with a longer word are removed."
+    )
+    min_words_per_line: Count = Field(
+        5, description="Minimum whitespace-separated words of a line; lines with fewer are removed."
+    )
+    min_sentences: Count = Field(3, description="Minimum sentences in the remaining lines.")
     end_marks: tuple[str, ...] = Field(
-        (".", "?", "!", '"'), description="A line that ends with none of them, or with `...`, is taken out; empty: off."
+        (".", "?", "!", '"'), description="Remove lines that end with none of these, or with `...`. Empty: off."
     )
 
 
@@ -38,12 +84,16 @@ class C4DatatroveConfig(_BaseC4Config):
     """C4's filters with datatrove's constants; FineWeb uses them with `end_marks: []`."""
 
     kind: Literal["c4_datatrove"] = "c4_datatrove"
-    max_word_length: Count = Field(1_000, description="Characters; a line with a longer word is taken out.")
-    min_words_per_line: Count = Field(3, description="Words split at white space; lines with fewer are taken out.")
-    min_sentences: Count = Field(5, description="Sentences in the lines that stay.")
+    max_word_length: Count = Field(
+        1_000, description="Maximum characters of a word; lines with a longer word are removed."
+    )
+    min_words_per_line: Count = Field(
+        3, description="Minimum whitespace-separated words of a line; lines with fewer are removed."
+    )
+    min_sentences: Count = Field(5, description="Minimum sentences in the remaining lines.")
     end_marks: tuple[str, ...] = Field(
         (".", "?", "!", '"', "'"),
-        description="A line that ends with none of them, or with `...`, is taken out; empty: off.",
+        description="Remove lines that end with none of these, or with `...`. Empty: off.",
     )
 
 
@@ -54,9 +104,11 @@ class C4DolmaConfig(_BaseC4Config):
     """
 
     kind: Literal["c4_dolma"] = "c4_dolma"
-    min_words_per_line: Count = Field(3, description="Words split at white space; lines with fewer are taken out.")
+    min_words_per_line: Count = Field(
+        3, description="Minimum whitespace-separated words of a line; lines with fewer are removed."
+    )
     end_marks: tuple[str, ...] = Field(
-        (".", "?", "!", '"'), description="A line that ends with none of them is taken out; empty: off."
+        (".", "?", "!", '"'), description="Remove lines that end with none of these. Empty: off."
     )
 
 
@@ -68,21 +120,25 @@ class LineCorrectionsConfig(NamedRuleConfig):
 
     kind: Literal["line_corrections"] = "line_corrections"
     max_upper_case_share: Share = Field(
-        0.5, description="Upper-case characters / characters of a line; a line above it is taken out."
+        0.5, description="Maximum of upper-case characters / characters of a line; lines above are removed."
     )
-    numeric_lines: Literal["take_out", "keep"] = Field("take_out", description="Lines that are digits alone.")
+    numeric_lines: Literal["take_out", "keep"] = Field("take_out", description="Remove lines that consist of digits.")
     counter_words: tuple[str, ...] = Field(
         ("likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes",
          "downloads", "views", "followers"),
-        description="A line of a number and one of these words (`3 likes`) is taken out; empty: off.",
+        description="Remove lines that consist of a number and one of these words (`3 likes`). Empty: off.",
     )  # fmt: skip
     min_words_per_line: Count = Field(
-        2, description="Words split at white space; lines with fewer are taken out. Empty lines stay."
+        2, description="Minimum whitespace-separated words of a line; lines with fewer are removed, except empty ones."
     )
     navigation_anywhere: tuple[str, ...] = Field(
-        ("items in cart",), description="Cut out of short lines wherever it stands; case does not matter."
+        ("items in cart",), description="Phrases to cut from short lines, at any position; case-insensitive."
     )
-    navigation_end: tuple[str, ...] = Field(("read more...",), description="The same at the end of a line.")
-    navigation_start: tuple[str, ...] = Field(("sign-in",), description="The same at its start.")
-    max_navigation_words: Count = Field(10, description="Words of a line in which navigation is looked for.")
-    max_removed_word_share: Share = Field(0.05, description="Words taken out / words before; a page above it goes.")
+    navigation_end: tuple[str, ...] = Field(
+        ("read more...",), description="Phrases to cut from the end of short lines."
+    )
+    navigation_start: tuple[str, ...] = Field(("sign-in",), description="Phrases to cut from the start of short lines.")
+    max_navigation_words: Count = Field(10, description="Maximum words of a short line, for the phrases above.")
+    max_removed_word_share: Share = Field(
+        0.05, description="Maximum of removed words / original words; pages above are dropped."
+    )

@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.hugging_face.read_config_json import parse_json, read_model_values
 from llmsys.config.merge import ConfigLayer, merge_layers, read_layer, read_overrides, resolve_bases
 from llmsys.config.model import ModelConfig
 from llmsys.config.paths import find_config, format_path
@@ -55,7 +54,7 @@ def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
     if resolved.is_model_only:
         name = format_path(resolved.source)
         raise ConfigError(
-            f"{name} is a bare model, and a run is needed. Write a file with `model: {{base: {config}}}`."
+            f"{name} is a bare model, but a run config is needed. Write a file with `model: {{base: {config}}}`."
         )
     return resolved.run
 
@@ -168,6 +167,9 @@ def build_model_config(values: dict[str, Any], source: str = "config.json") -> M
     Raises:
         ConfigError: with every key that is unknown, malformed or not supported.
     """
+    # Most runs read no config.json, and these are eleven files.
+    from llmsys.config.hugging_face.read_config_json import read_model_values
+
     read = read_model_values(values, source)
     try:
         return ModelConfig.model_validate(read)
@@ -182,4 +184,6 @@ def load_hugging_face_config(path: Path) -> ModelConfig:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}. Give a config.json, or the folder of one.") from error
+    from llmsys.config.hugging_face.read_config_json import parse_json
+
     return build_model_config(parse_json(text, str(file)), str(file))

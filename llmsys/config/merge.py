@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.hugging_face.read_config_json import is_hugging_face, parse_json, read_model_values
 from llmsys.config.migration import is_recorded_config, to_current_keys, to_current_names
 from llmsys.config.paths import find_config, format_path
 from llmsys.config.yaml_parser import MAX_DEPTH, Keys, parse_yaml
@@ -57,12 +56,12 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
     name = format_path(path)
     if path in chain:
         loop = " → ".join(format_path(file) for file in (*chain, path))
-        raise ConfigError(f"base: goes in a circle: {loop}. Remove one of these lines.")
+        raise ConfigError(f"base: forms a cycle: {loop}. Remove one of these lines.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
-    if is_hugging_face(path):
+    if path.suffix == ".json":  # configs of this project are YAML
         return _read_config_json(text, name, at)
     values, lines = parse_yaml(text, name)
     if values is None:
@@ -79,7 +78,12 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
 
 def _read_config_json(text: str, name: str, at: Keys) -> ConfigLayer:
     if at not in ((), ("model",)):
-        raise ConfigError(f"{name} is a model, and {'.'.join(at)} is none. Write it as `model: {{base: {name}}}`.")
+        raise ConfigError(
+            f"{name} is a model, but {'.'.join(at)} is not a model section. Write it as `model: {{base: {name}}}`."
+        )
+    # Most runs read no config.json, and these are eleven files.
+    from llmsys.config.hugging_face.read_config_json import parse_json, read_model_values
+
     values = read_model_values(parse_json(text, name), name)
     return ConfigLayer(values, {at: name} | {(*at, key): name for key in values})
 
@@ -200,8 +204,8 @@ def _apply_override(override: str, values: dict[str, Any], origins: dict[Keys, s
         raise ConfigError(f"{override!r} is not section.key=value. Write, say, batch.sequence_length=1024.")
     if len(keys) > MAX_DEPTH:
         raise ConfigError(
-            f"{override[:40]!r}… names a key {len(keys):,} levels deep, and no section is deeper than {MAX_DEPTH}. "
-            f"Write, say, batch.sequence_length=1024."
+            f"{override[:40]!r}… names a key {len(keys):,} levels deep; the limit is {MAX_DEPTH}. Write, say, "
+            "batch.sequence_length=1024."
         )
     value, _ = parse_yaml(text, f"command line, {path}")
     target: Any = values

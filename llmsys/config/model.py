@@ -28,8 +28,8 @@ from llmsys.config.head import (
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
 from llmsys.config.position import PositionConfig, RopeConfig
-from llmsys.config.section import Section
-from llmsys.config.violation import (
+from llmsys.config.section import (
+    Section,
     Violation,
     find_nearest,
     find_nearest_multiples,
@@ -57,48 +57,41 @@ class ModelConfig(Section):
     """
 
     family: Family = Field("decoder", description="Causal decoder, bidirectional encoder, or both.")
-    vocab_size: int = Field(ge=2, description="Rows of the token embedding and of the head.")
+    vocab_size: int = Field(ge=2, description="Vocabulary size: rows of the token embedding and of the head.")
     hidden_size: int = Field(ge=1, description="Width of the residual stream, in channels.")
     intermediate_size: int = Field(0, ge=0, description="Width of a dense feed-forward layer, in channels.")
     num_hidden_layers: int = Field(ge=1, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(
-        default_factory=_get_key_value_heads,
-        ge=1,
-        description="Key and value heads; each serves num_attention_heads / num_key_value_heads query heads. "
-        "Left out: as many as num_attention_heads.",
+        default_factory=_get_key_value_heads, ge=1, description="Key and value heads. Default: num_attention_heads."
     )
     head_dim: int = Field(
-        default_factory=_compute_head_dim,
-        ge=1,
-        description="Channels of one head. Left out: hidden_size / num_attention_heads.",
+        default_factory=_compute_head_dim, ge=1, description="Channels per head. Default: hidden_size / heads."
     )
-    max_position_embeddings: int = Field(2048, ge=1, description="Longest sequence, in positions.")
+    max_position_embeddings: int = Field(2048, ge=1, description="Maximum sequence length, in positions.")
     sliding_window: int | None = Field(
-        None, ge=1, description="Positions that a token sees in sliding-window layers, itself included."
+        None, ge=1, description="Attended positions in sliding-window layers, including the token."
     )
     layer_types: tuple[LayerType, ...] = Field(
         (),
-        description="Kinds of the layers' attention, repeated over depth. Left out: all slide, if there is a window.",
+        description="Attention type by layer, repeated over the depth. Default: all sliding if sliding_window is set.",
     )
-    tie_word_embeddings: bool = Field(False, description="Whether the head uses the embedding matrix.")
-    initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the starting matrices.")
-    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of normal starting weights.")
-    norm: NormConfig = Field(RmsNormConfig(), description="The kind of normalisation.")
+    tie_word_embeddings: bool = Field(False, description="Share the embedding matrix with the head.")
+    initializer: Literal["normal", "xavier"] = Field("normal", description="Distribution of the initial weights.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    norm: NormConfig = Field(RmsNormConfig(), description="Norm layer.")
     residual: ResidualConfig = Field(
-        PreNormConfig(), description="Where norms stand around attention and feed-forward."
+        PreNormConfig(), description="Placement of norms and residual connections around attention and feed-forward."
     )
-    position: PositionConfig = Field(RopeConfig(), description="How positions reach attention.")
-    attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="How tokens look at each other.")
+    position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
+    attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
     feed_forward: FeedForwardConfig = Field(SwigluConfig(), description="Dense feed-forward layers.")
-    moe: MoeConfig | None = Field(None, description="Mixture of experts; null builds a dense model.")
-    embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="From token ids to vectors.")
-    head: HeadConfig = Field(LmHeadConfig(), description="From the last hidden states to the output.")
-    dropout: DropoutConfig = Field(DropoutConfig(), description="What training drops at random.")
-    encoder: EncoderConfig | None = Field(None, description="Of an encoder-decoder; null: as the decoder.")
-    multi_token_prediction: MultiTokenPredictionConfig | None = Field(
-        None, description="Modules that predict further tokens."
-    )
+    moe: MoeConfig | None = Field(None, description="Mixture of experts. null: dense model.")
+    embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="Token embedding.")
+    head: HeadConfig = Field(LmHeadConfig(), description="Output head.")
+    dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout probabilities in training.")
+    encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
+    multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -213,23 +206,21 @@ def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
     if position.kind == "rope" and (rotated := count_rotary_channels(model)) % 2:
         if model.attention.kind == "latent":
             yield Violation(
-                "attention.qk_rope_head_dim", f"{rotated} is odd, and rope rotates pairs. Use {rotated + 1}."
+                "attention.qk_rope_head_dim", f"{rotated} is odd, but rope rotates pairs. Use {rotated + 1}."
             )
         elif position.fraction == 1:
             yield Violation(
                 "head_dim",
-                f"{rotated} is odd, and rope rotates pairs of channels. Use {rotated + 1}, or position.kind=none.",
+                f"{rotated} is odd, but rope rotates pairs of channels. Use {rotated + 1}, or position.kind=none.",
             )
         else:
             yield Violation(
                 "position.fraction",
-                f"{position.fraction} of {model.head_dim} channels are {rotated}, and rope rotates pairs. "
-                f"Use {(rotated + 1) / model.head_dim}.",
+                f"{position.fraction} of {model.head_dim} channels are {rotated}, but rope rotates pairs of "
+                f"channels. Use {(rotated + 1) / model.head_dim}.",
             )
     if model.attention.kind == "latent" and position.kind not in ("rope", "none"):
-        yield Violation(
-            "position.kind", f"latent attention keeps channels for rope, not for {position.kind}. Use rope."
-        )
+        yield Violation("position.kind", f"latent attention supports rope, not {position.kind}. Use rope.")
     if position.kind == "rope" and position.scaling.kind == "longrope":
         count = count_rotary_channels(model) // 2
         for name in ("short_factor", "long_factor"):
@@ -237,7 +228,7 @@ def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
                 yield Violation(f"position.scaling.{name}", f"{given} divisors for {count} frequencies. Give {count}.")
     if position.kind == "sinusoidal" and model.hidden_size % 2:
         yield Violation(
-            "hidden_size", f"{model.hidden_size} is odd, and sines come with cosines. Use {model.hidden_size + 1}."
+            "hidden_size", f"{model.hidden_size} is odd, but sinusoids come in pairs. Use {model.hidden_size + 1}."
         )
 
 
@@ -245,12 +236,14 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
     if model.family not in model.head.families:
         legal = list_head_kinds(model.family)
         yield Violation(
-            "head.kind", f"{model.head.kind} does not belong to family={model.family}. Use {format_choices(legal)}."
+            "head.kind", f"{model.head.kind} is not a head of family={model.family}. Use {format_choices(legal)}."
         )
     if model.head.kind == "mlm" and model.head.next_sentence and not model.head.pooler:
-        yield Violation("head.next_sentence", "it reads the pooler, which is missing. Set head.pooler=true.")
+        yield Violation("head.next_sentence", "it needs the pooler, which is missing. Set head.pooler=true.")
     if model.encoder is not None and model.family != "encoder_decoder":
-        yield Violation("encoder", f"family={model.family} has no second stack. Leave it out, or use encoder_decoder.")
+        yield Violation(
+            "encoder", f"family={model.family} has no separate encoder. Leave it out, or use encoder_decoder."
+        )
     if model.embedding.source_vocab_size is not None and model.family != "encoder_decoder":
         yield Violation("embedding.source_vocab_size", f"family={model.family} has no source. Leave it out.")
     if model.encoder is not None and (own := model.encoder.num_attention_heads) and model.hidden_size % own:
@@ -267,7 +260,7 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
 def _find_window_violations(model: ModelConfig) -> Iterator[Violation]:
     if "sliding_attention" in model.layer_types and model.sliding_window is None:
         yield Violation(
-            "sliding_window", "layer_types has sliding_attention, and its width is missing. Set it, e.g. to 4096."
+            "sliding_window", "layer_types has sliding_attention, but the width is missing. Set it, e.g. to 4096."
         )
     if len(model.layer_types) > model.num_hidden_layers:
         yield Violation(
@@ -284,8 +277,8 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
     if not model.num_moe_layers and model.moe.first_dense_layers > last:
         yield Violation(
             "moe.first_dense_layers",
-            f"{model.moe.first_dense_layers} leaves none of the {last + 1} layers to the experts. "
-            f"Use at most {last}, or set moe to null.",
+            f"{model.moe.first_dense_layers} leaves no layer of {last + 1} with experts. Use at most {last}, "
+            "or set moe to null.",
         )
     elif not model.num_moe_layers:
         if model.moe.every > last + 1:
@@ -294,7 +287,7 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
                 "moe.every", f"{layers}, and no layer has experts. Use at most {last + 1}, or set moe to null."
             )
         else:
-            yield Violation("moe.dense_layers", "no layer is left to the experts. Use fewer, or set moe to null.")
+            yield Violation("moe.dense_layers", "no layer is left with experts. Use fewer, or set moe to null.")
     for layer in model.moe.dense_layers:
         if not 0 <= layer <= last:
             yield Violation("moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}.")

@@ -6,8 +6,8 @@ ModelConfig satisfies it. Kinds are types of its fields, so they cannot import i
 from collections.abc import Iterator
 from typing import Protocol
 
+from llmsys.config.module_tensors import Component, Input, ParameterTensor
 from llmsys.config.norm import NormConfig
-from llmsys.config.parameter_tensor import Component, Input, ParameterTensor
 
 
 class ModelShape(Protocol):

@@ -11,10 +11,8 @@ from pydantic import Field, model_validator
 
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig, iter_feed_forward_parameters
 from llmsys.config.model_shape import iter_linear_parameters
-from llmsys.config.parameter_tensor import ParameterTensor
-from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, Producer, SavedTensor
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, find_nearest, list_divisors, raise_violations
+from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, Producer, SavedTensor
+from llmsys.config.section import Section, Violation, find_nearest, list_divisors, raise_violations
 
 
 class _BaseBalancingConfig(Section):
@@ -27,9 +25,9 @@ class BiasBalancingConfig(_BaseBalancingConfig):
     """Auxiliary-loss-free balancing: a bias per expert, for the selection only (Wang et al. 2024; DeepSeek-V3)."""
 
     kind: Literal["bias"] = "bias"
-    rate: float = Field(0.001, ge=0, description="How far the bias moves in each step.")
+    rate: float = Field(0.001, ge=0, description="Update rate of the bias per step.")
     sequence_weight: float = Field(
-        0.0, ge=0, description="Weight of the loss per sequence beside it (DeepSeek-V3: 0.0001)."
+        0.0, ge=0, description="Weight of the additional sequence-level balance loss (DeepSeek-V3: 0.0001)."
     )
 
 
@@ -38,9 +36,10 @@ class AuxiliaryLossConfig(_BaseBalancingConfig):
 
     kind: Literal["auxiliary_loss"] = "auxiliary_loss"
     num_saved_scores: ClassVar[int] = 4
-    weight: float = Field(0.01, ge=0, description="Weight of this loss beside the language model's.")
+    weight: float = Field(0.01, ge=0, description="Weight of this loss, added to the language modeling loss.")
     scope: Literal["batch", "sequence"] = Field(
-        "batch", description="Evenness over the steps' tokens (loads of the step before), or within each sequence."
+        "batch",
+        description="Balance over the tokens of a step (with the loads of the previous step), or within each sequence.",
     )
 
 
@@ -78,8 +77,8 @@ class ExpertCapacityConfig(_BaseRoutingConfig):
     factor: float = Field(
         1.25,
         gt=0,
-        description="Capacity per expert and sequence: factor · tokens · experts per token / experts. "
-        "Evaluation drops nothing.",
+        description="Capacity per expert and sequence is factor · tokens · experts per token / experts. Evaluation "
+        "drops no tokens.",
     )
 
 
@@ -109,49 +108,54 @@ RoutingConfig = Annotated[TokenChoiceConfig | ExpertCapacityConfig | ExpertChoic
 class GroupLimitedRoutingConfig(Section):
     """Group-limited routing: a token visits experts of its top groups only (DeepSeek-V2, 2.2.2)."""
 
-    num_groups: int = Field(ge=1, description="Groups of equally many experts.")
-    groups_per_token: int = Field(ge=1, description="Groups that a token may visit.")
+    num_groups: int = Field(ge=1, description="Number of expert groups of equal size.")
+    groups_per_token: int = Field(ge=1, description="Number of groups that a token may be routed to.")
     score: Literal["max", "top2"] = Field(
-        "max", description="A group is as good as its best expert (V2), or as its best two together (V3)."
+        "max", description="Score of a group: its best expert (DeepSeek-V2), or the sum of its best two (DeepSeek-V3)."
     )
 
 
 class MoeConfig(Section):
     """Mixture-of-experts layers: routed experts, shared experts and the router."""
 
-    num_experts: int = Field(ge=1, description="Routed experts of each mixture layer.")
-    num_experts_per_tok: int = Field(ge=1, description="Routed experts that each token visits.")
+    num_experts: int = Field(ge=1, description="Number of routed experts per layer.")
+    num_experts_per_tok: int = Field(ge=1, description="Number of routed experts per token.")
     moe_intermediate_size: int = Field(ge=1, description="Width of one expert, in channels.")
-    expert: FeedForwardConfig = Field(SwigluConfig(), description="What one expert computes; shared experts too.")
+    expert: FeedForwardConfig = Field(SwigluConfig(), description="Activation of routed and shared experts.")
     num_shared_experts: int = Field(
         0,
         ge=0,
-        description="Experts that every token visits; together one layer of num_shared_experts · "
+        description="Number of shared experts, which process every token; built as one layer of num_shared_experts · "
         "moe_intermediate_size channels.",
     )
     shared_intermediate_size: int | None = Field(
-        None, ge=1, description="Width of the shared layer where it is no multiple of an expert's (Qwen2-MoE)."
+        None, ge=1, description="Width of the shared layer if it is not a multiple of an expert's (Qwen2-MoE)."
     )
-    shared_gate: bool = Field(False, description="Whether sigmoid(w·x) weighs the shared layer (Qwen2-MoE).")
-    first_dense_layers: int = Field(0, ge=0, description="Leading blocks that keep a dense feed-forward.")
-    every: int = Field(1, ge=1, description="Only every k-th block, the k-th first, has experts.")
-    dense_layers: tuple[int, ...] = Field((), description="More blocks that stay dense, by number from 0.")
+    shared_gate: bool = Field(False, description="Scale the output of the shared layer by sigmoid(w·x) (Qwen2-MoE).")
+    first_dense_layers: int = Field(0, ge=0, description="Number of leading blocks with a dense feed-forward.")
+    every: int = Field(1, ge=1, description="Put experts in every k-th block only, starting at the k-th.")
+    dense_layers: tuple[int, ...] = Field((), description="Further dense blocks, by index from 0.")
     score: Literal["softmax", "sigmoid", "sparsemixer"] = Field(
-        "softmax", description="How router logits become weights; sparsemixer: Phi-3.5-MoE's two choices."
+        "softmax", description="Function from router logits to weights. sparsemixer: the two choices of Phi-3.5-MoE."
     )
     norm_topk_prob: bool = Field(
         True,
-        description="Whether the weights of the chosen experts sum to 1: the same as a softmax after the choice. "
-        "sparsemixer and expert_choice have weights of their own.",
+        description="Normalize the weights of the chosen experts to sum 1, equal to a softmax after top-k. Not used "
+        "by sparsemixer and expert_choice.",
     )
-    routed_scaling_factor: float = Field(1.0, gt=0, description="Factor on the weights of the routed experts.")
-    router_bias: bool = Field(False, description="Whether the router's linear map has a bias (gpt-oss).")
-    jitter: float = Field(0.01, ge=0, description="sparsemixer: experts further than twice this from the best wait.")
+    routed_scaling_factor: float = Field(1.0, gt=0, description="Scale of the weights of the routed experts.")
+    router_bias: bool = Field(False, description="Add a bias to the router (gpt-oss).")
+    jitter: float = Field(
+        0.01, ge=0, description="sparsemixer: mask experts whose score is further than twice this from the best."
+    )
     groups: GroupLimitedRoutingConfig | None = Field(
-        None, description="Restricts the choice to the best groups; null: free."
+        None, description="Restrict the choice to the best expert groups. null: no restriction."
     )
-    routing: RoutingConfig = Field(TokenChoiceConfig(), description="Who chooses whom, and what happens to a crowd.")
-    balance: BalanceConfig = Field(BiasBalancingConfig(), description="What keeps the experts evenly loaded.")
+    routing: RoutingConfig = Field(
+        TokenChoiceConfig(),
+        description="Routing: tokens choose experts (with or without capacity), or experts choose tokens.",
+    )
+    balance: BalanceConfig = Field(BiasBalancingConfig(), description="Load balancing.")
     z_loss_weight: float = Field(
         0.0, ge=0, description="Weight of the mean of logsumexp(router logits)² (ST-MoE; Zoph 2022)."
     )
@@ -171,15 +175,16 @@ class MoeConfig(Section):
             yield Violation("num_experts_per_tok", f"sparsemixer chooses 2 experts, not {visits}. Use 2.")
         if self.shared_gate and not self.shared_expert_size:
             yield Violation(
-                "shared_gate", "there is no shared expert to weigh. Set num_shared_experts or leave it out."
+                "shared_gate", "there is no shared expert to scale. Set num_shared_experts or leave it out."
             )
         if self.routing.kind == "expert_choice" and self.groups is not None:
             yield Violation(
-                "groups", "they limit what tokens choose, and with expert_choice experts do. Set it to null."
+                "groups",
+                "expert groups restrict the choice of tokens, but with expert_choice experts choose. Set it to null.",
             )
         if self.routing.kind == "expert_choice" and self.score == "sparsemixer":
             yield Violation(
-                "score", "sparsemixer is a token's choice, and with expert_choice experts choose. Use softmax."
+                "score", "sparsemixer routes by token choice, but with expert_choice experts choose. Use softmax."
             )
         if self.groups is not None:
             yield from self._find_group_violations(self.groups)
@@ -202,8 +207,8 @@ class MoeConfig(Section):
             needed = -(-self.num_experts_per_tok // size)
             yield Violation(
                 "groups.groups_per_token",
-                f"{groups.groups_per_token} groups of {size} experts have no {self.num_experts_per_tok} to choose. "
-                f"Use at least {needed}.",
+                f"{groups.groups_per_token} groups of {size} experts have fewer than "
+                f"{self.num_experts_per_tok} experts. Use at least {needed}.",
             )
         if groups.score == "top2" and size < 2:
             yield Violation("groups.score", "top2 needs two experts in each group. Use max, or fewer groups.")

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.parameter_tensor import ParameterTensor
-from llmsys.config.saved_tensor import FP32_BYTES, ActivationShape, SavedTensor
+from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, SavedTensor
 from llmsys.config.section import Section
 
 
@@ -17,8 +16,8 @@ class RmsNormConfig(Section):
     """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019); one weight per channel, no bias."""
 
     kind: Literal["rmsnorm"] = "rmsnorm"
-    eps: float = Field(1e-5, gt=0, description="Added to the mean square under the root.")
-    unit_offset: bool = Field(False, description="Whether the factor is 1 + weight, and weights start at 0 (Gemma).")
+    eps: float = Field(1e-5, gt=0, description="Epsilon added to the mean square, inside the square root.")
+    unit_offset: bool = Field(False, description="Scale by 1 + weight, with weights initialized to 0 (Gemma).")
 
     def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
         """Yield the weight of a norm over `channels`."""
@@ -46,8 +45,8 @@ class LayerNormConfig(Section):
     """(x − mean) / sqrt(variance + eps) · weight + bias (Ba 2016)."""
 
     kind: Literal["layernorm"] = "layernorm"
-    eps: float = Field(1e-5, gt=0, description="Added to the variance under the root.")
-    bias: bool = Field(True, description="Whether there is a bias (PaLM and DBRX have none).")
+    eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance, inside the square root.")
+    bias: bool = Field(True, description="Add a bias (PaLM and DBRX: false).")
 
     def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
         """Yield the weight, and the bias where there is one, of a norm over `channels`."""
@@ -103,7 +102,7 @@ class PostNormConfig(_BaseResidualConfig):
 
     kind: Literal["post"] = "post"
     normalizes_sum: ClassVar[bool] = True
-    final_norm: bool = Field(False, description="Whether one more norm follows the last block.")
+    final_norm: bool = Field(False, description="Add a norm after the last block.")
 
     @property
     def has_final_norm(self) -> bool:
@@ -116,7 +115,7 @@ class DeepNormConfig(_BaseResidualConfig):
 
     kind: Literal["deepnorm"] = "deepnorm"
     normalizes_sum: ClassVar[bool] = True
-    final_norm: bool = Field(False, description="Whether one more norm follows the last block (GLM-130B).")
+    final_norm: bool = Field(False, description="Add a norm after the last block (GLM-130B).")
 
     @property
     def has_final_norm(self) -> bool:
@@ -145,7 +144,9 @@ class ParallelBlockConfig(_BaseResidualConfig):
     kind: Literal["parallel"] = "parallel"
     normalizes_input: ClassVar[bool] = True
     is_parallel: ClassVar[bool] = True
-    norms: Literal[1, 2] = Field(1, description="One norm for both branches, or one each (GPT-NeoX, Falcon 40B).")
+    norms: Literal[1, 2] = Field(
+        1, description="Number of input norms: one for both branches, or one for each (GPT-NeoX, Falcon 40B)."
+    )
 
     @property
     def shares_input_norm(self) -> bool:

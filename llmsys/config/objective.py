@@ -42,10 +42,12 @@ class MaskedLmConfig(_BaseObjectiveConfig):
     """Predict a random share of the tokens (BERT, Devlin 2018, 3.1): most are masked, some replaced, some unchanged."""
 
     kind: Literal["masked"] = "masked"
-    mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are to be predicted.")
-    mask_replace_prob: float = Field(0.8, ge=0, le=1, description="Share of the chosen that become the mask token.")
-    random_replace_prob: float = Field(0.1, ge=0, le=1, description="Share of the chosen that become a random token.")
-    mask_token: str = Field("<mask>", min_length=1, description="Piece of the tokenizer that stands for a mask.")
+    mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of the tokens to predict.")
+    mask_replace_prob: float = Field(0.8, ge=0, le=1, description="Share of these that are replaced by the mask token.")
+    random_replace_prob: float = Field(
+        0.1, ge=0, le=1, description="Share of these that are replaced by a random token."
+    )
+    mask_token: str = Field("<mask>", min_length=1, description="Mask token of the tokenizer.")
 
 
 class ClassificationConfig(_BaseObjectiveConfig):
@@ -84,8 +86,8 @@ class LossConfig(Section):
     """`loss:` — terms added to cross entropy in training. Evaluation always uses plain cross entropy."""
 
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="The true class is wanted with 1 - this, the others share this (Szegedy 2015)."
+        0.0, ge=0, lt=1, description="Probability mass distributed over the wrong classes (Szegedy 2015)."
     )
     z_loss: float = Field(
-        0.0, ge=0, description="Weight of the square of the logits' log-sum-exp (PaLM, Chowdhery 2022: 1e-4)."
+        0.0, ge=0, description="Weight of the squared logsumexp of the logits (PaLM, Chowdhery 2022: 1e-4)."
     )

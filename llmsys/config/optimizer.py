@@ -21,14 +21,21 @@ class _BaseOptimizerConfig(Section):
 
     can_update_flat_shards: ClassVar[bool] = False  # the DeepSpeed engine, which has flat shards, builds it
 
-    learning_rate: float = Field(3e-4, gt=0, description="Peak rate; the schedule scales it.")
+    learning_rate: float = Field(3e-4, gt=0, description="Peak learning rate, scaled by the schedule.")
     embedding_lr_multiplier: float = Field(
-        1.0, gt=0, description="Rate of the token embedding and the head, in learning rates; small models like more."
+        1.0,
+        gt=0,
+        description="Learning rate of the token embedding and the head, as a multiple of learning_rate; small models "
+        "prefer higher values.",
     )
-    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="Decay per step of the first and second moment.")
-    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(0.1, ge=0, description="Decay of matrices, per unit of learning rate; vectors do not.")
-    max_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="Decay rates of the first and second moment, per step.")
+    eps: float = Field(1e-8, gt=0, description="Epsilon added to the square root of the second moment.")
+    weight_decay: float = Field(
+        0.1,
+        ge=0,
+        description="Decoupled weight decay of matrices, multiplied by the learning rate; vectors are not decayed.",
+    )
+    max_grad_norm: float = Field(1.0, ge=0, description="Maximum global gradient norm for clipping. 0: no clipping.")
 
     @abstractmethod
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
@@ -84,9 +91,9 @@ class MuonConfig(_BaseOptimizerConfig):
     """
 
     kind: Literal["muon"] = "muon"
-    momentum: Decay = Field(0.95, description="Decay per step of the momentum of matrices.")
+    momentum: Decay = Field(0.95, description="Momentum of matrices.")
     newton_schulz_steps: int = Field(
-        5, ge=1, le=20, description="Newton-Schulz steps; each makes the momentum more orthogonal."
+        5, ge=1, le=20, description="Newton-Schulz iterations that orthogonalize the momentum."
     )
 
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, format_choices, list_divisors
+from llmsys.config.section import Section, Violation, format_choices, list_divisors
 from llmsys.errors import LayoutError
 
 
@@ -56,14 +55,14 @@ def find_run_sharding_violations(
         chosen = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
         yield Violation(
             axis,
-            f"engine.kind={chosen} has whole matrices and sequences on each rank. "
-            f"Use engine.kind=torch with data_parallel=fsdp, or tensor=1 and context=1.",
+            f"engine.kind={chosen} does not shard matrices or sequences. Use engine.kind=torch with "
+            "data_parallel=fsdp, or tensor=1 and context=1.",
         )
     if compiled:
         yield Violation(
             axis,
-            "train.compile=block does not compile exchanges between ranks. "
-            "Use train.compile=none, or tensor=1 and context=1.",
+            "train.compile=block does not support collectives inside blocks. Use train.compile=none, or "
+            "tensor=1 and context=1.",
         )
     if sequence_length % parts:
         near = max(1, round(sequence_length / parts)) * parts
@@ -88,8 +87,8 @@ def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
         if found:
             yield Violation(
                 axis,
-                f"{choice} needs whole sequences on each rank. Use tensor=1 and context=1, and split over shard, "
-                f"replicate or expert.",
+                f"{choice} needs full sequences on each rank. Use tensor=1 and context=1, and shard over "
+                "shard, replicate or expert.",
             )
 
 
@@ -99,8 +98,8 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
         key = "tensor" if heads % tensor else "context"
         yield Violation(
             key,
-            f"{heads} attention heads cannot be dealt to context={context} × tensor={tensor} ranks. "
-            f"Their product must be {format_choices(list_divisors(heads))}.",
+            f"{heads} attention heads cannot be divided over context={context} × tensor={tensor} ranks. Their "
+            f"product must be {format_choices(list_divisors(heads))}.",
         )
         return
     # every query head has a key of its own there
@@ -121,8 +120,8 @@ def _can_share_heads(groups: int, ranks: int) -> bool:
 def _build_head_violation(axis: str, ranks: int, groups: int, what: str) -> Violation:
     return Violation(
         axis,
-        f"{groups} {what} cannot be dealt to {axis}={ranks} ranks: one number must divide the other. "
-        f"Use {axis}={format_choices(list_divisors(groups))}, or a multiple of {groups}.",
+        f"{groups} {what} cannot be divided over {axis}={ranks} ranks: one number must divide the other. Use "
+        f"{axis}={format_choices(list_divisors(groups))}, or a multiple of {groups}.",
     )
 
 
@@ -145,16 +144,26 @@ class ParallelLayout(Section):
       never splits a single expert.
     """
 
-    replicate: int = Field(1, ge=1, description="Copies of the sharded model.")
-    shard: int = Field(-1, description="Ranks of one copy with data of their own; -1 takes all that the others leave.")
+    replicate: int = Field(1, ge=1, description="Number of replicas of the sharded model (dp_replicate).")
+    shard: int = Field(
+        -1,
+        description="Ranks that shard a replica and read different data (dp_shard). -1: all ranks that the other "
+        "axes leave.",
+    )
     expert: int = Field(
-        1, ge=1, description="Ranks over which the routed experts are dealt; divides shard · context · tensor."
+        1, ge=1, description="Ranks over which the routed experts are sharded (ep); divides shard · context · tensor."
     )
     context: int = Field(
-        1, ge=1, description="Ranks that share a sequence and exchange heads for positions around attention (Ulysses)."
+        1,
+        ge=1,
+        description="Ranks that shard a sequence, with an all-to-all of heads and positions around attention (cp, "
+        "Ulysses).",
     )
     tensor: int = Field(
-        1, ge=1, description="Ranks that split the matrices of a layer, and the positions between layers."
+        1,
+        ge=1,
+        description="Ranks that shard the matrices of a layer, and the positions between layers (tp with sequence "
+        "parallelism).",
     )
 
     @property
@@ -198,7 +207,7 @@ class ParallelLayout(Section):
         if fitted.ranks_per_replica % self.expert:
             legal = [n for n in list_divisors(fitted.ranks_per_replica) if model.moe and model.moe.num_experts % n == 0]
             raise LayoutError(
-                f"expert={self.expert} does not divide {fitted._replica_text}, the ranks that split one copy of the "
+                f"expert={self.expert} does not divide {fitted._replica_text}, the ranks of one replica of the "
                 f"model. Use expert={format_choices(legal)}, or a number of ranks that is a multiple of "
                 f"{self.replicate * self.expert}."
             )
@@ -217,7 +226,7 @@ class ParallelLayout(Section):
         if world_size < 1:
             yield f"{world_size} ranks cannot hold a model. Start at least one process."
         elif self.shard != -1 and self.shard < 1:
-            yield f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all that are left."
+            yield (f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all remaining ranks.")
         elif world_size % self._non_shard_ranks:
             names = [name for name in ("replicate", "context", "tensor") if getattr(self, name) > 1]
             wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)

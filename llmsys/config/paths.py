@@ -15,7 +15,11 @@ PROFILES = "data/languages"
 
 
 def list_config_roots() -> list[Path]:
-    """Return the folders searched for config names, without duplicates; the first match wins."""
+    """Return the folders searched for config names, without duplicates; the first match wins.
+
+    Returns:
+        Existing folders: ./configs, that of the checkout, that of the installed package.
+    """
     package = Path(llmsys.__file__).resolve().parent
     wanted = [Path("configs").resolve(), package.parent / "configs", package / "configs"]
     return [root for i, root in enumerate(wanted) if root.is_dir() and root not in wanted[:i]]
@@ -48,11 +52,11 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
             return matches[0].resolve()
         if matches:
             names = ", ".join(_format_config_name(match, root) for match in matches)
-            raise ConfigError(f"{origin}{name!r} could be any of {names}. Write one of these.")
+            raise ConfigError(f"{origin}{name!r} is ambiguous: {names}. Use one of these.")
     if (folder / name).is_dir():
         raise ConfigError(f"{origin}{name} is a folder without a config.json. Give the path of a file.")
     raise ConfigError(
-        f"{origin}there is no config {name!r}: no such file, and no such name below configs/. {_format_name_hint(name)}"
+        f"{origin}config {name!r} was not found: neither a file nor a name under configs/. {_format_name_hint(name)}"
     )
 
 
@@ -70,7 +74,14 @@ def _list_config_files(root: Path, pattern: str) -> list[Path]:
 
 
 def format_path(path: Path) -> str:
-    """Return a path for messages: relative to the working directory if it is below it."""
+    """Return a path for messages.
+
+    Args:
+        path: any path.
+
+    Returns:
+        The path relative to the working directory if it is below it, otherwise the path itself.
+    """
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

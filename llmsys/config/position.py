@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape
-from llmsys.config.parameter_tensor import ParameterTensor
-from llmsys.config.saved_tensor import ActivationShape, SavedTensor, ScoreShape
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor, ScoreShape
 from llmsys.config.section import Section
 
 
@@ -24,7 +23,7 @@ class LinearRopeScalingConfig(Section):
     """Positions are divided by `factor` (Chen 2023, position interpolation)."""
 
     kind: Literal["linear"] = "linear"
-    factor: float = Field(ge=1, description="How many times longer the context becomes.")
+    factor: float = Field(ge=1, description="Ratio of the new context length to the original.")
 
 
 class NtkRopeScalingConfig(Section):
@@ -35,45 +34,61 @@ class NtkRopeScalingConfig(Section):
     """
 
     kind: Literal["ntk"] = "ntk"
-    factor: float = Field(ge=1, description="How fast the base grows beyond the trained length.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
+    factor: float = Field(ge=1, description="Growth rate of the base beyond the original context.")
+    original_max_position_embeddings: int = Field(
+        ge=1, description="Context length of the original training, in positions."
+    )
 
 
 class YarnRopeScalingConfig(Section):
     """Low frequencies are interpolated, high ones unchanged, attention is sharpened slightly (Peng 2023, YaRN)."""
 
     kind: Literal["yarn"] = "yarn"
-    factor: float = Field(ge=1, description="How many times longer the context becomes.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
-    beta_fast: float = Field(32.0, gt=0, description="Waves with more turns than this over the context are kept.")
-    beta_slow: float = Field(1.0, gt=0, description="Waves with fewer turns than this are interpolated.")
-    attention_factor: float | None = Field(
-        None, gt=0, description="Factor on cosines and sines; null: 0.1·ln(factor) + 1, or what mscale says."
+    factor: float = Field(ge=1, description="Ratio of the new context length to the original.")
+    original_max_position_embeddings: int = Field(
+        ge=1, description="Context length of the original training, in positions."
     )
-    mscale: float | None = Field(None, description="DeepSeek's: the factor is m(mscale) / m(mscale_all_dim).")
-    mscale_all_dim: float | None = Field(None, description="DeepSeek's, see mscale.")
-    truncate: bool = Field(True, description="Whether the ramp begins and ends at whole channels; gpt-oss: false.")
+    beta_fast: float = Field(
+        32.0, gt=0, description="Frequencies with more rotations than this over the original context are kept."
+    )
+    beta_slow: float = Field(
+        1.0, gt=0, description="Frequencies with fewer rotations than this over the original context are interpolated."
+    )
+    attention_factor: float | None = Field(
+        None, gt=0, description="Scale of cosines and sines. null: 0.1·ln(factor) + 1, or derived from mscale."
+    )
+    mscale: float | None = Field(None, description="As DeepSeek: the scale is m(mscale) / m(mscale_all_dim).")
+    mscale_all_dim: float | None = Field(None, description="As DeepSeek; see mscale.")
+    truncate: bool = Field(True, description="Round the limits of the ramp to whole channels; gpt-oss: false.")
 
 
 class Llama3RopeScalingConfig(Section):
     """Frequencies with wavelengths beyond the old context are divided by `factor`, with a smooth ramp (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
-    factor: float = Field(ge=1, description="Divisor of the slowest waves.")
-    low_freq_factor: float = Field(1.0, gt=0, description="Where the passage begins, in waves per old context.")
-    high_freq_factor: float = Field(4.0, gt=0, description="Where the passage ends, in waves per old context.")
-    original_max_position_embeddings: int = Field(ge=1, description="Context of the training before, in positions.")
+    factor: float = Field(ge=1, description="Divisor of the lowest frequencies.")
+    low_freq_factor: float = Field(
+        1.0, gt=0, description="Start of the transition, in wavelengths per original context."
+    )
+    high_freq_factor: float = Field(
+        4.0, gt=0, description="End of the transition, in wavelengths per original context."
+    )
+    original_max_position_embeddings: int = Field(
+        ge=1, description="Context length of the original training, in positions."
+    )
 
 
 class LongRopeScalingConfig(Section):
     """One divisor per frequency, with separate lists for short and long sequences (Ding 2024, LongRoPE; Phi)."""
 
     kind: Literal["longrope"] = "longrope"
-    original_max_position_embeddings: int = Field(ge=1, description="Up to here the short list holds, in positions.")
-    short_factor: tuple[float, ...] = Field(description="Divisor of each wave in short sequences.")
-    long_factor: tuple[float, ...] = Field(description="Divisor of each wave in long sequences.")
-    short_mscale: float | None = Field(None, gt=0, description="Factor on cosines and sines; null: the paper's.")
-    long_mscale: float | None = Field(None, gt=0, description="The same for long sequences.")
+    original_max_position_embeddings: int = Field(
+        ge=1, description="Maximum length for which short_factor is used, in positions."
+    )
+    short_factor: tuple[float, ...] = Field(description="Divisor of each frequency, for short sequences.")
+    long_factor: tuple[float, ...] = Field(description="Divisor of each frequency, for long sequences.")
+    short_mscale: float | None = Field(None, gt=0, description="Scale of cosines and sines. null: the paper's formula.")
+    long_mscale: float | None = Field(None, gt=0, description="Scale of cosines and sines for long sequences.")
 
 
 ScalingConfig = Annotated[
@@ -123,17 +138,23 @@ class RopeConfig(_BasePositionConfig):
     """Queries and keys are rotated by an angle that grows with the position (Su 2021)."""
 
     kind: Literal["rope"] = "rope"
-    theta: float = Field(10000.0, gt=0, description="Base of the wave lengths; the longest is 2·pi·theta positions.")
-    fraction: float = Field(1.0, gt=0, le=1, description="Share of a head's channels that are rotated, the first ones.")
-    pairing: Literal["halves", "neighbours"] = Field(
-        "halves", description="Channel i turns with i + half (Llama), or with its neighbour (GPT-J, DeepSeek, GLM)."
+    theta: float = Field(
+        10000.0, gt=0, description="Base of the frequencies; the longest wavelength is 2·pi·theta positions."
     )
-    scaling: ScalingConfig = Field(NoRopeScaling(), description="How a longer context is reached.")
+    fraction: float = Field(1.0, gt=0, le=1, description="Share of a head's channels to rotate, from the first.")
+    pairing: Literal["halves", "neighbours"] = Field(
+        "halves",
+        description="Pairing of rotated channels: i with i + half (Llama), or adjacent channels (GPT-J, DeepSeek, "
+        "GLM).",
+    )
+    scaling: ScalingConfig = Field(NoRopeScaling(), description="Scaling of the frequencies for longer contexts.")
     sliding_theta: float | None = Field(
-        None, gt=0, description="Base in sliding-window layers, unscaled (Gemma 3); null: the same everywhere."
+        None,
+        gt=0,
+        description="Base in sliding-window layers, without scaling (Gemma 3). null: theta and scaling in all layers.",
     )
     layers: tuple[bool, ...] = Field(
-        (True,), min_length=1, description="Which layers rotate, repeated over depth (SmolLM3: three of four)."
+        (True,), min_length=1, description="Layers that rotate, repeated over the depth (SmolLM3: three of four)."
     )
 
 
@@ -141,7 +162,7 @@ class LearnedPositionConfig(_BasePositionConfig):
     """A trained vector for each position is added to the token embedding."""
 
     kind: Literal["learned"] = "learned"
-    offset: int = Field(0, ge=0, description="Rows in front of position 0 that are never read (OPT, RoBERTa, BART: 2).")
+    offset: int = Field(0, ge=0, description="Unused rows before position 0 (OPT, RoBERTa, BART: 2).")
 
     def iter_embedding_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the table of positions."""
@@ -154,7 +175,9 @@ class SinusoidalPositionConfig(_BasePositionConfig):
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     arrangement: Literal["interleaved", "halves"] = Field(
-        "interleaved", description="sin and cos in turn as in the paper, or all sines before all cosines (Marian)."
+        "interleaved",
+        description="Channel order: alternating sine and cosine as in the paper, or all sines before all cosines "
+        "(Marian).",
     )
 
 
@@ -163,7 +186,7 @@ class AlibiConfig(_BasePositionConfig):
 
     kind: Literal["alibi"] = "alibi"
     has_score_table: ClassVar[bool] = True
-    factor: float = Field(1.0, gt=0, description="Factor on the bias (Falcon divides it by sqrt(head_dim)).")
+    factor: float = Field(1.0, gt=0, description="Scale of the bias (Falcon: 1 / sqrt(head_dim)).")
 
 
 class RelativeBiasConfig(_BasePositionConfig):
@@ -172,8 +195,8 @@ class RelativeBiasConfig(_BasePositionConfig):
     kind: Literal["relative_bias"] = "relative_bias"
     has_score_table: ClassVar[bool] = True
     has_trained_scores: ClassVar[bool] = True
-    buckets: int = Field(32, ge=2, description="Rows of the table.")
-    max_distance: int = Field(128, ge=1, description="Distances from here on share the last bucket.")
+    buckets: int = Field(32, ge=2, description="Number of distance buckets.")
+    max_distance: int = Field(128, ge=1, description="Distance from which all distances share the last bucket.")
 
     def iter_stack_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the table of biases by bucket and head."""
@@ -185,8 +208,10 @@ class TransformerXlPositionConfig(_BasePositionConfig):
 
     kind: Literal["transformer_xl"] = "transformer_xl"
     has_trained_scores: ClassVar[bool] = True
-    biases: bool = Field(True, description="Whether u and v exist; Gopher's published counts have none.")
-    segments: int = Field(0, ge=0, description="XLNet's segment encodings of each layer: 2 with a bias; 0: none.")
+    biases: bool = Field(True, description="Add the biases u and v; Gopher's published parameter counts exclude them.")
+    segments: int = Field(
+        0, ge=0, description="Number of XLNet's segment encodings per layer (2, with a bias). 0: none."
+    )
 
     def iter_attention_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the projection of distances, and the vectors u and v in place of queries (Dai 2019, 3.3)."""

@@ -17,9 +17,16 @@ from llmsys.config.custom_rules import (
     LinearClassifierConfig,
     PerplexityConfig,
 )
-from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, Count, LineCorrectionsConfig, Share
-from llmsys.config.named_rule import NamedRuleConfig
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.line_rules import (
+    C4Config,
+    C4DatatroveConfig,
+    C4DolmaConfig,
+    Count,
+    LineCorrectionsConfig,
+    NamedRuleConfig,
+    Share,
+)
+from llmsys.config.section import Violation, raise_violations
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -61,15 +68,17 @@ class NativeTextConfig(NamedRuleConfig):
     """
 
     kind: Literal["native_text"] = "native_text"
-    scripts: tuple[Script, ...] = Field((), description="Scripts of the language; empty: as the profile says, or any.")
-    min_script_share: Fraction = Field(0.5, description="Letters of these scripts / letters. MNBVC asks for 0.7.")
+    scripts: tuple[Script, ...] = Field((), description="Scripts of the language. Empty: those of the profile, or any.")
+    min_script_share: Fraction = Field(0.5, description="Minimum of letters of these scripts / letters. MNBVC: 0.7.")
     max_garbage_share: Fraction = Field(
-        0.01, description="Characters that come of wrong decoding (U+FFFD, controls, private use) / characters."
+        0.01, description="Maximum of characters from wrong decoding (U+FFFD, controls, private use) / characters."
     )
-    min_stop_word_share: Fraction = Field(0.0, description="Words that are `stop_words` / words.")
-    stop_words: tuple[str, ...] = Field((), description="Common words; empty: as the profile says.")
+    min_stop_word_share: Fraction = Field(0.0, description="Minimum of words in `stop_words` / words.")
+    stop_words: tuple[str, ...] = Field((), description="Common words. Empty: those of the profile.")
     max_mixed_variant_share: Fraction = Field(
-        1.0, description="Characters of the rarer of simplified and traditional Chinese / characters of either."
+        1.0,
+        description="Maximum of characters of the rarer variant of Chinese / characters that are only simplified or "
+        "only traditional.",
     )
 
 
@@ -81,44 +90,68 @@ class GopherRepetitionConfig(NamedRuleConfig):
     """Repeated paragraphs, lines and n-grams (Rae et al. 2021, table A1), measured as the dialect's tool does."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
-    dialect: Dialect = Field("datatrove", description="Whose reading; dolma has no test on paragraphs.")
-    max_duplicate_paragraph_share: Share = Field(0.30, description="Repeated paragraphs / paragraphs.")
-    max_duplicate_paragraph_character_share: Share = Field(0.20, description="Their characters / characters.")
-    max_duplicate_line_share: Share = Field(0.30, description="Repeated lines / lines.")
-    max_duplicate_line_character_share: Share = Field(0.20, description="Their characters / characters.")
-    max_top_2gram_share: Share = Field(0.20, description="Characters of the most frequent word pair / characters.")
-    max_top_3gram_share: Share = Field(0.18, description="The same of three words.")
-    max_top_4gram_share: Share = Field(0.16, description="The same of four words.")
-    max_duplicate_5gram_share: Share = Field(0.15, description="Characters in repeated runs of 5 words / characters.")
-    max_duplicate_6gram_share: Share = Field(0.14, description="The same of 6 words.")
-    max_duplicate_7gram_share: Share = Field(0.13, description="The same of 7 words.")
-    max_duplicate_8gram_share: Share = Field(0.12, description="The same of 8 words.")
-    max_duplicate_9gram_share: Share = Field(0.11, description="The same of 9 words.")
-    max_duplicate_10gram_share: Share = Field(0.10, description="The same of 10 words.")
+    dialect: Dialect = Field("datatrove", description="Implementation to follow; dolma does not test paragraphs.")
+    max_duplicate_paragraph_share: Share = Field(0.30, description="Maximum of repeated paragraphs / paragraphs.")
+    max_duplicate_paragraph_character_share: Share = Field(
+        0.20, description="Maximum of characters in repeated paragraphs / characters."
+    )
+    max_duplicate_line_share: Share = Field(0.30, description="Maximum of repeated lines / lines.")
+    max_duplicate_line_character_share: Share = Field(
+        0.20, description="Maximum of characters in repeated lines / characters."
+    )
+    max_top_2gram_share: Share = Field(
+        0.20, description="Maximum of characters in the most frequent 2-gram / characters."
+    )
+    max_top_3gram_share: Share = Field(
+        0.18, description="Maximum of characters in the most frequent 3-gram / characters."
+    )
+    max_top_4gram_share: Share = Field(
+        0.16, description="Maximum of characters in the most frequent 4-gram / characters."
+    )
+    max_duplicate_5gram_share: Share = Field(
+        0.15, description="Maximum of characters in repeated 5-grams / characters."
+    )
+    max_duplicate_6gram_share: Share = Field(
+        0.14, description="Maximum of characters in repeated 6-grams / characters."
+    )
+    max_duplicate_7gram_share: Share = Field(
+        0.13, description="Maximum of characters in repeated 7-grams / characters."
+    )
+    max_duplicate_8gram_share: Share = Field(
+        0.12, description="Maximum of characters in repeated 8-grams / characters."
+    )
+    max_duplicate_9gram_share: Share = Field(
+        0.11, description="Maximum of characters in repeated 9-grams / characters."
+    )
+    max_duplicate_10gram_share: Share = Field(
+        0.10, description="Maximum of characters in repeated 10-grams / characters."
+    )
 
 
 class GopherQualityConfig(NamedRuleConfig):
     """Word counts, word lengths, symbols, bullets and stop words (Rae et al. 2021, A.1.1), by dialect."""
 
     kind: Literal["gopher_quality"] = "gopher_quality"
-    dialect: Dialect = Field("datatrove", description="Whose reading; descriptions below are datatrove's.")
-    min_words: Count = Field(50, description="Words that are not punctuation alone.")
-    max_words: Count = Field(100_000, description="Words that are not punctuation alone.")
+    dialect: Dialect = Field(
+        "datatrove", description="Implementation to follow; the descriptions below are datatrove's."
+    )
+    min_words: Count = Field(50, description="Minimum words, not counting punctuation.")
+    max_words: Count = Field(100_000, description="Maximum words, not counting punctuation.")
     min_mean_word_length: Share = Field(
-        3.0, description="Characters per word that is not punctuation alone (dolma: the median)."
+        3.0, description="Minimum mean characters per word, not counting punctuation (dolma: median)."
     )
     max_mean_word_length: Share = Field(
-        10.0, description="Characters per word that is not punctuation alone (dolma: the median)."
+        10.0, description="Maximum mean characters per word, not counting punctuation (dolma: median)."
     )
-    max_hash_ratio: Share = Field(0.1, description="`#` signs per word. Not for dolma and dclm.")
-    max_ellipsis_ratio: Share = Field(0.1, description="`...` and `…` per word. Not for dolma and dclm.")
-    max_symbol_ratio: Share = Field(0.1, description="Both together per word, for dolma and dclm alone.")
-    max_bullet_line_share: Share = Field(0.9, description="Lines that start with `•` or `-` / lines.")
-    max_ellipsis_line_share: Share = Field(0.3, description="Lines that end with `...` or `…` / lines.")
-    min_alphabetic_word_share: Share = Field(0.8, description="Words with a letter / words.")
-    min_stop_words: Count = Field(2, description="How many of `stop_words` must occur; case matters.")
+    max_hash_ratio: Share = Field(0.1, description="Maximum `#` signs per word. Not in dolma and dclm.")
+    max_ellipsis_ratio: Share = Field(0.1, description="Maximum `...` and `…` per word. Not in dolma and dclm.")
+    max_symbol_ratio: Share = Field(0.1, description="Maximum `#` signs and ellipses per word. Only in dolma and dclm.")
+    max_bullet_line_share: Share = Field(0.9, description="Maximum of lines that start with `•` or `-` / lines.")
+    max_ellipsis_line_share: Share = Field(0.3, description="Maximum of lines that end with `...` or `…` / lines.")
+    min_alphabetic_word_share: Share = Field(0.8, description="Minimum of words with a letter / words.")
+    min_stop_words: Count = Field(2, description="Minimum number of `stop_words` that must occur; case-sensitive.")
     stop_words: tuple[str, ...] = Field(
-        ("the", "be", "to", "of", "and", "that", "have", "with"), description="Words of which some must occur."
+        ("the", "be", "to", "of", "and", "that", "have", "with"), description="Common words, for min_stop_words."
     )
 
     @model_validator(mode="after")
@@ -127,7 +160,7 @@ class GopherQualityConfig(NamedRuleConfig):
         idle = ("max_hash_ratio", "max_ellipsis_ratio") if together else ("max_symbol_ratio",)
         instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
         raise_violations(
-            Violation(name, f"{getattr(self, name):g} decides nothing in the dialect {self.dialect}. Set {instead}.")
+            Violation(name, f"{getattr(self, name):g} has no effect in the dialect {self.dialect}. Set {instead}.")
             for name in idle
             if getattr(self, name) != type(self).model_fields[name].default
         )
@@ -138,14 +171,17 @@ class FinewebQualityConfig(NamedRuleConfig):
     """FineWeb's line filters (Penedo et al. 2024), with the constants of its code."""
 
     kind: Literal["fineweb_quality"] = "fineweb_quality"
-    min_end_mark_line_share: Share = Field(0.12, description="Lines that end with terminal punctuation / lines.")
-    short_line_characters: Count = Field(30, description="A line of at most so many characters is short.")
-    max_short_line_share: Share = Field(0.67, description="Short lines / lines.")
+    min_end_mark_line_share: Share = Field(
+        0.12, description="Minimum of lines that end with terminal punctuation / lines."
+    )
+    short_line_characters: Count = Field(30, description="Maximum characters of a short line.")
+    max_short_line_share: Share = Field(0.67, description="Maximum of short lines / lines.")
     max_duplicate_line_character_share: Share = Field(
         0.01,
-        description="Characters in repeated lines / characters without newlines. The paper says 0.1, its code 0.01.",
+        description="Maximum of characters in repeated lines / characters without newlines. The paper gives 0.1, its "
+        "code 0.01.",
     )
-    max_newlines_per_word: Share = Field(0.3, description="Newlines per word.")
+    max_newlines_per_word: Share = Field(0.3, description="Maximum newlines per word.")
 
 
 RuleConfig = Annotated[

@@ -13,12 +13,9 @@ from llmsys.config.bitwise_constraints import find_bitwise_violations
 from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
-from llmsys.config.engine_constraints import find_deepspeed_violations, find_torch_violations, resolve_layout
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
-from llmsys.config.generation_constraints import find_generation_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
-from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
@@ -27,8 +24,15 @@ from llmsys.config.parallel_layout import (
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
+from llmsys.config.run_constraints import (
+    find_deepspeed_violations,
+    find_generation_violations,
+    find_noise_scale_violations,
+    find_torch_violations,
+    resolve_layout,
+)
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation, format_choices, raise_violations
 from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
 from llmsys.config.train import (
     FlopsConfig,
@@ -39,7 +43,6 @@ from llmsys.config.train import (
     TrackingConfig,
     TrainConfig,
 )
-from llmsys.config.violation import Violation, format_choices, raise_violations
 from llmsys.errors import ConfigError
 
 # Default for a config without a `model:` section: small enough for one laptop core.
@@ -57,28 +60,28 @@ class RunConfig(Section):
     """Configuration of one run, from raw text to the report."""
 
     run: RunNameConfig = Field(RunNameConfig(), description="Name, folder and seed.")
-    data: DataConfig = Field(CrawlConfig(), description="From files of text to token shards.")
-    tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="How text becomes token ids.")
-    model: ModelConfig = Field(SMALL_MODEL, description="The architecture.")
+    data: DataConfig = Field(CrawlConfig(), description="Dataset: from input files to token shards.")
+    tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="Tokenizer.")
+    model: ModelConfig = Field(SMALL_MODEL, description="Model architecture.")
     objective: ObjectiveConfig = Field(
-        default_factory=infer_objective, description="What is learnt. Left out: what the model is made for."
+        default_factory=infer_objective, description="Training objective. Default: the one of the model's head."
     )
-    loss: LossConfig = Field(LossConfig(), description="What training adds to plain cross entropy.")
-    batch: BatchConfig = Field(BatchConfig(), description="Tokens of one optimizer step.")
-    optimizer: OptimizerConfig = Field(AdamWConfig(), description="How gradients become updates.")
-    schedule: ScheduleConfig = Field(CosineScheduleConfig(), description="The learning rate over the run.")
+    loss: LossConfig = Field(LossConfig(), description="Additions to cross entropy in training.")
+    batch: BatchConfig = Field(BatchConfig(), description="Global batch of one optimizer step.")
+    optimizer: OptimizerConfig = Field(AdamWConfig(), description="Optimizer.")
+    schedule: ScheduleConfig = Field(CosineScheduleConfig(), description="Learning rate schedule.")
     factors: MultiplierScheduleConfig = Field(
-        MultiplierScheduleConfig(), description="Weight decay and balance over the run."
+        MultiplierScheduleConfig(), description="Schedules of weight decay and load balancing."
     )
-    engine: EngineConfig = Field(TorchEngineConfig(), description="The library that owns the step.")
-    layout: ParallelLayout = Field(ParallelLayout(), description="How ranks share the model.")
-    launch: LaunchConfig = Field(LaunchConfig(), description="Processes on this machine.")
-    train: TrainConfig = Field(TrainConfig(), description="Budget, precision and log.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When to save and what to keep.")
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Held-out documents, and questions.")
-    generation: GenerationConfig = Field(GenerationConfig(), description="Prompts to continue.")
-    tracking: TrackingConfig = Field(TrackingConfig(), description="Services beside events.jsonl.")
-    flops: FlopsConfig = Field(FlopsConfig(), description="How operations are counted.")
+    engine: EngineConfig = Field(TorchEngineConfig(), description="Library that runs backward and the optimizer step.")
+    layout: ParallelLayout = Field(ParallelLayout(), description="Parallelism: ranks per axis.")
+    launch: LaunchConfig = Field(LaunchConfig(), description="Processes to start on this machine.")
+    train: TrainConfig = Field(TrainConfig(), description="Token budget, precision, failure handling and logging.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoint interval and retention.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Evaluation on held-out documents and tasks.")
+    generation: GenerationConfig = Field(GenerationConfig(), description="Text generation.")
+    tracking: TrackingConfig = Field(TrackingConfig(), description="Experiment trackers, in addition to events.jsonl.")
+    flops: FlopsConfig = Field(FlopsConfig(), description="FLOPs convention and device for utilisation.")
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
@@ -118,7 +121,7 @@ class RunConfig(Section):
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
                 "optimizer.kind",
-                f"{self.optimizer.kind} works on whole matrices, and engine.kind=deepspeed keeps flat parts of them. "
+                f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
 
@@ -138,14 +141,14 @@ class RunConfig(Section):
         if self.engine.kind == "deepspeed":
             yield Violation(
                 "train.ema_half_life_tokens",
-                f"{self.train.ema_half_life_tokens} needs weights that can be read in place, and DeepSpeed keeps "
-                "flat parts of them. Use engine.kind=torch, or checkpoint.average_last, or 0.",
+                f"{self.train.ema_half_life_tokens} needs access to single weights, but DeepSpeed keeps flat "
+                "shards. Use engine.kind=torch, or checkpoint.average_last, or 0.",
             )
         if self.checkpoint.average_last:
             yield Violation(
                 "train.ema_half_life_tokens",
-                f"{self.train.ema_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} are "
-                "two ways to average. Set one of them to 0.",
+                f"{self.train.ema_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} "
+                "both average weights. Set one of them to 0.",
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
@@ -164,14 +167,14 @@ class RunConfig(Section):
         if "objective" in self.model_fields_set and (family, wanted_head) != (self.model.family, head):
             yield Violation(
                 "objective.kind",
-                f"{kind} is learnt by family={family} with head={wanted_head}, and the model is {self.model.family} "
+                f"{kind} needs family={family} with head={wanted_head}, but the model is {self.model.family} "
                 f"with {head}. Leave objective out, or change model.family and model.head.",
             )
         elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
             legal = (data, "mixture") if data == "crawl" else (data,)
             if self.data.kind not in legal:
                 wanted = format_choices([f"data.kind={name}" for name in legal])
-                yield Violation("data.kind", f"{self.data.kind} data cannot teach {kind}. Use {wanted}.")
+                yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         windows = kind in ("next_token", "masked")
         problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
         yield from (Violation(f"batch.{key}", message) for key, message in problems)
@@ -184,8 +187,8 @@ class RunConfig(Section):
         if trained > rows:
             yield Violation(
                 "tokenizer.vocab_size",
-                f"{trained} pieces do not fit the {rows} rows of model.vocab_size. "
-                f"Use tokenizer.vocab_size={rows}, or model.vocab_size={trained}.",
+                f"{trained} pieces exceed the {rows} rows of model.vocab_size. Use "
+                f"tokenizer.vocab_size={rows}, or model.vocab_size={trained}.",
             )
 
     def _find_budget_violations(self) -> Iterator[Violation]:
@@ -194,7 +197,7 @@ class RunConfig(Section):
         if "train" in self.model_fields_set and budget < first:
             yield Violation(
                 "train.tokens",
-                f"{budget} tokens are less than one step of {first}. Use at least {first}, or a smaller batch.",
+                f"{budget} tokens are fewer than one step of {first}. Use at least {first}, or a smaller batch.",
             )
         if schedule.kind == "noam":
             key, shaped = "schedule.warmup_steps", self.batch.count_tokens_before(schedule.warmup_steps)
@@ -204,8 +207,8 @@ class RunConfig(Section):
         if shaped > budget:
             yield Violation(
                 key,
-                f"warm-up and decay take {shaped} tokens of a run of train.tokens={budget}. "
-                f"Shorten them to {budget} together, or train longer.",
+                f"warmup and decay take {shaped} tokens, more than train.tokens={budget}. Shorten them to "
+                f"{budget} in total, or train longer.",
             )
 
     @property
@@ -256,7 +259,7 @@ class RunConfig(Section):
         if problems:
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
-            raise ConfigError(f"train.precision=auto is {precision} here{reason}, and that breaks: {listed_problems}")
+            raise ConfigError(f"train.precision=auto is {precision} here{reason}, which is invalid: {listed_problems}")
         return resolved
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

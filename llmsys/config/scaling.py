@@ -6,8 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import Section, Violation, raise_violations
 
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY", "CNY")
 ENERGY = {"KWH": 1.0, "MWH": 1e3, "GWH": 1e6}
@@ -18,19 +17,25 @@ class ScalingLawConfig(Section):
     """Budget and assumptions of `llmsys scale`. The assumptions are printed with the result."""
 
     budget: float | str = Field(
-        description="FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or energy (30MWh)."
+        description="Budget in FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or energy (30MWh)."
     )
-    unique_tokens: float | None = Field(None, gt=0, description="Tokens of text there are before they repeat.")
+    unique_tokens: float | None = Field(None, gt=0, description="Number of unique training tokens.")
     inference_tokens: float = Field(
-        0, ge=0, description="Tokens the model will serve later; the same budget pays for them, 2 FLOPs per parameter."
+        0, ge=0, description="Tokens of inference to pay from the same budget, at 2 FLOPs per parameter and token."
     )
-    device: str | None = Field(None, description="Accelerator that hours, money or energy are spent on.")
-    utilisation: float = Field(0.4, gt=0, le=1, description="Share of its peak that useful operations reach.")
-    price_per_hour: float | None = Field(None, gt=0, description="Money for one accelerator-hour.")
-    pue: float = Field(1.2, ge=1, description="Energy of the whole site over that of the accelerators.")
-    num_experts: int = Field(1, ge=1, description="Routed experts per layer; more than one adds the laws for experts.")
-    granularity: float = Field(1.0, ge=1, description="Inner width of the dense layer over that of one expert.")
-    highlight: str | None = Field(None, description="A law to point at in the table; the others stay.")
+    device: str | None = Field(None, description="Device profile for a budget in hours, money or energy.")
+    utilisation: float = Field(0.4, gt=0, le=1, description="Model FLOPs utilisation (MFU).")
+    price_per_hour: float | None = Field(None, gt=0, description="Price of one accelerator-hour.")
+    pue: float = Field(
+        1.2, ge=1, description="Power usage effectiveness: energy of the site / energy of the accelerators."
+    )
+    num_experts: int = Field(
+        1, ge=1, description="Routed experts per layer; more than one adds the scaling laws for mixtures of experts."
+    )
+    granularity: float = Field(
+        1.0, ge=1, description="Granularity: width of the dense feed-forward layer / width of one expert."
+    )
+    highlight: str | None = Field(None, description="Scaling law to highlight in the table.")
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -48,13 +53,13 @@ class ScalingLawConfig(Section):
             )
             return
         if amount <= 0:
-            yield Violation("budget", f"{amount:g} buys nothing. Use a positive budget.")
+            yield Violation("budget", f"{amount:g} is not positive. Use a positive budget.")
         if unit != "FLOPs" and self.device is None:
-            yield Violation(
-                "device", f"is missing: {self.budget} buys operations of a device. Set device=h100-sxm, say."
-            )
+            yield Violation("device", f"is missing: {self.budget} needs a device. Set, for example, device=h100-sxm.")
         if unit in CURRENCIES and self.price_per_hour is None:
-            yield Violation("price_per_hour", f"is missing: {self.budget} buys hours. Set {unit} per accelerator-hour.")
+            yield Violation(
+                "price_per_hour", f"is missing: {self.budget} needs a price. Set {unit} per accelerator-hour."
+            )
 
     @property
     def parsed_budget(self) -> tuple[float, str]:

@@ -9,11 +9,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import Section, Violation, raise_violations
 
-Warmup = Annotated[int, Field(ge=0, description="Tokens over which the rate rises from 0 to its peak.")]
-Final = Annotated[float, Field(ge=0, le=1, description="Share of the peak rate that is left at the end.")]
+Warmup = Annotated[int, Field(ge=0, description="Warmup tokens.")]
+Final = Annotated[float, Field(ge=0, le=1, description="Final learning rate as a share of the peak.")]
 
 
 class WsdScheduleConfig(Section):
@@ -21,7 +20,7 @@ class WsdScheduleConfig(Section):
 
     kind: Literal["wsd"] = "wsd"
     warmup_tokens: Warmup = 0
-    decay_tokens: int = Field(ge=1, description="Tokens of the fall at the end of the run.")
+    decay_tokens: int = Field(ge=1, description="Tokens of the decay at the end of the run.")
     min_lr_factor: Final = 0.1
 
 
@@ -52,7 +51,7 @@ class InverseSqrtScheduleConfig(Section):
     """Decay as 1/sqrt(tokens) after the warm-up (Vaswani 2017, 5.3), scaled to 1 at its end."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    warmup_tokens: int = Field(ge=1, description="Tokens over which the rate rises; the fall is measured in it.")
+    warmup_tokens: int = Field(ge=1, description="Warmup tokens; also the time scale of the decay.")
 
 
 class NoamScheduleConfig(Section):
@@ -62,7 +61,7 @@ class NoamScheduleConfig(Section):
     """
 
     kind: Literal["noam"] = "noam"
-    warmup_steps: int = Field(4000, ge=1, description="Steps over which the rate rises; the fall is measured in it.")
+    warmup_steps: int = Field(4000, ge=1, description="Warmup steps; also the time scale of the decay.")
 
 
 ScheduleConfig = Annotated[
@@ -85,11 +84,11 @@ class MultiplierScheduleConfig(Section):
     Two points at the same token count are a step: [[0, 1], [900, 1], [900, 0]] is 1 before 900 tokens and 0 from 900.
     """
 
-    weight_decay: tuple[Point, ...] = Field((), description="On optimizer.weight_decay; empty: always 1.")
+    weight_decay: tuple[Point, ...] = Field((), description="Factor on optimizer.weight_decay. Empty: always 1.")
     balance: tuple[Point, ...] = Field(
         (),
-        description="On the rate or weights of model.moe.balance; empty: always 1. DeepSeek-V3 ends its last 500 of "
-        "14,800 billion tokens at 0.",
+        description="Factor on the rate or weight of load balancing. Empty: always 1. DeepSeek-V3 uses 0 for the "
+        "last 500 of 14,800 billion tokens.",
     )
 
     @model_validator(mode="after")

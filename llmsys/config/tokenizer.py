@@ -8,48 +8,57 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.local_path import LocalPath
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
 
 class SentencePieceConfig(Section):
     """A SentencePiece model trained on a reproducible sample of the kept training documents (Kudo 2018)."""
 
     kind: Literal["sentencepiece"] = "sentencepiece"
-    model_type: Literal["bpe", "unigram"] = Field("bpe", description="Algorithm that chooses the pieces.")
-    vocab_size: int = Field(8_192, ge=300, le=1 << 20, description="Number of pieces, bytes and control ids included.")
-    byte_fallback: bool = Field(True, description="Characters outside the vocabulary become bytes, never unknowns.")
-    character_coverage: float = Field(
-        0.9995, ge=0.98, le=1, description="Share of the sample's characters that get a piece of their own."
+    model_type: Literal["bpe", "unigram"] = Field("bpe", description="Training algorithm.")
+    vocab_size: int = Field(
+        8_192, ge=300, le=1 << 20, description="Vocabulary size, including byte and control pieces."
     )
-    split_digits: bool = Field(False, description="Every digit is a piece of its own.")
+    byte_fallback: bool = Field(
+        True, description="Encode characters outside the vocabulary as bytes instead of the unknown id."
+    )
+    character_coverage: float = Field(
+        0.9995, ge=0.98, le=1, description="Share of the sample's characters covered by single-character pieces."
+    )
+    split_digits: bool = Field(False, description="Split numbers into single digits.")
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = Field(
         "identity",
-        description="What becomes of characters; identity alone gives texts back. nmt_ also makes newlines and tabs "
-        "spaces, _cf folds case.",
+        description="SentencePiece normalization; only identity is lossless. nmt_: also replace newlines and tabs by "
+        "spaces. _cf: case folding.",
     )
-    remove_extra_whitespaces: bool = Field(False, description="Spaces at both ends go, and runs of them become one.")
-    add_dummy_prefix: bool = Field(False, description="A space is put before a text: its first word is one as others.")
+    remove_extra_whitespaces: bool = Field(
+        False, description="Strip leading and trailing spaces and collapse runs of spaces."
+    )
+    add_dummy_prefix: bool = Field(
+        False, description="Prepend a space to the text, so that its first word is encoded like the others."
+    )
     allow_whitespace_only_pieces: bool = Field(
-        True, description="Runs of spaces may be pieces: indented code is short."
+        True, description="Allow runs of spaces as pieces, which shortens indented code."
     )
     whitespace_symbols: Literal["bytes", "pieces"] = Field(
-        "bytes", description="Newline, two newlines and tab become bytes (or unknown without byte_fallback), or pieces."
+        "bytes",
+        description="Encode newline, double newline and tab as bytes (unknown without byte_fallback), or as pieces.",
     )
     control_symbols: tuple[str, ...] = Field(
-        (), description="Pieces that no text produces, such as <mask> for masked language models."
+        (), description="Control pieces, which no text produces, such as <mask> for masked language models."
     )
     user_defined_symbols: tuple[str, ...] = Field(
-        (), description="Pieces that always stay whole where a text has them, such as <|user|>."
+        (), description="User-defined pieces, which are never split, such as <|user|>."
     )
     sample_bytes: int = Field(
-        100_000_000, ge=1, description="UTF-8 bytes of text to train on; documents are drawn by the hash of their id."
+        100_000_000,
+        ge=1,
+        description="UTF-8 bytes of the training sample; documents are selected by the hash of their id.",
     )
     language_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {},
-        description="Shares of the sample by language (ISO 639-1); no other language is drawn, and one that has less "
-        "than its share gives all it has. Left out: documents as they come.",
+        description="Shares of the sample by language (ISO 639-1). Other languages are excluded; a language with "
+        "less text than its share is used in full. Default: no shares.",
     )
 
     @model_validator(mode="after")
@@ -62,13 +71,13 @@ class SentencePieceConfig(Section):
         symbols += [(symbol, "user_defined_symbols") for symbol in self.user_defined_symbols]
         for number, (symbol, field) in enumerate(symbols):
             if symbol in ("<unk>", "<s>", "</s>"):
-                yield Violation(field, f"{symbol} is a piece of every model already. Leave it out.")
+                yield Violation(field, f"{symbol} is already a piece of every model. Leave it out.")
             elif not symbol or "\u2581" in symbol:
-                yield Violation(
-                    field, f"{symbol!r} cannot be a piece: U+2581 is how spaces are written. Write a space."
-                )
+                yield Violation(field, f"{symbol!r} cannot be a piece: U+2581 represents spaces. Write a space.")
             elif symbol in [earlier for earlier, _ in symbols[:number]]:
-                yield Violation(field, f"{symbol!r} is given twice, and a piece is one or the other. Give it once.")
+                yield Violation(
+                    field, f"{symbol!r} is given twice: a piece is either control or user-defined. List it once."
+                )
 
 
 class FileTokenizerConfig(Section):
@@ -76,19 +85,21 @@ class FileTokenizerConfig(Section):
 
     kind: Literal["file"] = "file"
     path: LocalPath = Field(
-        description="A tokenizer.json or SentencePiece model, or the folder that holds one; tokenizer.json goes first."
+        description="A tokenizer.json, a SentencePiece model, or a folder with one of them (tokenizer.json is "
+        "preferred)."
     )
     eos_token: str | None = Field(
         None,
         min_length=1,
-        description="Piece that ends documents. Left out: what tokenizer_config.json and others beside the file say.",
+        description="Token that ends documents. Default: the one of tokenizer_config.json or the other files in the "
+        "folder.",
     )
 
 
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
     """Yield a violation if language weights are set for data without language labels."""
     if isinstance(tokenizer, SentencePieceConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
-        message = f"the texts of data.kind={data} are not told apart by language. Leave the weights out."
+        message = f"data.kind={data} has no languages. Leave the weights out."
         yield Violation("tokenizer.language_weights", message)
 
 

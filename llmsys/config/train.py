@@ -5,9 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.local_path import LocalPath
-from llmsys.config.section import Section
-from llmsys.config.violation import Violation, raise_violations
+from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
 
 
@@ -18,18 +16,21 @@ class SpikeDetectionConfig(Section):
     """
 
     max_grad_norm_ratio: float = Field(
-        0.0, ge=0, description="Times the median gradient norm (before clipping), such as 10; 0: norms are not judged."
+        0.0,
+        ge=0,
+        description="Skip a step whose gradient norm (before clipping) exceeds this multiple of the median, such as "
+        "10. 0: off.",
     )
     max_loss_ratio: float = Field(
-        0.0, ge=0, description="Times the median loss, such as 1.5; 0: losses are not judged."
+        0.0, ge=0, description="Skip a step whose loss exceeds this multiple of the median, such as 1.5. 0: off."
     )
-    window_steps: int = Field(100, ge=2, description="Steps whose median is taken.")
+    window_steps: int = Field(100, ge=2, description="Number of last applied steps for the median.")
 
     @model_validator(mode="after")
     def _check_ratios(self) -> Self:
         raise_violations(
             Violation(
-                name, f"{value:g} times the median would refuse ordinary steps. Use more than 1, or 0 for no rule."
+                name, f"{value:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
             )
             for name, value in (
                 ("max_grad_norm_ratio", self.max_grad_norm_ratio),
@@ -49,87 +50,89 @@ class RunNameConfig(Section):
 
     name: str = Field("run", min_length=1, description="Name in logs, reports and trackers.")
     folder: LocalPath = Field(
-        Path("runs/run"), description="Everything the run writes; relative to the working directory."
+        Path("runs/run"), description="Run folder for all outputs, relative to the working directory."
     )
-    seed: int = Field(0, ge=0, description="Seed of the starting weights and of the order of the data.")
+    seed: int = Field(0, ge=0, description="Seed of the initial weights and of the data order.")
 
 
 class LaunchConfig(Section):
     """`launch:` — processes that `llmsys train` starts on this machine."""
 
-    processes: int = Field(1, ge=0, description="Processes to start; 0 starts one per accelerator.")
-    port: int = Field(0, ge=0, le=65535, description="TCP port where they meet; 0 takes any free one.")
+    processes: int = Field(1, ge=0, description="Number of processes. 0: one per accelerator.")
+    port: int = Field(0, ge=0, le=65535, description="TCP port of the rendezvous. 0: any free port.")
 
 
 class TrainConfig(Section):
     """`train:` — budget, precision and log."""
 
-    tokens: int = Field(1_000_000_000, ge=1, description="Tokens to train on, from the first step.")
+    tokens: int = Field(1_000_000_000, ge=1, description="Total training tokens.")
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
-        description="Type of weights and activations in products; masters and moments are always fp32. "
-        "auto is bf16 where the device multiplies it natively, else fp32, and a resumed run keeps its type. "
-        "fp16 scales the loss so that small gradients survive.",
+        description="Dtype of weights and activations in forward and backward; master weights and moments are always "
+        "fp32. auto: bf16 if the device supports it natively, else fp32; a resumed run keeps its dtype. "
+        "fp16 uses loss scaling.",
     )
     matmul_dtype: Literal["compute", "fp8"] = Field(
         "compute",
-        description="Type that enters the linear maps of blocks: compute is that of `precision`; fp8 rounds rows to 8 "
-        "bits with a scale each, and needs torchao and a GPU that multiplies them.",
+        description="Dtype of the inputs of linear layers in blocks. compute: that of `precision`. fp8: 8 bits with "
+        "rowwise scales; needs torchao and a GPU with fp8 matmuls.",
     )
     reproducibility: Literal["fast", "bitwise"] = Field(
         "fast",
-        description="fast sums as the libraries do, and every layout rounds in its own way. bitwise gives the same "
-        "weights and moments bit for bit on any power of two of processes, and costs time (llmsys/engine/README.md).",
+        description="fast: the libraries' order of summation; layouts agree up to rounding. bitwise: bit-identical "
+        "weights and moments on any power of two of processes, slower (llmsys/engine/README.md).",
     )
     activation_checkpoint: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What backward computes again instead of keeping it: selective keeps the outputs of large "
-        "products and of attention, full keeps only what enters each block.",
+        description="Activation checkpointing. selective: save the outputs of matmuls and attention and recompute "
+        "the rest. full: save only the inputs of each block.",
     )
     compile: Literal["none", "block"] = Field(
-        "none", description="block: each block goes through torch.compile; needs a C++ compiler, or Triton on GPUs."
+        "none", description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs."
     )
     init_from: LocalPath | None = Field(
-        None, description="Run folder or checkpoint whose weights a new run begins with, by name."
+        None, description="Run folder or checkpoint to initialize the weights of a new run from, matched by name."
     )
     restart: bool = Field(
         False,
-        description="Begin at step 0 in a run folder that has saved checkpoints of which none can be resumed; they are "
-        "moved aside. A whole checkpoint is resumed all the same.",
+        description="Start at step 0 if the run folder has saved checkpoints but none can be resumed; they are moved "
+        "away. A complete checkpoint is still resumed.",
     )
     on_bad_step: Literal["skip", "rewind", "stop"] = Field(
         "skip",
-        description="What becomes of a step that is not finite, or a spike: skip leaves the weights as they are and "
-        "goes on with the next; rewind goes back to the last checkpoint and leaves the step's data out; stop ends.",
+        description="Action on a step with a non-finite loss or norm, or a spike. skip: keep the weights and "
+        "continue with the next step. rewind: load the last checkpoint and skip the data of the step. "
+        "stop: end the run.",
     )
-    max_consecutive_bad_steps: int = Field(
-        10, ge=1, description="Bad steps without a good one between them that end the run."
-    )
+    max_consecutive_bad_steps: int = Field(10, ge=1, description="Maximum consecutive bad steps before the run ends.")
     spike_detection: SpikeDetectionConfig = Field(
-        SpikeDetectionConfig(), description="Which finite steps are bad too; none by default."
+        SpikeDetectionConfig(), description="Spike detection: finite steps to treat as bad. Default: none."
     )
     hang_timeout_seconds: float = Field(
-        600.0, ge=0, description="A rank that gets no further for so long is named, and the run ends; 0: never."
+        600.0,
+        ge=0,
+        description="Seconds without progress of a rank after which the run ends and names it. 0: no limit.",
     )
     time_limit_minutes: float = Field(
-        0.0, ge=0, description="The run saves and ends after so long, to be continued; 0: no limit but Slurm's."
+        0.0,
+        ge=0,
+        description="Minutes after which the run saves a checkpoint and exits, to be resumed. 0: no limit except "
+        "Slurm's.",
     )
     ema_half_life_tokens: int = Field(
         0,
         ge=0,
-        description="Keep an exponential mean of the weights in which a step counts half after so many tokens; it is "
-        "what is evaluated and used. 0 keeps none.",
+        description="Half-life of the exponential moving average (EMA) of the weights, in tokens; evaluation, "
+        "generation and conversion use the average. 0: no EMA.",
     )
     noise_scale_every_steps: int = Field(
         0,
         ge=0,
-        description="Steps between two measurements of the gradient noise scale, the batch size in tokens beyond "
-        "which more of them stop helping; 0 measures none.",
+        description="Steps between measurements of the gradient noise scale (the critical batch size, in tokens). 0: "
+        "off.",
     )
-    log_every_steps: int = Field(10, ge=1, description="Steps between two logged steps.")
-    threads_per_process: int = Field(
-        0, ge=0, description="CPU threads of each process; 0 shares the cores out over the processes."
-    )
+    log_every_steps: int = Field(10, ge=1, description="Steps between log entries.")
+    threads_per_process: int = Field(0, ge=0, description="CPU threads per process. 0: available cores / processes.")
 
     @property
     def resolved_precision(self) -> Precision:
@@ -140,8 +143,8 @@ class TrainConfig(Section):
         """
         if self.precision == "auto":
             raise ConfigError(
-                "train.precision=auto is known only on a device. "
-                "Set train.precision=bf16 or fp32, or name a device profile: flops.device=NAME."
+                "train.precision=auto needs a device. Set train.precision=bf16 or fp32, or name a device "
+                "profile: flops.device=NAME."
             )
         return self.precision
 
@@ -149,31 +152,33 @@ class TrainConfig(Section):
 class GenerationConfig(Section):
     """`generation:` — prompts and sampling options of `llmsys generate` and of the samples after a run."""
 
-    prompts: tuple[str, ...] = Field((), description="Texts to continue.")
+    prompts: tuple[str, ...] = Field((), description="Prompts.")
     prefix_pieces: tuple[str, ...] | None = Field(
-        None, description="Pieces that open every text. Left out: the one that ends documents, as in training."
+        None, description="Tokens prepended to every prompt. Default: the token that ends documents, as in training."
     )
-    max_new_tokens: int = Field(64, ge=1, description="Longest continuation, in tokens.")
-    temperature: float = Field(0.8, ge=0, description="Divides the logits; 0 always takes the likeliest token.")
-    top_k: int = Field(0, ge=0, description="Choose among this many likeliest tokens; 0 chooses among all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Choose among the likeliest tokens with this total probability.")
-    min_p: float = Field(0.0, ge=0, le=1, description="Choose among tokens at least this share as likely as the first.")
+    max_new_tokens: int = Field(64, ge=1, description="Maximum number of generated tokens.")
+    temperature: float = Field(0.8, ge=0, description="Divisor of the logits. 0: greedy decoding.")
+    top_k: int = Field(0, ge=0, description="Sample from this many most likely tokens. 0: all.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the most likely tokens with this total probability.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Sample from tokens with at least this share of the highest probability."
+    )
     repetition_penalty: float = Field(
-        1.0, gt=0, description="Makes tokens that the text already has less likely; 1 changes nothing."
+        1.0, gt=0, description="Penalty on tokens that already occur in the text. 1: none."
     )
-    num_beams: int = Field(1, ge=1, description="Beginnings followed in a beam search; 1 draws tokens instead.")
+    num_beams: int = Field(1, ge=1, description="Beam width of beam search. 1: sampling.")
     length_penalty: float = Field(
-        0.6, ge=0, description="Of beam search: 0 prefers short texts; see Wu 2016, section 7."
+        0.6, ge=0, description="Length penalty of beam search (Wu 2016, section 7). 0 prefers short texts."
     )
-    seed: int = Field(0, ge=0, description="Seed of the choices.")
+    seed: int = Field(0, ge=0, description="Seed of sampling.")
 
 
 class TrackingConfig(Section):
     """`tracking:` — experiment trackers in addition to events.jsonl, which is always written."""
 
-    tensorboard: bool = Field(False, description="Write TensorBoard files into the run folder.")
+    tensorboard: bool = Field(False, description="Write TensorBoard files to the run folder.")
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
-    project: str = Field("llmsys", min_length=1, description="Project name there.")
+    project: str = Field("llmsys", min_length=1, description="Weights & Biases project.")
 
 
 class FlopsConfig(Section):
@@ -181,11 +186,11 @@ class FlopsConfig(Section):
 
     convention: Literal["causal", "full", "hardware"] = Field(
         "causal",
-        description="causal: attention over the positions a token may see; full: over all of them (PaLM); "
-        "hardware: full, and what recomputation repeats.",
+        description="causal: attention over the visible positions only. full: over all positions (PaLM). hardware: "
+        "full, plus recomputation.",
     )
     device: str | None = Field(
         None,
-        description="Device profile whose peak utilisation is a share of: its name, or the file that llmsys calibrate "
-        "wrote. Left out: the profile of this very accelerator; without one, utilisation is unknown.",
+        description="Device profile with the peak FLOP/s for utilisation: a name, or a file of `llmsys calibrate`. "
+        "Default: the profile of this accelerator; without one, utilisation is unknown.",
     )

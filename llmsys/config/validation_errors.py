@@ -14,8 +14,7 @@ from pydantic_core import ErrorDetails
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.migration import find_new_key, find_new_value
 from llmsys.config.scaling import ScalingLawConfig
-from llmsys.config.section import SectionType, get_kind, list_fields, list_section_types, select_by_kind
-from llmsys.config.violation import format_choices
+from llmsys.config.section import SectionType, format_choices, get_kind, list_fields, list_section_types, select_by_kind
 from llmsys.config.yaml_parser import Keys
 from llmsys.errors import ConfigError
 
@@ -115,7 +114,7 @@ def _iter_messages(detail: ErrorDetails, location: _KeyLocation, root: SectionTy
         words = [word or number for word, number in legal]
         yield keys, _format_illegal_value(keys, value, words)
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
-        yield keys, f"{_format_value(value)} is not a section. Write its keys below it, one on each line."
+        yield keys, f"{_format_value(value)} is not a section. Write its keys under it, one per line."
     else:
         yield keys, _format_rule(detail, value, _get_field_description(keys, owners))
 
@@ -135,7 +134,7 @@ def _format_renamed_key(keys: Keys, root: SectionType, value: object) -> str | N
     if new is None:
         return None
     now = find_new_value(new, value)
-    return f"is now called {new.removeprefix('scale.')}{f', and {value} is now {now}' if now else ''}."
+    return f"was renamed to {new.removeprefix('scale.')}{f', and {value} to {now}' if now else ''}."
 
 
 def _has_old_name(keys: Keys, values: object) -> bool:
@@ -146,7 +145,7 @@ def _has_old_name(keys: Keys, values: object) -> bool:
 def _format_illegal_value(keys: Keys, value: object, legal: list[str]) -> str:
     now = find_new_value(".".join(keys), value)
     if now is not None:
-        return f"{value} is now called {now}."
+        return f"{value} was renamed to {now}."
     return f"{value!r} is not {format_choices(legal)}.{_format_suggestion(str(value), legal)}"
 
 

@@ -46,8 +46,8 @@ class _YamlLoader(yaml.SafeLoader):
         if self._depth > MAX_DEPTH:
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise ConfigError(
-                f"{self.name_shown}:{line}: values are nested deeper than {MAX_DEPTH} levels, and no section is. "
-                f"Write keys and lists as `llmsys show --schema` describes them."
+                f"{self.name_shown}:{line}: values are nested deeper than {MAX_DEPTH} levels, deeper than any "
+                "section. Write keys and lists as `llmsys show --schema` describes them."
             )
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
@@ -93,8 +93,9 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
         reader = _YamlLoader(text)
     except yaml.reader.ReaderError as error:
         raise ConfigError(
-            f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML text cannot hold. "
-            f"In the name of a file write ? for it, as a pattern, or name the file in a list: data.inputs=[@files.txt]."
+            f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML does not allow. "
+            "In a file name write ? as a pattern instead, or name the file in a list: "
+            "data.inputs=[@files.txt]."
         ) from None
     reader.name_shown = name
     try:
@@ -108,8 +109,8 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
         if "digits" not in str(error):
             raise
         raise ConfigError(
-            f"{name}: a number has more digits than can be read ({sys.get_int_max_str_digits():,}). "
-            f"Write a smaller one, or put it in quotes where text is meant."
+            f"{name}: a number has more digits than the limit ({sys.get_int_max_str_digits():,}). Write a "
+            "smaller number, or quote it if it is text."
         ) from None
     finally:
         reader.dispose()
@@ -192,6 +193,9 @@ def _format_yaml_error(error: yaml.YAMLError, text: str, name: str) -> str:
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
     if "\t" in line[: len(line) - len(line.lstrip())]:
-        return f"{name}:{mark.line + 1}: a tab indents this line, and YAML allows only spaces. Use two spaces a level."
+        return (
+            f"{name}:{mark.line + 1}: this line is indented with a tab, but YAML allows only spaces. Use two "
+            "spaces per level."
+        )
     problem = getattr(error, "problem", None) or str(error)
     return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}."

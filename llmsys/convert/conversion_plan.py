@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert.name_mapping import FamilyMapping, NameMapping
-from llmsys.convert.tensor_transform import TensorTransform
+from llmsys.convert.name_mapping import FamilyMapping, NameMapping, TensorTransform
 from llmsys.engine.engine import iter_persistent_buffers
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.model.transformer import Transformer
@@ -88,8 +87,8 @@ def build_conversion_plan(model: ModelConfig, table: FamilyMapping) -> Conversio
     nameless = [part.name.removeprefix("parameter/") for part in left if part.name.startswith("parameter/")]
     if nameless:
         raise ConfigError(
-            f"{nameless[0]} of this model has no place in a Hugging Face folder of its family "
-            f"({len(nameless)} such tensors). Convert a model that is one of its family, or keep it in our format."
+            f"{nameless[0]} of this model has no name in the Hugging Face format of its model type "
+            f"({len(nameless)} such tensors). Convert a model without it, or keep it in llmsys format."
         )
     return ConversionPlan(model, table, tuple(groups), tuple(left))
 
@@ -209,6 +208,6 @@ def _require_no_differences(
         more = f"\n  … and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
         listed = "".join(f"\n  {line}" for line in lines[:NAMED])
         raise CheckpointError(
-            f"the tensors of {source} are not those of its config.json:{listed}{more}\n"
-            f"Use the config.json that belongs to these weights, or weights that belong to it."
+            f"the tensors of {source} do not match its config.json:{listed}{more}\nUse the config.json of "
+            "these weights, or the weights of this config.json."
         )

@@ -4,8 +4,7 @@ Source: the parameter names of the published checkpoints, as transformers reads 
 """
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert.name_mapping import FamilyMapping, NameMapping, map_modules, map_tensors
-from llmsys.convert.tensor_transform import SingleRow
+from llmsys.convert.name_mapping import FamilyMapping, NameMapping, SingleRow, map_modules, map_tensors
 
 OURS, ENCODER = "blocks.{i}", "encoder.blocks.{i}"
 POSITION_IDS = (r"embeddings\.position_ids$",)

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert import decoder_mappings, encoder_mappings, fused_decoder_mappings
+from llmsys.convert import decoder_mappings, encoder_mappings
 from llmsys.convert.name_mapping import FamilyMapping
 from llmsys.errors import ConfigError
 
 TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
-    "gpt2": fused_decoder_mappings.GPT2,
-    "gpt_neox": fused_decoder_mappings.GPT_NEOX,
-    "bloom": fused_decoder_mappings.BLOOM,
-    "falcon": fused_decoder_mappings.build_falcon_mapping,
-    "dbrx": fused_decoder_mappings.DBRX,
-    "opt": fused_decoder_mappings.OPT,
+    "gpt2": decoder_mappings.GPT2,
+    "gpt_neox": decoder_mappings.GPT_NEOX,
+    "bloom": decoder_mappings.BLOOM,
+    "falcon": decoder_mappings.build_falcon_mapping,
+    "dbrx": decoder_mappings.DBRX,
+    "opt": decoder_mappings.OPT,
     "llama": decoder_mappings.LLAMA,
     "mistral": decoder_mappings.LLAMA,
     "qwen2": decoder_mappings.LLAMA,
@@ -46,6 +46,6 @@ def get_family_mapping(model_type: str, model: ModelConfig) -> FamilyMapping:
     """
     if model_type not in TABLES:
         known = ", ".join(sorted(TABLES))
-        raise ConfigError(f"weights of model_type {model_type!r} cannot be converted. Known families: {known}.")
+        raise ConfigError(f"weights of model_type {model_type!r} cannot be converted. Known model types: {known}.")
     found = TABLES[model_type]
     return found if isinstance(found, FamilyMapping) else found(model)

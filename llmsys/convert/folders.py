@@ -41,7 +41,7 @@ def find_checkpoint(source: Path) -> tuple[Path, Path]:
     if (source / CHECKPOINT_RECORD).is_file():
         problem = find_checkpoint_error(source)
         if problem is not None:
-            raise CheckpointError(f"{source} cannot be used: {problem}. Take another checkpoint.")
+            raise CheckpointError(f"{source} cannot be used: {problem}. Use another checkpoint.")
         return source.resolve().parent.parent, source
     if not (source / RUN_CONFIG).is_file():
         raise ConfigError(
@@ -50,7 +50,7 @@ def find_checkpoint(source: Path) -> tuple[Path, Path]:
         )
     found = find_newest_checkpoint(source / CHECKPOINTS)
     if found is None:
-        raise CheckpointError(f"{source / CHECKPOINTS} holds no whole checkpoint. Train first, or name another run.")
+        raise CheckpointError(f"{source / CHECKPOINTS} has no complete checkpoint. Train first, or name another run.")
     return source, found
 
 
@@ -90,7 +90,7 @@ def require_absent(destination: Path) -> None:
         ConfigError: It exists.
     """
     if destination.is_symlink():
-        raise ConfigError(f"{destination} is a link. Name the folder itself: nothing is written through links.")
+        raise ConfigError(f"{destination} is a link. Name the target folder: llmsys does not write through links.")
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
         raise ConfigError(f"{destination} exists already. Name another destination, or remove it first.")
 

@@ -21,7 +21,7 @@ from llmsys.config.hugging_face.read_config_json import parse_json
 from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import format_choices
+from llmsys.config.section import format_choices
 from llmsys.config.yaml_parser import dump_yaml
 from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors
 from llmsys.convert.conversion_plan import (
@@ -85,8 +85,8 @@ class HuggingFaceImport:
         for part, dtype in pieces:
             if dtypes.setdefault(part.name, dtype) != dtype:
                 raise CheckpointError(
-                    f"the experts of {part.name} are {dtypes[part.name]} and {dtype} in {self.files.folder}, and one "
-                    f"tensor of ours holds them all. Save them in one dtype."
+                    f"the experts of {part.name} are {dtypes[part.name]} and {dtype} in {self.files.folder}, "
+                    "but llmsys stores them in one tensor. Save them in one dtype."
                 )
         return pieces + [TensorToWrite(part, torch.float32) for part in self.plan.unknown_there]
 
@@ -107,16 +107,17 @@ class HuggingFaceImport:
         for copy, original in self.match.copies.items():
             if not torch.equal(self.files.read(copy), self.files.read(self.match.names[original])):
                 raise CheckpointError(
-                    f"{copy} in {self.files.folder} must repeat {original}, since the config ties them, and differs. "
-                    f"Set tie_word_embeddings to false in config.json if both are meant."
+                    f"{copy} in {self.files.folder} differs from {original}, but the config ties them. Set "
+                    "tie_word_embeddings to false in config.json if both are meant."
                 )
 
     def _require_wide_dtypes(self) -> None:
         for name in self.match.names.values():
             if (dtype := self.files.tensors[name].dtype) not in WIDE:
                 raise CheckpointError(
-                    f"{name} in {self.files.folder} is stored as {str(dtype).removeprefix('torch.')}, and its scale is "
-                    f"not read. Use weights in {format_choices([str(one).removeprefix('torch.') for one in WIDE])}."
+                    f"{name} in {self.files.folder} is stored as {str(dtype).removeprefix('torch.')}, whose "
+                    "scales are not supported. Use weights in "
+                    f"{format_choices([str(one).removeprefix('torch.') for one in WIDE])}."
                 )
 
     def _get_group_dtype(self, group: TensorGroup) -> torch.dtype:
@@ -158,8 +159,8 @@ def _read_config_values(source: Path) -> dict[str, Any]:
         others = sorted(path.name for path in source.iterdir() if path.suffix in WEIGHTS)
         held = f"holds {', '.join(others[:3])} and " if others else "holds "
         raise CheckpointError(
-            f"{source} {held}no *.safetensors. Fetch the weights as safetensors; with transformers: "
-            f"AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
+            f"{source} {held}no *.safetensors. Download the weights as safetensors; with transformers: "
+            "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
         )
     return values
 

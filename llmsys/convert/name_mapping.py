@@ -2,12 +2,157 @@
 
 Names contain `{i}` for the block, `{n}` for the block number of a prediction module, and `{e}` for the expert where
 theirs are separate and ours are stacked.
+
+A transform converts between the layouts of our tensors and Hugging Face's without rounding: it takes the tensors of one
+mapping and returns those of the other side. Transforms also run on the meta device, which gives the shapes that a file
+must have before anything is read.
+
+Invariants:
+- `to_hugging_face` is the exact inverse of `from_hugging_face`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from llmsys.convert.tensor_transform import Identity, TensorTransform
+import torch
+from torch import Tensor
+
+from llmsys.config.model import ModelConfig
+
+# E experts, D width, I width of an expert
+
+
+class TensorTransform(Protocol):
+    """One way to lay out the same numbers."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return our tensors, in the order of the mapping."""
+        ...
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return their tensors, in the order of the mapping."""
+        ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Equal layouts."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return them unchanged."""
+        return theirs
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return them unchanged."""
+        return ours
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Matrices (in, out) in theirs, (out, in) in ours; vectors are equal."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return each matrix transposed."""
+        return [_transpose_matrix(one) for one in theirs]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return each matrix transposed."""
+        return [_transpose_matrix(one) for one in ours]
+
+
+@dataclass(frozen=True)
+class SingleRow:
+    """A matrix with one row in theirs, a vector in ours (final_logits_bias of Marian and BART)."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return the row as a vector."""
+        return [one.squeeze(0) for one in theirs]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return the vector as a matrix with one row."""
+        return [one.unsqueeze(0) for one in ours]
+
+
+@dataclass(frozen=True)
+class FusedQkv:
+    """One projection for queries, keys and values: all query rows, then all key rows, then all value rows.
+
+    DBRX; GPT-2 has it transposed.
+    """
+
+    transposed: bool = False
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return three projections."""
+        fused = _transpose_matrix(theirs[0]) if self.transposed else theirs[0]
+        return list(fused.split([heads * model.head_dim for heads in _count_heads(model)]))
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return one projection."""
+        fused = torch.cat(ours)
+        return [_transpose_matrix(fused) if self.transposed else fused]
+
+
+@dataclass(frozen=True)
+class FusedQkvByHead:
+    """One projection, interleaved by key-value head: its queries, its key, its value.
+
+    GPT-NeoX and BLOOM, where every head has its own key, and Falcon with any number of key-value heads.
+    """
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return three projections."""
+        queries, keys, _ = _count_heads(model)
+        rest = theirs[0].shape[1:]
+        grouped = theirs[0].reshape(keys, queries // keys + 2, model.head_dim, *rest)
+        parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+        return [part.reshape(-1, *rest) for part in parts]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return one projection."""
+        keys, rest = model.num_key_value_heads, ours[0].shape[1:]
+        grouped = [one.reshape(keys, -1, model.head_dim, *rest) for one in ours]
+        return [torch.cat(grouped, dim=1).reshape(-1, *rest)]
+
+
+@dataclass(frozen=True)
+class InterleavedGateUp:
+    """Gate and up of all experts in one tensor, interleaved in the last axis (gpt-oss)."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return gate and up."""
+        return [theirs[0][..., 0::2], theirs[0][..., 1::2]]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return gate and up, interleaved."""
+        return [torch.stack(ours, dim=-1).flatten(-2)]
+
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """The experts' matrices concatenated, (E·I, D) (DBRX); ours are (E, D, I), or (E, I, D) for `down`."""
+
+    down: bool = False
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return the experts stacked."""
+        experts = 0 if model.moe is None else model.moe.num_experts
+        stacked = theirs[0].reshape(experts, -1, theirs[0].shape[-1])
+        return [stacked if self.down else stacked.transpose(1, 2)]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return the experts concatenated."""
+        return [(ours[0] if self.down else ours[0].transpose(1, 2)).flatten(0, 1)]
+
+
+def _transpose_matrix(tensor: Tensor) -> Tensor:
+    return tensor.T if tensor.ndim == 2 else tensor
+
+
+def _count_heads(model: ModelConfig) -> tuple[int, int, int]:
+    return model.num_attention_heads, model.num_key_value_heads, model.num_key_value_heads
+
 
 SAME = Identity()
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from llmsys.convert.conversion_plan import Shape
 from llmsys.errors import CheckpointError
-from llmsys.file_name import is_plain_file_name
+from llmsys.local_path import is_plain_file_name
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {
@@ -72,15 +72,15 @@ class SafetensorsFolder:
         index = _read_index(folder)
         if not index and not (folder / single).is_file() and (shards := sorted(folder.glob("*.safetensors"))):
             raise CheckpointError(
-                f"{folder} holds {shards[0].name} and neither {single} nor {INDEX}. Fetch the index too, or put all "
-                f"tensors into {single}."
+                f"{folder} holds {shards[0].name} but neither {single} nor {INDEX}. Download the index too, or "
+                f"put all tensors into {single}."
             )
         for file in sorted(set(index.values())) if index else [single]:
             self.tensors |= dict(self._read_headers(file))
         for name, file in index.items():
             if name not in self.tensors or self.tensors[name].file != file:
                 raise CheckpointError(
-                    f"{folder / INDEX} says that {name} is in {file}, and it is not there. Fetch the files again."
+                    f"{folder / INDEX} lists {name} in {file}, but it is not there. Download the files again."
                 )
 
     def read(self, name: str) -> Tensor:
@@ -121,9 +121,9 @@ def _open_safetensors(file: Path) -> Any:
     try:
         return safe_open(str(file), framework="pt", device="cpu")
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing. Fetch the files again.") from None
+        raise CheckpointError(f"{file} is missing. Download the files again.") from None
     except SafetensorError as error:
-        raise CheckpointError(f"{file} is damaged ({error}). Fetch the file again.") from None
+        raise CheckpointError(f"{file} is corrupt ({error}). Download the file again.") from None
 
 
 def _read_index(folder: Path) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         text = (folder / INDEX).read_text()
         files: dict[str, str] = parse_weight_map(text)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{folder / INDEX} cannot be read ({error!r}). Fetch the file again.") from None
+        raise CheckpointError(f"{folder / INDEX} cannot be read ({error!r}). Download the file again.") from None
     return files
 
 
@@ -179,7 +179,7 @@ class SafetensorsShardWriter:
     def write(self, name: str, tensor: Tensor) -> None:
         """Write one tensor at its offset."""
         if (tensor.dtype, tuple(tensor.shape)) != self._tensors[name]:
-            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, promised was {self._tensors[name]}")
+            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {self._tensors[name]}")
         self._file.seek(self._data + self._places.pop(name))
         # numpy has no bfloat16
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -117,7 +117,7 @@ def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str
     if exact:
         _write_json(folder / "tokenizer.json", _build_tokenizer_json(processor, processor.normalize(PROBE) == prefixed))
     else:
-        log.warning("%s changes text before it cuts it; no tokenizer.json was made of it", model_file)
+        log.warning("%s normalizes text; it was not converted to tokenizer.json", model_file)
 
 
 def read_special_token_ids(model_file: Path | None, eos_token: str | None = None) -> dict[str, int | None]:

@@ -1,6 +1,6 @@
 """Mixtures: the source of every sequence of a run that reads several datasets.
 
-Reads the integer weights of each stage (see `llmsys.config.mixture`).
+Reads the integer weights of each stage (see `llmsys.config.data`).
 
 Invariants:
 - After n sequences of a stage, each source has had n · weight of them, rounded up or down.
@@ -112,8 +112,9 @@ class MixtureWindows:
         for number, (name, fingerprint) in enumerate(zip(names, prints, strict=True)):
             if fingerprint in prints[:number]:
                 raise ConfigError(
-                    f"{name} and {names[prints.index(fingerprint)]} hold the same tokens (fingerprint {fingerprint}), "
-                    f"and both would be read in the same order. Keep one of them and add up the weights."
+                    f"{name} and {names[prints.index(fingerprint)]} hold the same tokens (fingerprint "
+                    f"{fingerprint}), and both would be read in the same order. Keep one of them, with the sum "
+                    "of the weights."
                 )
 
     @property

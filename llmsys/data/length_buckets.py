@@ -45,9 +45,9 @@ class LengthBuckets:
         longest, share = int(self.lengths_N.max()), int(self.lengths_N.sum()) / self.buckets_per_epoch
         if longest > share:
             raise ConfigError(
-                f"batch.tokens={self.tokens_per_step} in batch.num_length_buckets={self.buckets_per_step} groups "
-                f"leaves {share:.0f} tokens to a group, and the longest sequence has {longest}. "
-                f"Use batch.tokens={-(-longest * self.buckets_per_step * 5 // 4)} or more, or fewer groups."
+                f"batch.tokens={self.tokens_per_step} in batch.num_length_buckets={self.buckets_per_step} "
+                f"buckets leaves {share:.0f} tokens per bucket, but the longest sequence has {longest}. Use "
+                f"batch.tokens={-(-longest * self.buckets_per_step * 5 // 4)} or more, or fewer buckets."
             )
         object.__setattr__(self, "_epoch", lru_cache(maxsize=2)(self._order_buckets))
 

@@ -71,7 +71,9 @@ def read_questions(asked: SetConfig) -> list[MultipleChoiceQuestion]:
             if len(questions) == asked.max_questions > 0:
                 return questions
     if not questions:
-        raise DataError(f"evaluation set {asked.title}: {asked.path} holds no question. Correct the path, or leave it.")
+        raise DataError(
+            f"evaluation set {asked.title}: {asked.path} has no questions. Correct the path, or remove the task."
+        )
     return questions
 
 
@@ -91,16 +93,16 @@ def _read_lines(file: Path) -> list[str]:
         data = file.read_bytes()
         return (gzip.decompress(data) if file.suffix == ".gz" else data).decode().split("\n")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}). It should hold a JSON object a line, in UTF-8.") from None
+        raise DataError(f"{file} cannot be read ({error}). It must be UTF-8 with one JSON object per line.") from None
 
 
 def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error}). Write one object a line.") from None
+        raise DataError(f"{where}: not JSON ({error}). Write one object per line.") from None
     if not isinstance(value, dict):
-        raise DataError(f"{where}: {type(value).__name__} is not an object. Write one object a line.")
+        raise DataError(f"{where}: {type(value).__name__} is not an object. Write one object per line.")
     return value
 
 
@@ -125,8 +127,8 @@ def _parse_multiple_choice(asked: MultipleChoiceConfig, fields: dict[str, Any], 
         raise DataError(f"{where}: `choices` must be a list of two or more texts, not {_format_value(choices)}.")
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise DataError(
-            f"{where}: answer {_format_value(answer)} is none of the {len(choices)} choices. "
-            f"Count from 0 to {len(choices) - 1}."
+            f"{where}: answer {_format_value(answer)} is not one of the {len(choices)} choices. Count from 0 "
+            f"to {len(choices) - 1}."
         )
     return MultipleChoiceQuestion(
         where, _require_text(fields, ("question", "context"), where), asked.separator, tuple(choices), answer
@@ -168,9 +170,9 @@ class ChoiceRows:
         for row in rows:
             if (length := len(row.tokens) - 1) > longest:
                 raise DataError(
-                    f"{questions[row.question].location}: choice {row.choice} with its context takes {length} "
-                    f"positions, and the model has {longest} (model.max_position_embeddings). "
-                    f"Shorten it, or leave it out."
+                    f"{questions[row.question].location}: choice {row.choice} with its context has {length} "
+                    f"tokens, but the limit is {longest} (model.max_position_embeddings). Shorten it, or leave "
+                    "it out."
                 )
         # Ties are broken by number, so that the rows of a batch do not depend on the sorting algorithm.
         self.sorted = sorted(rows, key=lambda row: (len(row.tokens), row.question, row.choice))

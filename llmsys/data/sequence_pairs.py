@@ -151,5 +151,5 @@ def open_pairs(folder: Path, split: str) -> SequencePairs:
     """
     targets = open_tokens(folder, split)
     if f"{split}_source" not in targets.manifest.splits:
-        raise DataError(f"{folder} holds documents, not pairs. Prepare one whose data.kind is pairs or labelled.")
+        raise DataError(f"{folder} holds documents, not pairs. Prepare a dataset with data.kind=pairs or labelled.")
     return SequencePairs(open_tokens(folder, f"{split}_source"), targets)

@@ -212,7 +212,7 @@ class StridedStepBatches:
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""
-        assert which == ALL, "a strided subset is not cut again"
+        assert which == ALL, "a strided subset cannot be split again"
         return self.whole.get_micro_batches(step, slice(self.data_rank, None, self.ranks))
 
     def count_micro_batches(self, step: int) -> int:

@@ -26,7 +26,7 @@ class StepPlan:
         if self.sequences % self.data_ranks:
             near = max(1, round(self.sequences / self.data_ranks)) * self.data_ranks
             raise ConfigError(
-                f"batch.sequences={self.sequences} cannot be dealt evenly to {self.data_ranks} data ranks. "
+                f"batch.sequences={self.sequences} cannot be divided evenly over {self.data_ranks} data ranks. "
                 f"Use batch.sequences={near} or another number of processes."
             )
         if self.sequences_per_rank % self.micro_sequences:

@@ -92,7 +92,10 @@ def _run_drill(drill: CrashDrill, config: RunConfig, calm: str) -> DrillResult:
         found = read_final_hash(config)
         if found != calm:
             return DrillResult(
-                drill.name, False, f"ended in state {found}, a calm run in {calm}", _measure_elapsed_seconds(began)
+                drill.name,
+                False,
+                f"ended in state {found}, an undisturbed run in {calm}",
+                _measure_elapsed_seconds(began),
             )
         return DrillResult(drill.name, True, message, _measure_elapsed_seconds(began))
     except AssertionError as failed:
@@ -106,7 +109,7 @@ def _measure_elapsed_seconds(began: float) -> float:
 def _read_last_output(config: RunConfig) -> str:
     path = config.run.folder.parent / "output.txt"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return f"Its last words: {lines[-1]}" if lines else ""
+    return f"Its last line: {lines[-1]}" if lines else ""
 
 
 def read_final_hash(config: RunConfig) -> str:
@@ -141,7 +144,7 @@ def _build_kill_drills() -> list[CrashDrill]:
     for number, point in enumerate(FAULT_POINTS):
         before, after = ranks[number % len(ranks)]
         count = {"in an evaluation": 2, "before a save": 2, "removing an older one": 1}.get(point, 3)
-        promise = "a rank killed there loses nothing"
+        promise = "a rank killed at this point loses nothing"
         fault = Fault(point, count, rank=before - 1 if FAULT_POINTS[point].module.endswith("engine") else 0)
         found.append(CrashDrill(f"killed {point}", promise, build_fault_drill(fault, before, after)))
         if FAULT_POINTS[point].module in ("llmsys.train.checkpoint_write", "llmsys.train.checkpoint_retention"):
@@ -156,23 +159,23 @@ DRILLS = (
     *_build_kill_drills(),
     CrashDrill(
         "a truncated shard",
-        "the checkpoint before it is taken",
+        "the previous checkpoint is loaded",
         build_damage_drill(fault_injection.truncate_largest_file),
     ),
-    CrashDrill("a flipped bit", "the checkpoint before it is taken", build_damage_drill(fault_injection.flip_bit)),
+    CrashDrill("a flipped bit", "the previous checkpoint is loaded", build_damage_drill(fault_injection.flip_bit)),
     CrashDrill(
-        "a lost file", "the checkpoint before it is taken", build_damage_drill(fault_injection.delete_largest_file)
+        "a lost file", "the previous checkpoint is loaded", build_damage_drill(fault_injection.delete_largest_file)
     ),
     CrashDrill(
-        "a damaged record", "the checkpoint before it is taken", build_damage_drill(fault_injection.truncate_record)
+        "a damaged record", "the previous checkpoint is loaded", build_damage_drill(fault_injection.truncate_record)
     ),
     CrashDrill(
         "a lost checkpoint",
-        "the checkpoint before it is taken",
+        "the previous checkpoint is loaded",
         build_damage_drill(fault_injection.delete_newest_checkpoint),
     ),
-    CrashDrill("a full disk", "a message, and no harm to what was saved", drill_full_disk),
-    CrashDrill("a stalled rank", "it is named, with stacks", drill_stalled_rank),
+    CrashDrill("a full disk", "an error message; saved checkpoints stay intact", drill_full_disk),
+    CrashDrill("a stalled rank", "the rank is named, with stacks", drill_stalled_rank),
     CrashDrill("asked to stop", "a checkpoint is saved first", drill_sigterm),
-    CrashDrill("random kills", "killed again and again at any time", build_random_kill_drill(8)),
+    CrashDrill("random kills", "killed repeatedly at random times", build_random_kill_drill(8)),
 )

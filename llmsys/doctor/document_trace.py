@@ -79,8 +79,8 @@ class DocumentTracer:
         if not places:
             folder = self.config.data.folder
             raise DataError(
-                f"{url or document} is in no training shard of {folder}. It was dropped, held back for evaluation, or "
-                f"never crawled: llmsys report shows what was dropped, and why."
+                f"{url or document} is not in the training shards of {folder}. It was dropped, held out for "
+                "evaluation, or never crawled: llmsys report shows dropped documents with their reason."
             )
         return places
 
@@ -154,7 +154,7 @@ def read_progress(run_folder: Path) -> tuple[int, set[int]]:
     """
     path = run_folder / "events.jsonl"
     if not path.exists():
-        raise DataError(f"{run_folder} has no events.jsonl: nothing was trained there. Run llmsys train first.")
+        raise DataError(f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train first.")
     events = read_latest_events(path)
     done = max((event["step"] for event in events if event["event"] in ("step", "checkpoint")), default=0)
     return int(done), {int(event["step"]) for event in events if event["event"] in ("bad_step", "overflow")}

@@ -34,7 +34,7 @@ def run_until_finished(config: RunConfig, ranks: int) -> RunConfig:
         statuses = run_attempt(config, ranks)
         if not any(statuses):
             return config
-    raise AssertionError(f"started {MAX_ATTEMPTS} times and never done, last with statuses {statuses}")
+    raise AssertionError(f"started {MAX_ATTEMPTS} times without finishing, last with statuses {statuses}")
 
 
 def build_fault_drill(fault: Fault, before: int, after: int) -> Callable[[RunConfig], str]:
@@ -42,10 +42,10 @@ def build_fault_drill(fault: Fault, before: int, after: int) -> Callable[[RunCon
 
     def train_through_fault(config: RunConfig) -> str:
         statuses = run_attempt(config, before, fault)
-        assert any(statuses), "nothing happened: the moment was never reached"
+        assert any(statuses), "no fault was injected: the fault point was not reached"
         steps = sorted(path.name for path in (config.run.folder / "checkpoints").glob("step-*"))
         run_until_finished(config, after)
-        return f"went on from {steps[-1] if steps else 'the start'}, {before} → {after} processes"
+        return f"resumed from {steps[-1] if steps else 'the start'}, {before} → {after} processes"
 
     return train_through_fault
 
@@ -62,7 +62,7 @@ def build_damage_drill(damage: Callable[[Path], None]) -> Callable[[RunConfig], 
         resumed = [
             e["resumed_from"] for e in read_latest_events(config.run.folder / "events.jsonl") if e["event"] == "start"
         ]
-        return f"passed over {harmed}, went on from step {resumed[-1]}"
+        return f"skipped {harmed}, resumed from step {resumed[-1]}"
 
     return damage_and_resume
 
@@ -70,21 +70,21 @@ def build_damage_drill(damage: Callable[[Path], None]) -> Callable[[RunConfig], 
 def drill_full_disk(config: RunConfig) -> str:
     """Make every save fail from the second on: the run must end with a message, and continue once there is space."""
     statuses = run_attempt(config, 1, Fault("before a save", 2, "full_disk"))
-    assert statuses == [2], f"a full disk ended with status {statuses[0]}, and not with a message"
+    assert statuses == [2], f"a full disk ended with status {statuses[0]} and without a message"
     run_until_finished(config, 2)
-    return "ended with a message, and went on when there was room"
+    return "ended with a message, and resumed once space was free"
 
 
 def drill_stalled_rank(config: RunConfig) -> str:
     """Stop one rank: the others must name it and exit."""
     statuses = run_attempt(config, 2, Fault("before the backward pass", 4, "stop", rank=1))
-    assert statuses[0] == HUNG, f"rank 0 left with status {statuses[0]}, and not with {HUNG} for a rank that hangs"
+    assert statuses[0] == HUNG, f"rank 0 exited with status {statuses[0]} instead of {HUNG} for a hang"
     output = (config.run.folder.parent / "output.txt").read_text(errors="replace")
-    assert "rank 1" in output, "nobody named the rank that hung"
+    assert "rank 1" in output, "the hanging rank was not named"
     stacks = list((config.run.folder / "heartbeats").glob("*.stacks"))
     assert any(path.stat().st_size for path in stacks), "no stacks were written"
     run_until_finished(config, 2)
-    return "rank 1 was named, with stacks, and the run went on"
+    return "rank 1 was named, with stacks, and the run resumed"
 
 
 def drill_sigterm(config: RunConfig) -> str:
@@ -96,10 +96,10 @@ def drill_sigterm(config: RunConfig) -> str:
             _send_signal(process, signal.SIGTERM)
 
     statuses = run_attempt(config, 2, meanwhile=send_sigterm)
-    assert set(statuses) == {STOPPED}, f"statuses {statuses}, and not {STOPPED} on both ranks"
+    assert set(statuses) == {STOPPED}, f"statuses {statuses} instead of {STOPPED} on both ranks"
     saved = get_newest_checkpoint_folder(config.run.folder).name
     run_until_finished(config, 1)
-    return f"saved {saved} on the way out"
+    return f"saved {saved} before exiting"
 
 
 def build_random_kill_drill(count: int, seed: int = 0) -> Callable[[RunConfig], str]:

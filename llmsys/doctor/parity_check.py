@@ -15,8 +15,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from llmsys.doctor.parity_matrix import RECOMPUTE, ParityCase
-from llmsys.doctor.parity_reference import RATE, STEPS, Tensors, Trajectory, compute_reference_trajectory
-from llmsys.doctor.parity_rows import build_micro_batches
+from llmsys.doctor.parity_reference import (
+    RATE,
+    STEPS,
+    Tensors,
+    Trajectory,
+    build_micro_batches,
+    compute_reference_trajectory,
+)
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.engine.engine import Engine
 from llmsys.estimate.state_memory import resolve_planned_layout
@@ -32,10 +38,8 @@ BUFFERS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-2}
 """Absolute limits of buffers. In 16 bits a few tokens choose another expert, and the balancing bias follows."""
 
 SMALL = {"fp32": 1e-2, "bf16": 1e-1, "fp16": 1e-1}
-"""A tensor whose norm is below this share of the largest is compared with that share: it is mostly rounding.
-
-In 16 bits that concerns routers: between two almost equal experts, another one is chosen.
-"""
+"""A tensor whose norm is below this share of the largest is compared with that share: it is mostly rounding
+(in 16 bits that concerns routers: between two almost equal experts, another one is chosen)."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,10 @@ class TrajectoryDistance:
     worst: str
     passed: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary, for JSON."""
-        return asdict(self)
-
 
 def compare_to_reference(case: ParityCase, expected: Trajectory) -> TrajectoryDistance:
     """Train a parity case and return its distance on every rank. Collective."""
-    found = train_case(case)
-    return compute_distance(case.precision, found, expected)
+    return compute_distance(case.precision, train_case(case), expected)
 
 
 def train_case(case: ParityCase) -> Trajectory:
@@ -68,7 +67,7 @@ def train_case(case: ParityCase) -> Trajectory:
     device = get_local_device()
     engine = build_engine(config, build_device_meshes(layout, device), device)
     _load_expert_bias(engine, case)
-    start = _gather_weights(engine)
+    start = _gather_tensors(engine, "parameter/")
     shard_arguments = {
         "rank": layout.get_data_rank(get_rank()),
         "ranks": layout.data_parallel_size,
@@ -88,7 +87,13 @@ def train_case(case: ParityCase) -> Trajectory:
     moments = {f"1/{name}": value for name, value in _gather_tensors(engine, "first_moment/").items()}
     moments |= {f"2/{name}": value for name, value in _gather_tensors(engine, "second_moment/").items()}
     return Trajectory(
-        losses, norms, start, gradients, _gather_weights(engine), moments, _gather_tensors(engine, "buffer/")
+        losses,
+        norms,
+        start,
+        gradients,
+        _gather_tensors(engine, "parameter/"),
+        moments,
+        _gather_tensors(engine, "buffer/"),
     )
 
 
@@ -128,7 +133,7 @@ def compute_distance(precision: str, found: Trajectory, expected: Trajectory) ->
 
 def _compute_largest_difference(found: Tensors, expected: Tensors, small: float) -> tuple[float, str]:
     if found.keys() != expected.keys():
-        return float("inf"), f"{sorted(found.keys() ^ expected.keys())[0]}, which only one side has"
+        return float("inf"), f"{sorted(found.keys() ^ expected.keys())[0]}, present on one side only"
     longest = max(float(value.norm()) for value in expected.values())
     apart = {
         name: float((found[name] - value).norm()) / max(float(value.norm()), small * longest)
@@ -156,10 +161,6 @@ def _load_expert_bias(engine: Engine, case: ParityCase) -> None:
             for expert, push in case.parity_model.expert_bias.items():
                 tensor[expert] = push
     engine.load_state(state)
-
-
-def _gather_weights(engine: Engine) -> Tensors:
-    return _gather_tensors(engine, "parameter/")
 
 
 def _gather_tensors(engine: Engine, prefix: str) -> Tensors:
@@ -202,7 +203,7 @@ class ParityResult:
         return {
             "cell": self.case.title,
             "passed": self.has_passed,
-            "distance": None if self.distance is None else self.distance.to_dict(),
+            "distance": None if self.distance is None else asdict(self.distance),
             "failure": self.failure,
         }
 
@@ -294,6 +295,6 @@ def iter_failures(results: Sequence[ParityResult]) -> Iterator[str]:
         elif not result.has_passed:
             found = result.distance
             yield (
-                f"{result.case.title}: {found.worst} is off (loss {found.loss:.1e}, norm {found.norm:.1e}, "
+                f"{result.case.title}: {found.worst} differs (loss {found.loss:.1e}, norm {found.norm:.1e}, "
                 f"gradient {found.gradient:.1e}, weights {found.weights:.1e}, moments {found.moments:.1e})"
             )

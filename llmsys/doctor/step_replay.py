@@ -12,7 +12,7 @@ from typing import Any
 from llmsys.config.engine import TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.data.batch_digest import compute_batch_digest, format_digest
+from llmsys.data.batch import compute_batch_digest, format_digest
 from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError, DataError
@@ -88,7 +88,7 @@ def _build_single_process_config(config: RunConfig) -> RunConfig:
 def _read_step_events(run_folder: Path, step: int) -> dict[int, dict[str, Any]]:
     path = run_folder / "events.jsonl"
     if not path.exists():
-        raise DataError(f"{run_folder} has no events.jsonl: nothing was trained there. Run llmsys train first.")
+        raise DataError(f"{run_folder} has no events.jsonl, so no run was trained there. Run llmsys train first.")
     events = {int(e["step"]): e for e in read_latest_events(path) if e["event"] == "step"}
     if not events or step > max(events) or step < 1:
         raise DataError(f"step={step} was not trained: {run_folder} has steps 1 to {max(events, default=0)}.")
@@ -110,8 +110,9 @@ def _load_checkpoint_before(engine: Engine, config: RunConfig, step: int) -> tup
         return int(record["steps"]), set(record.get("judge", {}).get("left_out", ()))
     if config.train.init_from is not None:
         raise CheckpointError(
-            f"no checkpoint in {folder} is older than step {step}, and the run began from {config.train.init_from}. "
-            f"Replay a step after the oldest checkpoint, or keep more with checkpoint.keep_every_steps."
+            f"no checkpoint in {folder} is older than step {step}, and the run started from "
+            f"{config.train.init_from}. Replay a step after the oldest checkpoint, or keep more with "
+            "checkpoint.keep_every_steps."
         )
     log.info("replaying from the seed: no checkpoint is older than step %d", step)
     return 0, set()

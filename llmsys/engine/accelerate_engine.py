@@ -47,10 +47,10 @@ from llmsys.parallel.parallelize import materialize_parameters
 from llmsys.parallel.process_group import get_world_size
 
 PLUGINS = {
-    "ACCELERATE_USE_FSDP": ("FSDP", "engine.kind=torch, which shards by layout.shard"),
-    "ACCELERATE_USE_DEEPSPEED": ("DeepSpeed", "engine.kind=deepspeed, which has its stages"),
+    "ACCELERATE_USE_FSDP": ("FSDP", "engine.kind=torch with layout.shard"),
+    "ACCELERATE_USE_DEEPSPEED": ("DeepSpeed", "engine.kind=deepspeed with zero_stage"),
     "ACCELERATE_USE_MEGATRON_LM": ("Megatron-LM", "engine.kind=torch with layout.tensor"),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": ("a parallelism_config", "engine.kind=torch with its layout"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("a parallelism_config", "engine.kind=torch with layout.tensor"),
 }
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -163,12 +163,12 @@ def build_accelerator(compute_dtype: torch.dtype, device: torch.device) -> Accel
     kind = accelerator.distributed_type.value
     if get_world_size() > 1 and (kind == "NO" or accelerator.num_processes != get_world_size()):
         raise LaunchError(
-            f"accelerate's distributed_type={kind} with {accelerator.num_processes} process in each group, and "
+            f"accelerate's distributed_type={kind} with {accelerator.num_processes} process per group, but "
             f"{get_world_size()} ranks were started: each would train alone. Start them with `llmsys train` or "
             f"`accelerate launch --num_processes {get_world_size()}`, or use launch.processes=1."
         )
     if not (kind == "NO" or kind.startswith("MULTI_")):
-        raise ConfigError(f"accelerate's distributed_type={kind} is not kept by engine.kind=accelerate. {_REMEDY}")
+        raise ConfigError(f"accelerate's distributed_type={kind} is not supported by engine.kind=accelerate. {_REMEDY}")
     return accelerator
 
 
@@ -178,20 +178,20 @@ _REMEDY = "Set distributed_type: MULTI_GPU with `accelerate config`, or use engi
 def find_config_violations(environment: Mapping[str, str], precision: str) -> list[str]:
     """List the settings that `accelerate launch` passed on from the user's config and this engine does not support."""
     problems = [
-        f"The accelerate config asks for {plugin}, and engine.kind=accelerate cannot save its shards. Use {instead}."
+        f"The accelerate config enables {plugin}, but engine.kind=accelerate cannot save its shards. Use {instead}."
         for name, (plugin, instead) in PLUGINS.items()
         if environment.get(name, "false").lower() in ("true", "1")
     ]
     mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed not in ("no", precision):
         problems.append(
-            f"The accelerate config says mixed_precision: {mixed}, and the run train.precision={precision}. "
-            f"Set mixed_precision: 'no', which leaves it to the run, or train.precision=bf16 and the same there."
+            f"The accelerate config has mixed_precision: {mixed}, but the run has train.precision={precision}. "
+            "Set mixed_precision: 'no', so that the run decides, or set both to bf16."
         )
     backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if backend != "no":
         problems.append(
-            f"The accelerate config says dynamo_backend: {backend}, which compiles the model in one piece. "
-            f"Set dynamo_backend: 'no', and train.compile=block to compile it block by block."
+            f"The accelerate config has dynamo_backend: {backend}, which compiles the whole model. Set "
+            "dynamo_backend: 'no', and train.compile=block to compile it block by block."
         )
     return problems

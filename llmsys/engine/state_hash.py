@@ -113,8 +113,9 @@ def _sum_slices(name: str, slices: list[tuple[SliceLocation, Sums]]) -> Sums:
         holder, expected = known.setdefault(location, (rank, sums))
         if sums != expected and 0 not in location[1]:  # empty slices have no bits to compare
             raise LlmsysError(
-                f"{name}: ranks {holder} and {rank} hold the same part with different bits. Copies of one part must "
-                f"be equal: resume from the last checkpoint, and check the memory of both machines if it happens again."
+                f"{name}: ranks {holder} and {rank} hold the same shard with different bits, but replicas must "
+                "be equal. Resume from the last checkpoint; if it happens again, check the memory of both "
+                "machines."
             )
     return _add_sums(sums for _, sums in known.values())
 

@@ -1,7 +1,8 @@
-"""List the tensors that one micro-batch saves on one rank for its backward, block by block.
+"""Memory of activations: what a micro-batch saves for backward, the head with its loss, and an evaluation forward.
 
 Combines the tensors of saved_tensors.py with the batch and the layout of a run. The result depends on kernels, so it is
-called an estimate wherever it is shown.
+called an estimate wherever it is shown. In an evaluation
+a rank has all positions of its sequences, whatever axes divide them in training (llmsys/parallel/sequence_sharding.py).
 """
 
 from collections.abc import Iterator
@@ -9,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.module_tensors import ActivationShape, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.saved_tensor import ActivationShape, SavedTensor
+from llmsys.estimate.memory_timeline import MemoryItem
 from llmsys.estimate.saved_tensors import list_saved_block_tensors
 from llmsys.estimate.software_profile import OURS, MemoryProfile
-from llmsys.estimate.state_memory import get_compute_dtype_bytes
+from llmsys.estimate.state_memory import FP32, get_compute_dtype_bytes
 
 Branches = list[list[SavedTensor]]
 
@@ -109,3 +111,109 @@ def _get_mask_table_kind(config: RunConfig) -> Literal["none", "documents", "num
         return "numbers"
     is_separate = config.batch.attention_scope == "document" or config.objective.has_padding
     return "documents" if is_separate else "none"
+
+
+# llmsys/train/cross_entropy.py and loss.py: bytes of one block of logits, and how much of it is in float32 at a
+# time.
+BLOCK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 29}
+FLOAT_ELEMENTS_ON_CPU, FLOAT_ROWS_ON_GPU = 1 << 19, 8192
+LOGITS = {"logits", "gradient of logits", "logits in float32", "one block of logits", "a piece of it in float32"}
+
+
+def list_loss_items(
+    config: RunConfig, shape: ActivationShape, system: MemoryProfile, head_elements: int
+) -> list[MemoryItem]:
+    """Bytes beside weights and kept activations at the fullest moment of the loss."""
+    model = config.model
+    hidden = shape.compute_residual_bytes(model.hidden_size)
+    if not model.head.has_logits:
+        return [MemoryItem("last hidden states", 2 * hidden)]
+    depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
+    if system.loss == "chunked":
+        return _list_chunked_loss_items(config, shape, head_elements, 1 + depth)
+    read = shape.compute_gathered_bytes(model.hidden_size) if system.head == "columns" else hidden
+    logits = shape.compute_residual_bytes(
+        model.vocab_size
+    )  # by positions or by columns, a tensor rank has the same share
+    items = [
+        MemoryItem("last hidden states", (1 + depth) * (hidden + read)),
+        MemoryItem("logits", (1 + depth) * logits),
+    ]
+    if system.loss == "fused":
+        return [*items, MemoryItem("gradient of logits", shape.compute_residual_bytes(model.vocab_size, FP32))]
+    # Log-softmax is kept, and its backward makes gradients of it and of the logits. Over columns (loss parallel) it
+    # takes one more. The 16-bit logits are free by then, but nothing as large fits into their place.
+    copies = 4 if system.head == "columns" and shape.tensor > 1 else 3
+    return [*items, MemoryItem("logits in float32", copies * shape.compute_residual_bytes(model.vocab_size, FP32))]
+
+
+def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_elements: int) -> list[MemoryItem]:
+    """Return the loss tensors alive during the blocks' backward: gradients of hidden states and of the head."""
+    if not config.model.head.has_logits:
+        return []
+    size = shape.value_bytes
+    stream = MemoryItem("gradient of the stream", 2 * shape.compute_residual_bytes(config.model.hidden_size))
+    return [stream, MemoryItem("gradient of the head", size * head_elements)]
+
+
+def _list_chunked_loss_items(
+    config: RunConfig, shape: ActivationShape, head_elements: int, passes: int
+) -> list[MemoryItem]:
+    """Return the items of linear_cross_entropy: one block of logits, and gradients computed in forward."""
+    model, device = config.model, "cpu" if shape.is_on_cpu else "cuda"
+    tokens, vocabulary, size = shape.compute_residual_bytes(1, 1), model.vocab_size, shape.value_bytes
+    rows = min(tokens, max(16, BLOCK_BYTES[device] // (vocabulary * size)))
+    in_float = min(rows, max(8, FLOAT_ELEMENTS_ON_CPU // vocabulary) if device == "cpu" else FLOAT_ROWS_ON_GPU)
+    blocks = -(-tokens // rows)
+    summed = FP32 if blocks > 1 else size
+    return [
+        # What enters the final norm, what it gives, and of each pass the targets' rows and their gradients.
+        MemoryItem(
+            "last hidden states and their gradient", (2 * passes + 2) * shape.compute_residual_bytes(model.hidden_size)
+        ),
+        MemoryItem("one block of logits", rows * vocabulary * size),
+        MemoryItem("a piece of it in float32", in_float * vocabulary * FP32),
+        MemoryItem("gradient of the head", head_elements * (passes * summed + (size if blocks > 1 else 0))),
+    ]
+
+
+def sum_logits_bytes(items: list[MemoryItem]) -> int:
+    """Of `list_loss_items`, what is as large as rows of logits."""
+    return sum(item.bytes for item in items if item.name in LOGITS)
+
+
+IN_EVALUATION = "in an evaluation"
+SOFTCAP_COPIES = 3  # the logits, their quotient, and its tanh
+
+
+def list_evaluation_items(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
+    """Return bytes of `evaluation_sequences` held-out sequences; `training` is the size of a training micro-batch."""
+    model, train = config.model, config.train
+    shape = replace(
+        training,
+        sequences=config.evaluation_sequences,
+        context=1,
+        is_stream_sharded=False,
+    )
+    compiled = train.compile == "block"
+    branches = [branch for kind in iter_block_groups(config, shape) for branch in kind.branches]
+    work = max(sum(one.bytes for one in branch if not (compiled and one.producer == "fused")) for branch in branches)
+    stream = shape.compute_residual_bytes(model.hidden_size)
+    table = shape.sequences * shape.length**2 if shape.mask_table == "documents" else 0
+    return [
+        MemoryItem("temporaries of a block", work),
+        MemoryItem("the stream", 2 * stream),
+        MemoryItem("attention mask", table),
+        *(_list_logits(config, shape) if model.head.has_logits else ()),
+    ]
+
+
+def _list_logits(config: RunConfig, shape: ActivationShape) -> list[MemoryItem]:
+    """Return the logits of all positions, and the rows of them that the loss reads in float32."""
+    model = config.model
+    copies = SOFTCAP_COPIES if getattr(model.head, "softcap", None) is not None else 1
+    rows = max(8, FLOAT_ELEMENTS_ON_CPU // model.vocab_size) if shape.is_on_cpu else FLOAT_ROWS_ON_GPU
+    return [
+        MemoryItem("logits", copies * shape.compute_residual_bytes(model.vocab_size)),
+        MemoryItem("a piece of them in float32", min(rows, shape.num_tokens) * model.vocab_size * FP32),
+    ]

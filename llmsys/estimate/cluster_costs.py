@@ -18,38 +18,40 @@ class ClusterCosts(Section):
     """Prices, power and failures of the place where a run is to happen."""
 
     device: str = Field("h100-sxm", description="Name or file of the device profile.")
-    devices: int = Field(8, ge=1, description="How many of them there are.")
-    host_memory_bytes: float = Field(2e12, gt=0, description="Host memory of one machine, where offloaded state lives.")
-    currency: str = Field("USD", description="What prices are in.")
-    price_per_hour: float = Field(
-        2.5, ge=0, description="Of one accelerator for an hour, everything around it included."
+    devices: int = Field(8, ge=1, description="Number of devices.")
+    host_memory_bytes: float = Field(
+        2e12, gt=0, description="Host memory of one machine for offloaded state, in bytes."
     )
+    currency: str = Field("USD", description="Currency of prices.")
+    price_per_hour: float = Field(2.5, ge=0, description="Price of one accelerator-hour, all inclusive.")
     price_per_kwh: float = Field(
-        0.0, ge=0, description="Of electricity, where it is paid beside the hours; rented hours include it."
+        0.0, ge=0, description="Price of one kWh if electricity is paid separately; rented hours include it."
     )
     power_share: float = Field(
         0.85,
         gt=0,
         le=1,
-        description="Mean power of an accelerator in training over its limit; measured ones lie between 0.7 and 1.",
+        description="Mean power of an accelerator in training / its power limit; measured values are 0.7 to 1.",
     )
     host_watts: float = Field(
         180,
         ge=0,
-        description="Power of everything else in a machine, for one accelerator (DGX H100: 10.2 kW at most with eight "
-        "of 700 W; a third of the rest).",
+        description="Power of the rest of the machine per accelerator, in watts (DGX H100: at most 10.2 kW with "
+        "eight of 700 W; a third of the rest).",
     )
-    pue: float = Field(1.1, ge=1, description="Power of the building over that of the machines.")
+    pue: float = Field(
+        1.1, ge=1, description="Power usage effectiveness (PUE): power of the site / power of the machines."
+    )
     device_failure_hours: float = Field(
         50_000,
         gt=0,
         description="Mean hours of one accelerator between interruptions of its run (Llama 3, 3.3.4: 419 in 54 days of "
         "16,384 GPUs).",
     )
-    save_seconds: float = Field(30, ge=0, description="Seconds that training stands still while a checkpoint is saved.")
-    restart_seconds: float = Field(600, ge=0, description="Seconds from a failure until the first step after it.")
+    save_seconds: float = Field(30, ge=0, description="Training stall per checkpoint, in seconds.")
+    restart_seconds: float = Field(600, ge=0, description="Time from a failure to the next step, in seconds.")
     other_loss: float = Field(
-        0.03, ge=0, lt=1, description="Share of time lost otherwise: evaluation, slow machines, steps skipped."
+        0.03, ge=0, lt=1, description="Share of time lost otherwise: evaluation, slow machines, skipped steps."
     )
 
 
@@ -66,7 +68,7 @@ def load_cluster_costs(path: Path) -> ClusterCosts:
         ConfigError: the file is missing, or a field is wrong (with its line).
     """
     if not path.is_file():
-        raise ConfigError(f"there is no cluster file {path}. Write one with device: and devices: in it.")
+        raise ConfigError(f"cluster file {path} does not exist. Write one with the keys device and devices.")
     values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     try:
         return ClusterCosts.model_validate(values or {})

@@ -12,9 +12,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from llmsys.config.merge import ConfigLayer
-from llmsys.config.section import Section
+from llmsys.config.section import Section, format_choices
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.violation import format_choices
 from llmsys.config.yaml_parser import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.local_path import require_local_path
@@ -27,8 +26,8 @@ ModelClass = Literal["dense", "moe"]
 class Interconnect(Section):
     """A way between devices. Bandwidth is that of one device in one direction, latency that of one hop."""
 
-    bandwidth: float = Field(gt=0, description="Bytes per second that one device sends while it receives as many.")
-    latency_seconds: float = Field(ge=0, description="Seconds that one hop of a collective takes at least.")
+    bandwidth: float = Field(gt=0, description="Bandwidth of one device in one direction, in bytes per second.")
+    latency_seconds: float = Field(ge=0, description="Minimum latency of one hop of a collective, in seconds.")
 
 
 class KernelEfficiency(Section):
@@ -38,49 +37,57 @@ class KernelEfficiency(Section):
     over shapes: the second part is what small or thin matrices suffer from.
     """
 
-    products: float = Field(gt=0, le=1, description="Large matrix products, of peak_flops.")
-    products_fp8: float = Field(0.6, gt=0, le=1, description="The same in 8 bits, of their higher peak.")
-    grouped: float = Field(gt=0, le=1, description="Products of many experts in one kernel, of peak_flops.")
-    attention: float = Field(gt=0, le=1, description="Fused attention forward as torch has it, of peak_flops.")
-    attention_backward: float = Field(gt=0, le=1, description="Fused attention backward.")
-    native_attention: float = Field(
-        1.0, ge=1, description="How much faster attention is where kernels are written for this very device."
+    products: float = Field(gt=0, le=1, description="Efficiency of large matmuls, as a share of peak_flops.")
+    products_fp8: float = Field(0.6, gt=0, le=1, description="Efficiency of 8-bit matmuls, as a share of their peak.")
+    grouped: float = Field(gt=0, le=1, description="Efficiency of grouped expert matmuls, as a share of peak_flops.")
+    attention: float = Field(
+        gt=0, le=1, description="Efficiency of torch's fused attention forward, as a share of peak_flops."
     )
-    memory: float = Field(gt=0, le=1, description="Elementwise kernels, of memory_bandwidth.")
-    links: float = Field(gt=0, le=1, description="Collectives of many megabytes, of a link's bandwidth.")
-    launch_seconds: float = Field(ge=0, description="Seconds between two kernels on the device.")
-    host_seconds: float = Field(ge=0, description="Seconds the host needs to start one kernel in eager mode.")
+    attention_backward: float = Field(
+        gt=0, le=1, description="Efficiency of torch's fused attention backward, as a share of peak_flops."
+    )
+    native_attention: float = Field(1.0, ge=1, description="Speedup of attention kernels written for this device.")
+    memory: float = Field(gt=0, le=1, description="Efficiency of elementwise kernels, as a share of memory_bandwidth.")
+    links: float = Field(gt=0, le=1, description="Efficiency of large collectives, as a share of the link bandwidth.")
+    launch_seconds: float = Field(ge=0, description="Time between two kernels on the device, in seconds.")
+    host_seconds: float = Field(ge=0, description="Time the host needs to launch one kernel in eager mode, in seconds.")
 
 
 class RunResidual(Section):
     """Measured over modelled step times on the device; `llmsys reconcile --update` writes it."""
 
-    factor: float = Field(gt=0, description="Measured over modelled, the median of the runs.")
-    spread: float = Field(ge=0, description="Standard deviation of its logarithm.")
-    runs: dict[str, float] = Field(description="Measured over modelled of each run, by its folder.")
+    factor: float = Field(gt=0, description="Measured / estimated time, median of the runs.")
+    spread: float = Field(ge=0, description="Standard deviation of its natural logarithm.")
+    runs: dict[str, float] = Field(description="Measured / estimated time of each run, by run folder.")
 
 
 class DeviceProfile(Section):
     """A profile. Peaks are dense (no sparsity), per device; `sources` says where the numbers of each field are from."""
 
-    name: str = Field(min_length=1, description="What reports call it.")
-    peak_flops: dict[Number, float] = Field(description="Operations per second of matrix products, by number type.")
-    memory_bytes: float = Field(gt=0, description="Memory a program can allocate, in bytes.")
-    memory_bandwidth: float = Field(gt=0, description="Bytes per second, reads and writes together.")
-    node_devices: int = Field(8, ge=1, description="Devices that reach each other over `node`.")
-    node: Interconnect | None = Field(None, description="Between devices of one machine; null: never measured.")
-    network: Interconnect | None = Field(None, description="Between machines, for one device; null: never measured.")
-    host_bandwidth: float = Field(25e9, gt=0, description="Bytes per second between a device and host memory.")
-    watts: float | None = Field(None, gt=0, description="Power limit of one device; null: nobody said.")
+    name: str = Field(min_length=1, description="Display name.")
+    peak_flops: dict[Number, float] = Field(description="Peak FLOP/s of matmuls, by dtype.")
+    memory_bytes: float = Field(gt=0, description="Memory that a program can allocate, in bytes.")
+    memory_bandwidth: float = Field(
+        gt=0, description="Memory bandwidth in bytes per second, reads and writes together."
+    )
+    node_devices: int = Field(8, ge=1, description="Number of devices in one machine, connected by `node`.")
+    node: Interconnect | None = Field(None, description="Link between devices of one machine. null: not measured.")
+    network: Interconnect | None = Field(None, description="Link between machines, per device. null: not measured.")
+    host_bandwidth: float = Field(
+        25e9, gt=0, description="Bandwidth between a device and host memory, in bytes per second."
+    )
+    watts: float | None = Field(None, gt=0, description="Power limit of one device, in watts. null: unknown.")
     compute_capability: tuple[int, int] | None = Field(
-        None, description="CUDA compute capability, such as [9, 0]: which attention kernels run; null: no CUDA device."
+        None, description="CUDA compute capability, such as [9, 0], which decides the attention kernels. null: none."
     )
-    driver_names: tuple[str, ...] = Field((), description="What its driver calls it, so that a run finds its profile.")
+    driver_names: tuple[str, ...] = Field(
+        (), description="Names that the driver reports, by which a run finds its profile."
+    )
     residual: dict[ModelClass, RunResidual] = Field(
-        {}, description="Of steps measured on it, by class of model; a class without takes that of published rows."
+        {}, description="Fitted residuals by class of model; a class without one uses that of the published rows."
     )
-    efficiency: KernelEfficiency = Field(description="What kernels reach.")
-    sources: dict[str, str] = Field(description="Where the numbers are from, by field.")
+    efficiency: KernelEfficiency = Field(description="Efficiencies and latencies of kernels.")
+    sources: dict[str, str] = Field(description="Sources of the numbers, by field.")
 
     def get_interconnect(self, kind: Literal["node", "network"]) -> Interconnect:
         """One of the links; ConfigError when the profile has none."""
@@ -88,8 +95,9 @@ class DeviceProfile(Section):
         if found is None:
             between = "devices of one machine" if kind == "node" else "machines"
             raise ConfigError(
-                f"the profile of {self.name} has no {kind} link, and this layout sends between {between}. "
-                f"Give {kind}: {{bandwidth: …, latency_seconds: …}} in it, or calibrate with --processes."
+                f"the profile of {self.name} has no {kind} link, but this layout communicates between "
+                f"{between}. Add {kind}: {{bandwidth: …, latency_seconds: …}} in it, or calibrate with "
+                "--processes."
             )
         return found
 
@@ -98,7 +106,7 @@ class DeviceProfile(Section):
         if number not in self.peak_flops:
             known = format_choices(sorted(self.peak_flops))
             raise ConfigError(
-                f"{self.name} has no peak for {number} products. Use {known}, or give peak_flops.{number} in a profile."
+                f"{self.name} has no peak for {number} matmuls. Use {known}, or give peak_flops.{number} in a profile."
             )
         return self.peak_flops[number]
 
@@ -149,7 +157,7 @@ def _load_packaged_profile(name: str) -> DeviceProfile:
 def _load_profile(path: Path) -> DeviceProfile:
     values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path.name} is no device profile. Write one with `llmsys calibrate --output {path}`.")
+        raise ConfigError(f"{path.name} is not a device profile. Write one with `llmsys calibrate --output {path}`.")
     try:
         return DeviceProfile.model_validate(values)
     except ValidationError as error:
@@ -162,7 +170,7 @@ def _format_unknown_device(name: str) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return (
-        f"{name!r} is not a device with a profile, and no other's numbers are taken for it.{hint} "
-        f"Known: {', '.join(known)}. Measure this machine with `llmsys calibrate --output "
+        f"{name!r} has no device profile, and no other profile is used instead.{hint} Known: "
+        f"{', '.join(known)}. Measure this machine with `llmsys calibrate --output "
         f"{Path(name).stem or 'mine'}.yaml` and give that file."
     )

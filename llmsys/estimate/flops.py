@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.parameter_tensor import Input, ParameterTensor
-from llmsys.config.saved_tensor import ScoreShape
+from llmsys.config.module_tensors import Input, ParameterTensor, ScoreShape
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 
 
@@ -36,7 +35,7 @@ def iter_document_lengths(length: int, documents: Sequence[int]) -> Iterator[int
     Raises ValueError for a document without tokens.
     """
     if any(one < 1 for one in documents):
-        raise ValueError(f"A document of {min(documents)} tokens is none. Give lengths of 1 token or more.")
+        raise ValueError(f"A document length of {min(documents)} tokens is too small. Give lengths of 1 token or more.")
     used = 0
     while used < length:
         for one in documents or (length,):

@@ -12,8 +12,8 @@ stages, and how much more the backward takes.
 from dataclasses import dataclass
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors

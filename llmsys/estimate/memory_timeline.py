@@ -86,7 +86,7 @@ class MemoryTimeline:
             return FitResult(True, spare, text)
         binds = (
             f"rank 0 runs out {self.peak_instant}: {peak} on a device of {capacity_bytes / GIB:.1f} GiB, "
-            f"{-spare / GIB:.1f} GiB too many ({largest})."
+            f"{-spare / GIB:.1f} GiB over capacity ({largest})."
         )
         return FitResult(False, spare, f"{binds} {_format_suggested_fixes(self.remedies(), -spare)}")
 
@@ -103,7 +103,9 @@ def _format_suggested_fixes(remedies: tuple[SuggestedFix, ...], missing_bytes: i
     """Remedies that are enough alone come first, the smallest change in memory before larger ones."""
     helpful = [one for one in remedies if one.saved_bytes > 0]
     if not helpful:
-        return "No single change of recompute, micro-batch, sharding or offload makes it smaller; use more ranks."
+        return (
+            "No single change of activation checkpointing, micro-batch, sharding or offload reduces it; use more ranks."
+        )
     enough = sorted((one for one in helpful if one.saved_bytes >= missing_bytes), key=lambda one: one.saved_bytes)
     others = sorted((one for one in helpful if one.saved_bytes < missing_bytes), key=lambda one: -one.saved_bytes)
     told = [f"{one.change} saves {one.saved_bytes / GIB:.1f} GiB" for one in (enough + others)[:3]]

@@ -1,4 +1,6 @@
-"""List every parameter tensor of a model by name and shape, without building it.
+"""List every parameter tensor of a model by name and shape, without building it, and count parameters.
+
+Counts are integers of the tensors that are built; tied weights count once, buffers not at all.
 
 The kinds in llmsys/config list their own tensors; this file assembles them in the order of the module.
 
@@ -8,11 +10,11 @@ Invariants:
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llmsys.config.feed_forward import iter_feed_forward_parameters
 from llmsys.config.model import ModelConfig
-from llmsys.config.parameter_tensor import Input, ParameterTensor
+from llmsys.config.module_tensors import Input, ParameterTensor
 
 Rows = Iterator[ParameterTensor]
 
@@ -109,3 +111,125 @@ def _iter_prediction_tensors(model: ModelConfig) -> Rows:
     ]
     for row in rows:
         yield replace(row, name=f"prediction.{{i}}.{row.name}", component="multi_token_prediction", layers=modules)
+
+
+# Tables that are looked up, and what makes logits. Maps of relative positions belong to attention, transforms in front
+# of a head to the model. This is how the published non-embedding counts are meant (Kaplan 2020; Pythia's table).
+EMBEDDING_COMPONENTS = frozenset({"embedding", "positions", "head", "head_bias"})
+
+
+@dataclass(frozen=True)
+class ActiveParameters:
+    """Parameters that one token meets, in the three ways in which papers count them.
+
+    `all` counts everything but the routed experts not chosen (Mixtral's 12.9B). `without_input_embedding` leaves out
+    the token table, unless it is tied and so works as the head (gpt-oss-20b's 3.61B, DeepSeek-V2-Lite's 2.4B).
+    `without_embeddings` leaves out the head too, and the same as `non_embedding` (Moonlight's 2.24B). Modules for
+    multi-token prediction count where the config has them, for a training token meets them; headlines leave them out.
+    """
+
+    all: int
+    without_input_embedding: int
+    without_embeddings: int
+
+
+@dataclass(frozen=True)
+class TextbookRule:
+    """An approximation of the non-embedding parameters, and its relative error (negative: too low)."""
+
+    rule: str
+    value: int
+    error: float
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """The counts of one model.
+
+    `non_embedding` is the total without token embeddings, tables and vectors of positions and token types, the head's
+    own matrix and the bias on the logits. `per_layer` has the keys encoder, dense, moe and multi_token_prediction as
+    far as such layers exist; dense and moe are the decoder's in an encoder-decoder.
+    """
+
+    total: int
+    non_embedding: int
+    active: ActiveParameters
+    by_component: dict[str, int]
+    per_layer: dict[str, int]
+    textbook: tuple[TextbookRule, ...]
+
+
+def count_parameters(model: ModelConfig) -> ParameterCounts:
+    """Count the parameters of a model: total, active, by component, by layer.
+
+    Args:
+        model: architecture; nothing is built.
+
+    Returns:
+        Exact counts; tied weights once, no buffers.
+    """
+    rows = list_model_tensors(model)
+    by_component: dict[str, int] = {}
+    for row in rows:
+        by_component[row.component] = by_component.get(row.component, 0) + row.num_elements
+    total = sum(by_component.values())
+    non_embedding = total - sum(by_component.get(one, 0) for one in EMBEDDING_COMPONENTS)
+    return ParameterCounts(
+        total=total,
+        non_embedding=non_embedding,
+        active=_count_active_parameters(model, rows),
+        by_component=by_component,
+        per_layer=_count_layer_parameters(model, rows),
+        textbook=_apply_textbook_rules(model, non_embedding),
+    )
+
+
+def count_active_elements(model: ModelConfig, row: ParameterTensor) -> int:
+    """Elements of a row that one token meets: all, or of routed experts the chosen ones."""
+    if not row.is_routed or model.moe is None:
+        return row.num_elements
+    return int(row.num_elements // model.moe.num_experts * model.moe.visits_per_token)
+
+
+def _count_active_parameters(model: ModelConfig, rows: list[ParameterTensor]) -> ActiveParameters:
+    everything = sum(count_active_elements(model, row) for row in rows)
+    tables = sum(row.num_elements for row in rows if row.component in EMBEDDING_COMPONENTS)
+    used_as_head = "embed.weight" if is_head_tied(model) else None
+    input_only = sum(row.num_elements for row in rows if row.component == "embedding" and row.name != used_as_head)
+    return ActiveParameters(everything, everything - input_only, everything - tables)
+
+
+def _count_layer_parameters(model: ModelConfig, rows: list[ParameterTensor]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        if row.layers:
+            kind = get_layer_kind(model, row)
+            counts[kind] = counts.get(kind, 0) + row.elements_per_copy
+    return counts
+
+
+def get_layer_kind(model: ModelConfig, row: ParameterTensor) -> str:
+    """Return the kind of layer of a block's row: a key of `ParameterCounts.per_layer`."""
+    if row.name.startswith("encoder."):
+        return "encoder"
+    if row.component == "multi_token_prediction":
+        return row.component
+    return "moe" if model.is_moe_layer(row.layers[0]) else "dense"
+
+
+def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[TextbookRule, ...]:
+    """Kaplan 2020, table 1: N = 2·d·L·(2·d_attn + d_ff), which is 12·L·d² for d_attn = d and d_ff = 4d.
+
+    Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the blocks of both
+    stacks. SwiGLU and experts are outside what they know.
+    """
+    hidden, layers = model.hidden_size, model.num_hidden_layers
+    if model.family == "encoder_decoder":
+        layers += model.encoder_model.num_hidden_layers
+    attention = model.num_attention_heads * model.head_dim
+    width = model.intermediate_size or (model.moe.moe_intermediate_size if model.moe else 0)
+    values = {
+        "12·L·d²": 12 * layers * hidden**2,
+        "2·d·L·(2·d_attn + d_ff)": 2 * hidden * layers * (2 * attention + width),
+    }
+    return tuple(TextbookRule(rule, value, value / non_embedding - 1) for rule, value in values.items())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from llmsys.config.model import ModelConfig
-from llmsys.config.parameter_tensor import ParameterTensor
+from llmsys.config.module_tensors import ParameterTensor
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import is_in_block

@@ -14,13 +14,13 @@ def select_precision(device: DeviceProfile | None) -> tuple[Precision, str]:
     Without a profile it is bf16, since that is what accelerators train in.
     """
     if device is None:
-        return "bf16", "no device is named, and accelerators multiply it natively"
+        return "bf16", "no device is given, and accelerators support it natively"
     bf16, fp32 = (device.peak_flops.get(number) for number in ("bf16", "fp32"))
     if bf16 is None:
-        return "fp32", f"the profile of {device.name} has no bf16 products"
+        return "fp32", f"the profile of {device.name} has no bf16 matmuls"
     if fp32 is not None and bf16 <= fp32:
-        return "fp32", f"the profile of {device.name} multiplies bf16 no faster"
-    return "bf16", f"the profile of {device.name} multiplies it natively"
+        return "fp32", f"the profile of {device.name} is no faster in bf16"
+    return "bf16", f"the profile of {device.name} supports it natively"
 
 
 def resolve_for_profile(config: RunConfig, device: DeviceProfile | None = None) -> RunConfig:

@@ -17,9 +17,14 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LlmsysError
 from llmsys.estimate.device_profile import DeviceProfile, ModelClass, list_device_names, load_device_profile
 from llmsys.estimate.memory_timeline import GIB
-from llmsys.estimate.parameter_count import count_parameters
-from llmsys.estimate.percentile_interval import PercentileInterval
-from llmsys.estimate.residual_model import ResidualModel, fit_run_residual, get_model_class, load_residuals
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.residual_model import (
+    PercentileInterval,
+    ResidualModel,
+    fit_run_residual,
+    get_model_class,
+    load_residuals,
+)
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.events import Event, iter_events
 
@@ -47,7 +52,7 @@ def format_run_comparison(run: dict[str, Any]) -> str:
 
 def _format_parameter_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
     difference = found["built"] - found["predicted"]
-    verdict = "equal" if not difference else f"{difference:+,}: this version counts another model than was built"
+    verdict = "equal" if not difference else f"{difference:+,}: the run was predicted for another model than it built"
     return "parameters", f"{found['predicted']:,}", f"{found['built']:,}", verdict
 
 
@@ -79,7 +84,7 @@ def format_memory_size(count: float) -> str:
 
 
 UNKNOWN = "unknown"
-OLDER = "It was trained before predictions were written down"
+OLDER = "It was trained by a version without predictions"
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class RunComparison:
         return None if found is None else PercentileInterval(**found)
 
     def compute_modelled_seconds(self, profile: DeviceProfile) -> float:
-        """Return the modelled seconds of a step of this run on `profile`, without a residual."""
+        """Return the modelled seconds per step of this run on `profile`, without a residual."""
         time = estimate_step_time(self.config, self.config.resolve_layout(self.prediction["world_size"]), profile)
         # a residual is fitted to the model without the residual of earlier runs
         return time.seconds.p50 / time.factor
@@ -151,10 +156,11 @@ def load_run_comparison(folder: Path) -> RunComparison:
         elif event["event"] == "measured" and prediction is not None:
             found = prediction, event
     if prediction is None:
-        raise DataError(f"{folder} holds no prediction. {OLDER}, or never started: train it with this version.")
+        raise DataError(f"{folder} has no prediction. {OLDER}, or never started: train it with this version.")
     if found is None:
         raise DataError(
-            f"{folder} holds no measurement, which a run ends with. Let it reach its end, or stop it kindly."
+            f"{folder} has no measurement, which is written at the end of a run. Let it finish, or stop it "
+            "with SIGTERM."
         )
     return RunComparison(folder, load_run_config(str(folder / "config.yaml")), *found)
 
@@ -194,16 +200,17 @@ def load_profile_to_update(file: Path, runs: Sequence[RunComparison]) -> DeviceP
     known = {load_device_profile(name).name: name for name in list_device_names()}
     if not file.exists() and (name := known.get(runs[0].device_name)) is None:
         raise ConfigError(
-            f"{file} does not exist, and no profile that came with llmsys is of {runs[0].folder}'s device, "
-            f"{runs[0].device_name}. Measure it: llmsys calibrate --output {file}, then train with flops.device={file}."
+            f"{file} does not exist, and llmsys has no profile of {runs[0].folder}'s device, "
+            f"{runs[0].device_name}. Measure it: llmsys calibrate --output {file}, then train with "
+            f"flops.device={file}."
         )
     profile = load_device_profile(str(file) if file.exists() else str(name))
     for run in runs:
         if run.device_name != profile.name:
             where = "an unknown device" if run.device_name == UNKNOWN else run.device_name
             raise ConfigError(
-                f"{run.folder} was predicted for {where}, and {file} describes {profile.name}: what one device takes "
-                f"says nothing of another. Train with flops.device={file}, or leave that run out."
+                f"{run.folder} was predicted for {where}, and {file} describes {profile.name}: times of one "
+                f"device do not transfer to another. Train with flops.device={file}, or omit that run."
             )
     return profile
 

@@ -27,8 +27,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.percentile_interval import Z90, PercentileInterval, build_log_normal_interval
-from llmsys.estimate.residual_model import load_residuals
+from llmsys.estimate.residual_model import Z90, PercentileInterval, build_log_normal_interval, load_residuals
 from llmsys.estimate.state_memory import resolve_planned_layout
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
@@ -97,7 +96,7 @@ def estimate_run_cost(config: RunConfig, step: StepTime, device: DeviceProfile, 
         energy = load_residuals().energy.compute_interval(accelerator_hours.p50 * watts / 1000 * cluster.pue)
         price += cluster.price_per_kwh * watts / 1000 * cluster.pue
     elif cluster.price_per_kwh:
-        raise ConfigError(f"price_per_kwh needs the power of {device.name}. Give watts: in its profile.")
+        raise ConfigError(f"price_per_kwh needs the power of {device.name}. Set watts in its profile.")
     used = step.mfu * step.seconds.p50 * config.num_steps / (hours.p50 * 3600)
     return RunCost(
         hours, accelerator_hours, accelerator_hours.scale(price), energy, good, used, _collect_assumptions(cluster)
@@ -154,7 +153,9 @@ def add_costs(
     """
     step = estimate_step_time(config, question.resolve_layout(config), question.device)
     if model_only:
-        unknown = dict.fromkeys(("money", "energy"), "a bare model has no run; give a config with train.tokens")
+        unknown = dict.fromkeys(
+            ("money", "energy"), "a bare model has no token budget; give a config with train.tokens"
+        )
         return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
     cost = estimate_run_cost(config, step, question.device, question.cluster)
     parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}

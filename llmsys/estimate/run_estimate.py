@@ -12,13 +12,12 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import get_sequence_lengths
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
-from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
 from llmsys.estimate.precision import describe_precision, resolve_for_profile
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
 
-NO_DEVICE = "needs a device: --device NAME, or a file that llmsys calibrate measured"
+NO_DEVICE = "needs a device: --device NAME, or a file written by llmsys calibrate"
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 
 

@@ -26,7 +26,7 @@ class MemoryProfile:
         pipeline: stages over which blocks are dealt, first in first out (1F1B; Narayanan 2021, arXiv:2104.04473).
         chunks: parts of the model that a stage holds (interleaved 1F1B).
         in_flight: micro-batches whose activations the first stage holds; 0 takes as many as there are stages.
-        loss: chunked: logits never exist whole (our head_loss); fused: logits, and their gradient in
+        loss: chunked: full logits never exist (linear_cross_entropy); fused: logits, and their gradient in
             float32 (a compiled loss); whole: eager cross entropy over float32 copies.
         head: what a tensor rank has of the logits: its positions with a whole head, or its columns of all positions
             with a part of it (loss parallel).
@@ -75,28 +75,35 @@ Number = Literal["fp32", "bf16", "fp16", "fp8"]
 class SoftwareProfile(Section):
     """A generation of programs. The defaults are those of fused kernels with overlapped collectives."""
 
-    name: str = Field(min_length=1, description="What reports call it.")
-    traffic: float = Field(1.0, ge=1, description="Bytes that elementwise kernels move, over those of fused ones.")
+    name: str = Field(min_length=1, description="Display name.")
+    traffic: float = Field(1.0, ge=1, description="Bytes moved by elementwise kernels / bytes of fused kernels.")
     loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
     attention: Literal["fused", "native", "unfused"] = Field(
         "fused",
-        description="fused: torch's kernels; native: kernels for this device; unfused writes every score to memory.",
+        description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
+        "memory.",
     )
     context: Literal["heads", "ring"] = Field(
-        "heads", description="How the context axis shares attention; on a ring the last rank has the most to do."
+        "heads", description="Context parallelism; on a ring the last rank has the most work."
     )
-    launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host starts every kernel.")
-    matmul_dtype: Number | None = Field(None, description="Number type of products inside blocks; null: the run's.")
-    scales: Literal["tensor", "row"] = Field("tensor", description="What shares one scale in 8 bits; rows cost more.")
-    activations: Literal["device", "host"] = Field("device", description="host: block inputs wait in host memory.")
+    launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host launches every kernel.")
+    matmul_dtype: Number | None = Field(None, description="Dtype of matmuls in blocks. null: the run's.")
+    scales: Literal["tensor", "row"] = Field("tensor", description="Granularity of 8-bit scales; rowwise is slower.")
+    activations: Literal["device", "host"] = Field(
+        "device", description="host: block inputs are offloaded to host memory."
+    )
     recomputed_matmuls: float = Field(
-        0.0, ge=0, le=1, description="Share of a block's products that selective recomputation repeats."
+        0.0, ge=0, le=1, description="Share of a block's matmuls that selective activation checkpointing recomputes."
     )
     data_overlap: float = Field(
-        0.8, ge=0, le=1, description="Share of the traffic of weights and gradients that compute can hide."
+        0.8, ge=0, le=1, description="Share of the communication of weights and gradients that overlaps with compute."
     )
-    tensor_overlap: float = Field(0.0, ge=0, le=1, description="Share of the tensor axis' traffic that is hidden.")
-    expert_overlap: float = Field(0.0, ge=0, le=1, description="Share of the expert axis' traffic that is hidden.")
+    tensor_overlap: float = Field(
+        0.0, ge=0, le=1, description="Share of tensor-parallel communication that overlaps with compute."
+    )
+    expert_overlap: float = Field(
+        0.0, ge=0, le=1, description="Share of expert-parallel communication that overlaps with compute."
+    )
 
 
 EAGER = SoftwareProfile(name="eager", traffic=1.8, loss_bytes=28, launch="eager")

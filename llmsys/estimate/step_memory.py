@@ -4,30 +4,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.parameter_tensor import ParameterTensor
 from llmsys.config.run import RunConfig
-from llmsys.config.saved_tensor import ActivationShape, SavedTensor
-from llmsys.estimate.activation_memory import BlockGroup, build_activation_shape, compute_micro_batch, iter_block_groups
-from llmsys.estimate.evaluation_memory import IN_EVALUATION, list_evaluation_items
-from llmsys.estimate.gathered_weights import (
-    GatheredWeights,
-    compute_gradient_buckets,
-    count_gathered_weights,
-    list_gathered_weights,
-    list_gradients_in_flight,
+from llmsys.estimate.activation_memory import (
+    IN_EVALUATION,
+    BlockGroup,
+    build_activation_shape,
+    compute_micro_batch,
+    iter_block_groups,
+    list_evaluation_items,
+    list_loss_items,
+    list_loss_remainders,
 )
-from llmsys.estimate.loss_memory import list_loss_items, list_loss_remainders
 from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot
 from llmsys.estimate.pipeline_stages import PipelineStage
 from llmsys.estimate.saved_tensors import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
-from llmsys.estimate.state_memory import FP32, StateBytes, compute_state_bytes
+from llmsys.estimate.state_memory import (
+    FP32,
+    GatheredWeights,
+    StateBytes,
+    compute_gradient_buckets,
+    compute_state_bytes,
+    count_gathered_weights,
+    list_gathered_weights,
+    list_gradients_in_flight,
+)
 
 # Of what tensors hold, the room beside it that nothing asked for fits into: with one micro-batch at a time, and where
 # those of a pipeline come and go in another order. Calibrated, see README.md.
 ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
-REDUCED = "float32 gradients to be summed over ranks"
+REDUCED = "float32 gradients before reduction"
 
 
 def _reduce_item_bytes(items: list[MemoryItem], name: str, free: int) -> list[MemoryItem]:
@@ -49,7 +57,7 @@ class StepMemory:
         last, first = self._block_groups[-1], self._block_groups[0]
         yield self._build_snapshot("between steps", [])
         yield self._build_snapshot(
-            "at the end of the forward", [*self._early_items, *self._saved_items, self._temporary_item]
+            "at the end of forward", [*self._early_items, *self._saved_items, self._temporary_item]
         )
         yield self._build_snapshot(
             "in the loss", [*self._early_items, *self._saved_items, *self._loss_items, *self._forward_remainder_items]
@@ -60,12 +68,12 @@ class StepMemory:
         yield self._build_snapshot(
             "in the backward of the last block", [*self._early_items, *self._saved_items, *backward]
         )
-        kept = MemoryItem("activations kept by a block", self._compute_saved_bytes(first))
+        kept = MemoryItem("activations saved by a block", self._compute_saved_bytes(first))
         yield self._build_snapshot(
             "in the backward of the first block", [*self._late_items, kept, *self._list_backward_items(first)]
         )
         yield self._build_snapshot(
-            "at the end of the backward",
+            "at the end of backward",
             [*self._late_items, *self._list_gradients_in_flight(self._gathered_weights.root)],
         )
         yield self._build_snapshot("in the optimizer step", [self._gradient_item, self._update_item])
@@ -80,7 +88,7 @@ class StepMemory:
         items = [item for item in [*self._state_items, *items] if item.bytes]
         if self._uses_reserved_memory:
             share = ALLOCATOR_SLACK if self.system.pipeline == 1 else PIPELINE_SLACK
-            items.append(MemoryItem("room the allocator cannot use", int(share * sum(item.bytes for item in items))))
+            items.append(MemoryItem("allocator fragmentation", int(share * sum(item.bytes for item in items))))
         return MemorySnapshot(name, tuple(items))
 
     @cached_property
@@ -121,7 +129,7 @@ class StepMemory:
         if self._offload_mode == "none":
             items += [MemoryItem("masters", sizes.masters), MemoryItem("moments", sizes.moments)]
         if self.config.train.ema_half_life_tokens:
-            items.append(MemoryItem("mean of the weights", sizes.masters))
+            items.append(MemoryItem("EMA of the weights", sizes.masters))
         return [*items, compute_gradient_buckets(self.config, self._gathered_weights)]
 
     @cached_property
@@ -131,7 +139,7 @@ class StepMemory:
             return MemoryItem("gradients", 0)
         ours = getattr(self.config.engine, "gradient_accumulation", "sharded")
         if "whole" in (ours, self.system.gradients) and self._num_micro_batches > 1:
-            return MemoryItem("whole gradients in float32", FP32 * self._gathered_weights.matrices)
+            return MemoryItem("unsharded float32 gradients", FP32 * self._gathered_weights.matrices)
         return MemoryItem("gradients", self._state_bytes.gradients)
 
     @cached_property
@@ -204,9 +212,9 @@ class StepMemory:
             else 0
         )
         return [
-            MemoryItem("activations kept by blocks", int(total)),
-            MemoryItem("table of what is visible", table),
-            MemoryItem("what the stage gives", int(given)),
+            MemoryItem("activations saved by blocks", int(total)),
+            MemoryItem("attention mask", table),
+            MemoryItem("stage output", int(given)),
         ]
 
     @cached_property
@@ -249,7 +257,7 @@ class StepMemory:
             else []
         )
         return [
-            MemoryItem("a block computed again", max(0, again)),
+            MemoryItem("recomputed block", max(0, again)),
             MemoryItem("gradients inside a block", 2 * largest + 2 * stream),
             *self._list_gradients_in_flight(self._gathered_weights.block),
             *leftovers,

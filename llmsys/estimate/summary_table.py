@@ -13,8 +13,8 @@ def iter_cost_lines(result: dict[str, Any]) -> Iterator[str]:
         return
     used = time["utilisation"]
     yield ""
-    yield f"on {time['ranks']} × {time['device']}; P50, with P10 to P90 behind it"
-    yield _format_text_row("seconds of a step", _format_interval(time["step_seconds"]), "")
+    yield f"on {time['ranks']} × {time['device']}; P50 (P10 to P90)"
+    yield _format_text_row("seconds per step", _format_interval(time["step_seconds"]), "")
     whole = time["step_seconds"]["p50"]
     for name, seconds in sorted(time["parts_seconds"].items(), key=lambda one: -one[1]):
         if seconds >= 0.005 * whole:
@@ -35,7 +35,7 @@ def _iter_run_cost_lines(run: dict[str, Any], money: dict[str, Any], energy: dic
         "goodput", f"{run['goodput']:.1%}", f"{failures:.2g} failures a day, a checkpoint every {minutes:.3g} minutes"
     )
     yield _format_text_row(
-        "utilisation of the run", f"{run['utilisation_model_causal']:.1%}", "with what real runs lose beside steps"
+        "utilisation of the run", f"{run['utilisation_model_causal']:.1%}", "including time lost outside of steps"
     )
     yield _format_text_row("hours", _format_interval(run["hours"]), "")
     yield _format_text_row("accelerator-hours", _format_interval(money["accelerator_hours"]), "")
@@ -94,7 +94,7 @@ def _iter_parameter_lines(result: dict[str, Any]) -> Iterator[str]:
     for name, count in counts["by_component"].items():
         yield _format_count_row(f"  {name}", count, f"{count / counts['total']:.1%}")
     yield _format_count_row("non-embedding", counts["non_embedding"], "without embeddings, positions and head")
-    yield _format_count_row("active per token", active["all"], "all that one token meets")
+    yield _format_count_row("active per token", active["all"], "parameters used per token")
     yield _format_count_row("", active["without_input_embedding"], "without the input embedding")
     yield _format_count_row("", active["without_embeddings"], "without embeddings, positions and head")
     for rule in counts["textbook"]:

@@ -237,8 +237,8 @@ def _compute_token_limit(prompt: str, row: list[int], num_prefix: int, max_new_t
     context, length = model.config.max_position_embeddings - num_prefix, len(row) - num_prefix
     if length >= context:
         raise DataError(
-            f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no room to continue in a context of "
-            f"model.max_position_embeddings={context + num_prefix}, of which {num_prefix} "
+            f"The prompt {_format_prompt(prompt)} has {length} tokens and leaves no space for new tokens in a "
+            f"context of model.max_position_embeddings={context + num_prefix}, of which {num_prefix} "
             f"open{'s' * (num_prefix == 1)} the text. Shorten it to {context - 1} tokens or less."
         )
     if length + max_new_tokens > context:

@@ -39,11 +39,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check the range of each parameter."""
         rules = (
-            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or a positive number"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or positive"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a positive number; 1 changes nothing"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "positive; 1 is no penalty"),
         )
         for name, holds, rule in rules:
             if not holds:

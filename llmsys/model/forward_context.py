@@ -20,10 +20,9 @@ from llmsys.config.position import (
 from llmsys.errors import ConfigError
 from llmsys.model.attention_mask import EVERYTHING, LayerMask, compute_document_positions
 from llmsys.model.document_lengths import DocumentLengths
-from llmsys.model.encoder_output import EncoderOutput
-from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.embedding import RelativePositionBias, SinusoidalPositionEmbedding
+from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.mask_builder import MaskBuilder, MaskInputs
-from llmsys.model.position_embedding import RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.rotary_embedding import RotaryBuilder, RotaryCosSin
 
 # B rows, T query positions, S key positions, H heads, D width, R distances
@@ -158,8 +157,8 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
     if length > config.max_position_embeddings:
         limit = config.max_position_embeddings
         raise ConfigError(
-            f"A sequence of {length} tokens is longer than model.max_position_embeddings={limit}. "
-            f"Use batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
+            f"A sequence of {length} tokens exceeds model.max_position_embeddings={limit}. Use "
+            f"batch.sequence_length={limit} or less, or raise model.max_position_embeddings."
         )
 
 

@@ -2,12 +2,14 @@
 
 Rows may be padded on the left, so that prompts of unequal length end together. Positions count from each row's first
 real token, and a padded slot is visible to itself only. Layers choose the tensors they cache: keys and values, or the
-latent vector of MLA. The source keys and values of an encoder-decoder are computed once.
+latent vector of MLA. The source keys and values of an encoder-decoder are computed once. Cross-attention reads
+the `EncoderOutput`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +17,23 @@ from torch import Tensor
 from llmsys.config.model import ModelConfig
 from llmsys.config.moe import ExpertChoiceConfig
 from llmsys.errors import ConfigError
-from llmsys.model.encoder_output import EncoderOutput
+
+# B rows, S source positions, D width
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """The encoder's last hidden states and the document number of each position; padding has its own number."""
+
+    hidden_BSD: Tensor
+    documents_BS: Tensor | None = None
+
+    def select_rows(self, rows_B: Tensor) -> EncoderOutput:
+        """Return the given rows, in this order; a row may be repeated."""
+        rows_B = rows_B.to(self.hidden_BSD.device)
+        documents_BS = None if self.documents_BS is None else self.documents_BS[rows_B]
+        return EncoderOutput(self.hidden_BSD[rows_B], documents_BS)
+
 
 # B rows, T new positions, S positions so far
 
@@ -34,11 +52,11 @@ class KeyValueCache:
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None) -> None:
         if config.family == "encoder":
-            raise ConfigError("An encoder reads all tokens at once and has no use for a cache. Call it without one.")
+            raise ConfigError("An encoder has no use for a key-value cache. Call it without one.")
         if config.moe is not None and isinstance(config.moe.routing, ExpertChoiceConfig):
             raise ConfigError(
-                "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a sequence, "
-                "later ones included, so it is for training and encoders. Use token_choice or capacity."
+                "model.moe.routing.kind=expert_choice cannot generate: experts choose among all tokens of a "
+                "sequence, later ones included. Use token_choice or capacity."
             )
         # On the CPU: its values become Python integers, and a GPU would have to wait for each.
         self.padding_B = torch.zeros(rows, dtype=torch.int64) if padding_B is None else padding_B.cpu()

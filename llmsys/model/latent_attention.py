@@ -13,7 +13,7 @@ from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.normalization import RMSNorm
-from llmsys.model.rope_frequencies import compute_yarn_mscale
+from llmsys.model.rotary_embedding import compute_yarn_mscale
 from llmsys.model.scaled_dot_product import compute_attention
 
 # B rows, T query positions, S key positions, D width, H heads, C width of the latent, R rotated channels,

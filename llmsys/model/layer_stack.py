@@ -27,11 +27,10 @@ from llmsys.config.position import (
 )
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
-from llmsys.model.encoder_output import EncoderOutput
+from llmsys.model.embedding import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
-from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.normalization import build_norm
-from llmsys.model.position_embedding import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.transformer_block import TransformerBlock
 
 # B rows, T positions, D width

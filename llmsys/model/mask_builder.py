@@ -32,11 +32,10 @@ from llmsys.model.attention_mask import (
     build_self_attention_mask,
 )
 from llmsys.model.document_lengths import DocumentLengths, build_document_lengths, build_row_lengths
-from llmsys.model.encoder_output import EncoderOutput
+from llmsys.model.embedding import RelativePositionBias, compute_alibi_bias, compute_alibi_slopes
 from llmsys.model.flex_attention import AlibiBias, DistanceBias, ScoreBias, build_flex_mask
 from llmsys.model.key_ranges import build_cross_ranges, build_self_ranges
-from llmsys.model.kv_cache import KeyValueCache
-from llmsys.model.position_embedding import RelativePositionBias, compute_alibi_bias, compute_alibi_slopes
+from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.varlen_attention import build_varlen_mask
 
 # B rows, T query positions, S key positions, H heads, R distances

@@ -21,7 +21,6 @@ from llmsys.config.moe import (
     TokenChoiceConfig,
 )
 from llmsys.errors import ConfigError
-from llmsys.model.expert_capacity import choose_tokens, drop_overflow
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.float32_buffers import Float32BufferModule
@@ -31,7 +30,7 @@ from llmsys.model.load_balancing import (
     count_tokens_by_row,
     is_recomputation,
 )
-from llmsys.model.router import RouterScores, RoutingDecision, TopKRouter
+from llmsys.model.router import RouterScores, RoutingDecision, TopKRouter, choose_tokens, drop_overflow
 from llmsys.model.token_dispatcher import LocalTokenDispatcher, TokenDispatcher
 
 # B rows, T positions, N = B * T tokens, D width, E experts
@@ -187,8 +186,8 @@ class MoELayer(Float32BufferModule):
         stored = self._auxiliary
         if loss is not None and loss.requires_grad and stored is not None and not stored[0].requires_grad:
             raise ConfigError(
-                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without gradients, so the "
-                "experts' balance and z losses would pull at nothing. Use use_reentrant=False."
+                "torch.utils.checkpoint with use_reentrant=True runs the first forward pass without "
+                "gradients, so balance and z losses would have no gradient. Use use_reentrant=False."
             )
 
 

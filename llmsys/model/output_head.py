@@ -96,8 +96,8 @@ def build_head(config: ModelConfig) -> nn.Module | None:
             return None
         case PermutationHeadConfig():
             raise ConfigError(
-                "model.head.kind=permutation (XLNet) is counted by `llmsys estimate` and not built. "
-                "To train, use mlm for an encoder or lm for a decoder."
+                "model.head.kind=permutation (XLNet) can be estimated but not built. To train, use mlm for an "
+                "encoder or lm for a decoder."
             )
         case unreachable:
             assert_never(unreachable)

@@ -20,14 +20,13 @@ from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
-from llmsys.model.encoder_output import EncoderOutput
+from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
 from llmsys.model.forward_context import ForwardContext
-from llmsys.model.kv_cache import KeyValueCache
+from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
 from llmsys.model.output_head import build_extras, build_head
-from llmsys.model.token_embedding import TokenEmbedding, get_embedding_scale
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
@@ -133,7 +132,7 @@ class Transformer(LayerStack):
     ) -> EncoderOutput:
         """Return the encoder output of a source, for any number of forward passes."""
         if self.encoder is None:
-            raise ConfigError(f"A source was given, and model.family={self.config.family} reads none. Leave it out.")
+            raise ConfigError(f"A source was given, but model.family={self.config.family} has no encoder. Omit it.")
         embed = self.embed if self.source_embed is None else self.source_embed
         x_BSD, _ = self.encoder.run_blocks(
             self._scale_embedding(embed(source_BS)),
@@ -201,16 +200,16 @@ class Transformer(LayerStack):
     ) -> EncoderOutput | None:
         """Return the encoder output to attend to; a cache keeps the one that it is given."""
         if encoded is not None and memory is not None:
-            raise ConfigError("A source and its memory were both given. Give one of them.")
+            raise ConfigError("Both a source and its encoder output were given. Give one of them.")
         memory = encoded if memory is None else memory
         if cache is not None and memory is not None:
             if cache.memory is not None:
-                raise ConfigError("The cache has its source already. Give the source with the first call only.")
+                raise ConfigError("The cache already has a source. Give the source with the first call only.")
             cache.memory = memory
         memory = cache.memory if cache is not None else memory
         if (memory is None) != (self.encoder is None):
             family = self.config.family
-            state = "is missing. Give source_BS" if memory is None else "was given, and it reads none. Leave it out"
+            state = "is missing. Give source_BS" if memory is None else "was given, but it has no encoder. Omit it"
             raise ConfigError(f"The source of a model with family={family} {state}.")
         return memory
 

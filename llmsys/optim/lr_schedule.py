@@ -97,7 +97,7 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
     wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
     """
     if isinstance(config, NoamScheduleConfig):
-        raise TypeError("schedule.kind=noam has no peak of its own; see compute_noam_rate")
+        raise TypeError("schedule.kind=noam has no peak rate; see compute_noam_rate")
     warmup = config.warmup_tokens
     if tokens < warmup:
         return tokens / warmup

@@ -37,11 +37,11 @@ def require_fp8(device: torch.device) -> None:
 
 def _find_missing_requirement(device: torch.device) -> str | None:
     if device.type != "cuda":
-        return f"this run computes on {device.type}, which has no fp8 products. Use a GPU of the Ada or Hopper kind"
+        return f"this run uses {device.type}, which has no fp8 matmuls. Use an Ada or Hopper GPU, or newer"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         name, have = torch.cuda.get_device_name(device), ".".join(map(str, capability))
-        return f"{name} has compute capability {have}, and fp8 products need 8.9. Use a GPU of the Ada or Hopper kind"
+        return f"{name} has compute capability {have}, but fp8 matmuls need 8.9. Use an Ada or Hopper GPU, or newer"
     if importlib.util.find_spec("torchao") is None:
         return "torchao is not installed. Install llmsys[fp8]"
     return None

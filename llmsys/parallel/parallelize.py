@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel.collectives import configure_gradient_reduction
 from llmsys.parallel.context_parallel import divide_attention
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.dtensor_slices import get_local_slice
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
-from llmsys.parallel.reduce_scatter import configure_gradient_reduction
 from llmsys.parallel.sequence_sharding import SequenceSharding, divide_positions
 from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
 

@@ -22,7 +22,7 @@ from llmsys.parallel.rendezvous import bind_rendezvous
 Value = TypeVar("Value")
 
 TIMEOUT_SECONDS = 300
-"""Longest wait of a rank for its peers in one collective."""
+"""Timeout of a collective."""
 
 
 def get_local_device() -> torch.device:

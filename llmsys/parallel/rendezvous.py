@@ -55,8 +55,8 @@ def open_store(
     if address is None:
         if is_master:
             log.warning(
-                "%s is no address of this host's network interfaces, so that ranks meet on all of them. Name the first "
-                "host by its own address where the network cannot be trusted.",
+                "%s is not an address of this host, so the rendezvous listens on all network interfaces. Name "
+                "the first host by one of its addresses if the network is not trusted.",
                 host_name,
             )
         return dist.TCPStore(host_name, port, world_size, is_master, timeout, **options)
@@ -67,7 +67,7 @@ def open_store(
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise dist.DistNetworkError(f"{address}:{port} cannot be listened on: {error.strerror}") from error
+        raise dist.DistNetworkError(f"{address}:{port} is not available for listening: {error.strerror}") from error
     port, fd = listening.getsockname()[1], listening.detach()
     return dist.TCPStore(address, port, world_size, is_master, timeout, master_listen_fd=fd, **options)
 

@@ -25,12 +25,12 @@ from llmsys.model.feed_forward import apply_gated_activation
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel.collectives import CustomReduceScatter, configure_gradient_reduction
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.fsdp import configure_prefetch
 from llmsys.parallel.parallelize import apply_expert_parallel
 from llmsys.parallel.process_group import all_gather_tensor
-from llmsys.parallel.reduce_scatter import CustomReduceScatter, configure_gradient_reduction
 from llmsys.parallel.reproducible_sum import sum_tree
 
 # R ranks that send rows, L experts of this rank, M rows, N rows of one rank for one expert, D width, F width inside

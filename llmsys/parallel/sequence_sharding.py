@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, MoeConfig, NoBalancingConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.errors import LayoutError
+from llmsys.model.embedding import TokenEmbedding
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.layer_stack import LayerStack
-from llmsys.model.token_embedding import TokenEmbedding
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.collectives import Group, all_gather, all_reduce, all_to_all, reduce_scatter
 from llmsys.parallel.device_mesh import DeviceMeshes

@@ -3,8 +3,8 @@
 Reads a `Manifest`; returns None where no set was searched for.
 """
 
-from llmsys.contamination_summary import ContaminatedDocument, SetContamination, SparedItem
 from llmsys.manifest import Manifest
+from llmsys.manifest_section import ContaminatedDocument, SetContamination, SparedItem
 from llmsys.report.html_markup import (
     Html,
     build_definition_list,
@@ -40,9 +40,9 @@ def build_contamination_section(manifest: Manifest) -> ReportSection | None:
         for name, one in found.sets.items()
     ]
     note = (
-        f"{format_number(found.exempt_ngrams)} n-grams stood in so many documents that they decided nothing "
-        f"(data.decontaminate.max_documents); an item that stays in a document for that reason is spared. "
-        f"The folder decontamination has a line for each document and item."
+        f"{format_number(found.exempt_ngrams)} n-grams occur in more than data.decontaminate.max_documents "
+        "documents and were ignored; an item that remains in a document for this reason is called spared. The "
+        "folder decontamination has one line per document and item."
     )
     examples = [_build_set_examples(name, one) for name, one in found.sets.items() if one.examples]
     spared = [_build_spared_fold(name, one) for name, one in found.sets.items() if one.spared]

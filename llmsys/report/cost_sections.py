@@ -13,7 +13,7 @@ from llmsys.report.run_record import RunRecord
 
 
 def build_cost_numbers(record: RunRecord) -> Numbers:
-    """Return utilisation and its base, memory of the fullest rank, and the number of experts without a token."""
+    """Return utilisation and its base, memory of the fullest rank, and the number of dead experts."""
     share, memory = record.curves.get_last_value("utilisation"), record.curves.get_last_value("memory_bytes")
     numbers: Numbers = []
     if not math.isnan(share):
@@ -23,7 +23,7 @@ def build_cost_numbers(record: RunRecord) -> Numbers:
     if record.experts.whole:
         loads = record.experts.whole[max(record.experts.whole)]
         dead = sum(share == 0 for layer in loads for share in layer)
-        numbers.append(("experts without a token", str(dead), f"of {sum(map(len, loads))} in all layers, last record"))
+        numbers.append(("dead experts", str(dead), f"of {sum(map(len, loads))} in all layers, last record"))
     return numbers
 
 
@@ -39,7 +39,9 @@ def build_answers_section(record: RunRecord) -> Html | None:
         if all(isinstance(one.get(key), float | int) for key in (*keys, "questions"))
     ]
     head = ("set", "by likelihood", "per byte", "per token", "questions")
-    lead = build_tag("p", f"Share of questions whose right answer was the likeliest, after step {asked[-1]['step']:,}.")
+    lead = build_tag(
+        "p", f"Accuracy: share of questions whose correct answer was the most likely, after step {asked[-1]['step']:,}."
+    )
     return build_section("answers", "Answers", lead, build_table(head, rows, numeric=[1, 2, 3, 4]))
 
 
@@ -60,7 +62,9 @@ def build_prediction_section(record: RunRecord) -> Html | None:
         interval = f"{seconds['p50']:.3g} s ({seconds['p10']:.3g} to {seconds['p90']:.3g})"
         rows.append([f"step on {said['device']}", interval, *_format_measured(took, "step_seconds", seconds["p50"])])
     note = (
-        None if seconds is not None else build_tag("p", f"No time of a step: {said.get('why_no_time')}", class_="muted")
+        None
+        if seconds is not None
+        else build_tag("p", f"No estimated step time: {said.get('why_no_time')}", class_="muted")
     )
     return build_section(
         "prediction",

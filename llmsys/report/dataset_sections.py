@@ -1,16 +1,20 @@
-"""Build the sections about a dataset: funnel, languages, lengths, skipped records, files.
+"""Build the sections about a dataset: funnel, languages, lengths, skipped records, files, tokenizer.
 
 Reads a `Manifest`; gives `ReportSection`s, the key numbers and the dataset's origin.
+
+The tokenizer's section shows its fit to each language, and the pieces that no document needs.
 
 Invariants:
 - Text of a crawled page is escaped.
 - Every rule that dropped documents is shown with its value and threshold.
 """
 
-from llmsys.manifest import Manifest, SkippedInput
+from collections.abc import Mapping
+
+from llmsys.manifest import LanguageUsage, Manifest, SkippedInput
 from llmsys.report import plots
 from llmsys.report.contamination_section import build_contamination_section
-from llmsys.report.funnel_section import build_funnel_section
+from llmsys.report.funnel_section import build_funnel_section, describe_input, format_offset
 from llmsys.report.html_markup import (
     Html,
     build_definition_list,
@@ -23,10 +27,74 @@ from llmsys.report.html_markup import (
     format_number,
     format_percent,
 )
-from llmsys.report.input_units import describe_input, format_offset
 from llmsys.report.plots import Figure
 from llmsys.report.report_section import Numbers, ReportSection, build_report_section
-from llmsys.report.tokenizer_section import build_tokenizer_section
+
+MAX_TOKENIZER_BARS = 24
+HEAD = ("language", "documents", "text", "tokens", "bytes per token", "words per token", "unknown", "as bytes")
+
+
+def build_tokenizer_section(manifest: Manifest) -> ReportSection | None:
+    """Return bytes and words per token by language, unknowns, and unused pieces with examples."""
+    usage = manifest.usage
+    if usage is None or not usage.languages:
+        return None
+    rows = [_build_row(name, one) for name, one in usage.languages.items()]
+    facts = (
+        f"{format_number(usage.dead_pieces)} of {format_number(usage.pieces)} pieces occur in no document. "
+        f"{format_number(usage.checked_documents)} documents were also encoded by the tokenizer library, with "
+        "equal ids."
+    )
+    if usage.by_library:
+        facts += f" The library encoded every document: {usage.by_library}."
+    examples = [build_tag("code", piece.replace(" ", "␣")) for piece in usage.dead_examples]
+    spaced = [one for example in examples for one in (example, " ")]
+    dead = (
+        build_details([f"the first {len(examples)} pieces that occur in no document"], build_tag("p", spaced))
+        if examples
+        else None
+    )
+    return build_report_section(
+        "tokenizer",
+        "Tokenizer",
+        _build_figures(usage.languages),
+        build_table(HEAD, rows, numeric=range(1, 8)),
+        build_tag("p", facts),
+        dead,
+    )
+
+
+def _build_figures(languages: Mapping[str, LanguageUsage]) -> list[Figure]:
+    """Return bytes per token of the languages with the most text, longest tokens first; [] for a single language."""
+    most = list(languages.items())[:MAX_TOKENIZER_BARS]  # the manifest has them in order of their bytes
+    if len(most) < 2:
+        return []
+    found = sorted(((one.bytes / max(one.tokens, 1), name or "(none)") for name, one in most), reverse=True)
+    values, names = [value for value, _ in found], [name for _, name in found]
+    traces, layout = plots.build_bars(names, values, [f"{value:.2f}" for value in values], "bytes of text per token")
+    caption = (
+        "In UTF-8 a character takes one byte in Latin script, two in Greek, Cyrillic, Hebrew and Arabic, three in "
+        "most other scripts."
+    )
+    if len(languages) > MAX_TOKENIZER_BARS:
+        caption += f" The {MAX_TOKENIZER_BARS} languages with the most text; the table has all {len(languages)}."
+    title = "Bytes per token by language"
+    return [Figure("plot-tokenizer", title, traces, layout, caption, plots.compute_bars_height(len(names)))]
+
+
+def _build_row(name: str, one: LanguageUsage) -> tuple[str, ...]:
+    tokens = max(one.tokens, 1)
+    return (
+        name or "(none)",
+        format_number(one.documents),
+        format_bytes(one.bytes),
+        format_number(one.tokens),
+        f"{one.bytes / tokens:.2f}",
+        f"{one.words / tokens:.2f}",
+        format_percent(one.unknown_tokens, tokens),
+        format_percent(one.byte_tokens, tokens),
+    )
+
 
 MAX_BARS = 20
 MAX_SKIP_ROWS = 100
@@ -53,9 +121,9 @@ def list_missing_notes(manifest: Manifest) -> list[str]:
     """Return notes on parts that are missing, with the reason and the next step."""
     notes = []
     if not manifest.splits:
-        notes.append("No token files yet: only documents were prepared. `llmsys prepare CONFIG` goes on to tokens.")
+        notes.append("No token files yet: only documents were prepared. `llmsys prepare CONFIG` continues with tokens.")
     if manifest.funnel and not manifest.funnel[-1].documents_out:
-        notes.append("Not one document was kept; the funnel says which rule dropped them.")
+        notes.append("No documents were kept; the funnel shows which rules dropped them.")
     return notes
 
 
@@ -118,7 +186,7 @@ def _build_skips_table(skips: tuple[SkippedInput, ...]) -> Html:
     ]
     left = len(ordered) - len(rows)
     more = build_tag("p", f"{format_number(left)} more rows are in manifest.json.", class_="muted") if left else None
-    head = ("why it was skipped", "records", "file", "first at")
+    head = ("reason", "records", "file", "first at")
     return build_tag("div", build_table(head, rows, numeric=[1, 3]), more)
 
 

@@ -2,6 +2,8 @@
 
 Reads the funnel of a `Manifest` and `ThresholdReport`s.
 
+The input is described in its own units: HTML only where there was HTML, rows where a file counts rows.
+
 Invariants:
 - Every rule that dropped documents is shown with an example, its value and its threshold.
 - Text of a crawled page is escaped.
@@ -9,7 +11,9 @@ Invariants:
 
 from collections.abc import Sequence
 
-from llmsys.manifest import DropCount, DropExample, FunnelStage, Manifest
+from llmsys.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
+from llmsys.manifest_section import ThresholdReport
+from llmsys.record_location import is_counted_in_rows
 from llmsys.report import plots
 from llmsys.report.html_markup import (
     Html,
@@ -23,11 +27,34 @@ from llmsys.report.html_markup import (
     format_user_text,
     join_html,
 )
-from llmsys.report.input_units import describe_funnel_bytes
 from llmsys.report.plots import Figure
 from llmsys.report.report_section import ReportSection, build_report_section
 from llmsys.report.threshold_sections import build_early_exit_note, build_silent_tests_table, build_threshold_block
-from llmsys.threshold_report import ThresholdReport
+
+
+def describe_input(manifest: Manifest) -> str:
+    """Return the amount of input: HTML that was extracted, text that came as text, or both."""
+    given = manifest.read.given_text_bytes
+    html = manifest.read.html_bytes - given
+    if html <= 0:  # pairs have no pages at all
+        return f"{format_bytes(given or (manifest.funnel[0].bytes_in if manifest.funnel else 0))} of text"
+    return f"{format_bytes(html)} of HTML" + (f" and {format_bytes(given)} of text" if given else "")
+
+
+def describe_funnel_bytes(manifest: Manifest) -> str:
+    """Return a sentence on the unit of the funnel's bytes."""
+    given = manifest.read.given_text_bytes
+    if manifest.read.html_bytes <= given:
+        return "Bytes are UTF-8 text: the input was text, so nothing was extracted."
+    if given:
+        return "Bytes are HTML (or text, for text input) before extraction and UTF-8 text after it."
+    return "Bytes are HTML before extraction and UTF-8 text after it."
+
+
+def format_offset(skip: SkippedInput) -> str:
+    """Return the location of a skipped record in its file: `row 12`, or `byte 1,234`."""
+    return f"{'row' if is_counted_in_rows(skip.file) else 'byte'} {format_number(skip.offset)}"
+
 
 MAX_BARS = 20
 
@@ -90,7 +117,7 @@ def _build_changes_table(stages: tuple[FunnelStage, ...]) -> list[Html]:
     if not rows:
         return []
     return [
-        build_tag("h3", "What was changed in documents that stay"),
+        build_tag("h3", "Changes to kept documents"),
         build_table(("stage", "what", "times"), rows, numeric=[2]),
     ]
 
@@ -104,7 +131,7 @@ def _build_funnel_figure(stages: tuple[FunnelStage, ...]) -> Figure:
     gone |= {"name": "dropped here", "hovertemplate": "%{y}: %{x:,} dropped<extra></extra>"}
     layout = plots.build_bars_layout("documents") | {"barmode": "stack", "showlegend": True}
     height = plots.compute_bars_height(len(names), names)
-    return Figure("plot-funnel", "What is left after each stage", [kept, gone], layout, height=height)
+    return Figure("plot-funnel", "Documents after each stage", [kept, gone], layout, height=height)
 
 
 def _build_drops_figure(drops: list[DropCount]) -> Figure:
@@ -120,7 +147,7 @@ def _build_drops_figure(drops: list[DropCount]) -> Figure:
     )
     return Figure(
         "plot-drops",
-        "Which test dropped them",
+        "Drops by test",
         traces,
         layout,
         height=plots.compute_bars_height(len(counted), (name for name, _ in counted)),
@@ -146,8 +173,7 @@ def _build_drop_details(stage: FunnelStage, drop: DropCount, borders: Sequence[T
         build_tag(
             "span",
             f" {format_number(drop.documents)} document{'' if drop.documents == 1 else 's'}, "
-            f"{format_bytes(drop.bytes)}, "
-            f"{format_percent(drop.documents, stage.documents_in)} of what came in",
+            f"{format_bytes(drop.bytes)}, {format_percent(drop.documents, stage.documents_in)} of the input",
             class_="muted",
         ),
     ]

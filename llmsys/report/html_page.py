@@ -1,6 +1,7 @@
 """Render the report of a dataset, a run or both as one HTML file that needs no other file and no network.
 
-Reads a run folder and a dataset folder; either may be incomplete or absent. Writes the page.
+Reads a run folder and a dataset folder; either may be incomplete or absent. Writes the page. The end of the page is
+about the origin of the run: starts, checkpoints, environment and config.
 
 Invariants:
 - The same folders give the same bytes.
@@ -10,8 +11,11 @@ Invariants:
 
 import base64
 import hashlib
+import json
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from llmsys import __version__
 from llmsys.atomic_write import write_bytes_atomically
@@ -24,11 +28,67 @@ from llmsys.report.dataset_sections import (
     build_dataset_sections,
     list_missing_notes,
 )
-from llmsys.report.html_markup import Html, build_section, build_tag, dump_script_json, format_bytes, join_html
+from llmsys.report.html_markup import (
+    Html,
+    build_definition_list,
+    build_details,
+    build_section,
+    build_table,
+    build_tag,
+    dump_script_json,
+    format_bytes,
+    format_user_text,
+    join_html,
+)
 from llmsys.report.report_section import Numbers, ReportSection
-from llmsys.report.run_origin import build_run_origin
-from llmsys.report.run_record import RunRecord, read_run
+from llmsys.report.run_record import RunRecord, is_finite, read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections, describe_run_state
+
+
+def build_run_origin(record: RunRecord) -> list[Html]:
+    """Return configuration, environment and starts of the run, for the section on origins."""
+    blocks = []
+    if record.starts:
+        rows = [
+            (
+                _format_time(s),
+                str(s.get("engine", "–")),
+                str(s.get("world_size", "–")),
+                str(s.get("device", "–")),
+                "the beginning" if s.get("resumed_from") is None else f"step {s['resumed_from']}",
+            )
+            for s in record.starts[-50:]
+        ]
+        head = ("started (UTC)", "engine", "processes", "device", "from")
+        blocks += [build_tag("h3", "Starts"), build_table(head, rows, numeric=[2])]
+    if record.checkpoints:
+        last = record.checkpoints[max(record.checkpoints)]
+        blocks.append(build_tag("p", f"{len(record.checkpoints)} checkpoints; the last: {last.get('folder', '?')} "))
+    if record.environment:
+        blocks.append(
+            build_details("Environment of the run", build_definition_list(_flatten_mapping(record.environment)))
+        )
+    if record.config_text:
+        blocks.append(build_details("Resolved configuration", format_user_text(record.config_text, 200_000)))
+    return blocks
+
+
+def _flatten_mapping(value: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    """Return a nested mapping as (a.b.c, text) pairs."""
+    pairs: list[tuple[str, str]] = []
+    for key, item in value.items():
+        name = f"{before}{key}"
+        if isinstance(item, dict):
+            pairs += _flatten_mapping(item, f"{name}.")
+        else:
+            pairs.append((name, item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)))
+    return pairs
+
+
+def _format_time(event: dict[str, Any]) -> str:
+    seconds = event.get("time")
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}" if is_finite(seconds) else "–"
+
 
 log = get_logger(__name__)
 
@@ -89,7 +149,7 @@ def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[
         numbers += build_dataset_numbers(manifest)
         parts += build_dataset_sections(manifest)
         origin += build_dataset_origin(manifest)
-    parts.append(ReportSection("origin", "Where from", build_section("origin", "Where it came from", origin)))
+    parts.append(ReportSection("origin", "Where from", build_section("origin", "Origin", origin)))
     return render_document(_build_titles(run, manifest), numbers, notes, parts)
 
 
@@ -108,8 +168,9 @@ def _list_data_warnings(run: RunRecord, manifest: Manifest | None) -> list[str]:
     if manifest is None or not trained_on or trained_on == manifest.fingerprint:
         return []
     return [
-        f"The run was trained on data with the fingerprint {trained_on}, but this dataset has {manifest.fingerprint}: "
-        f"it was prepared again since. What is said of the data here is not what the model saw."
+        f"The run was trained on data with the fingerprint {trained_on}, but this dataset has "
+        f"{manifest.fingerprint}: it was prepared again since. This page does not describe the data that the "
+        "model was trained on."
     ]
 
 
@@ -163,10 +224,10 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
         ),
         build_tag(
             "footer",
-            f"Written by llmsys {__version__}. This page is one file and loads nothing. "
-            "Its plots are drawn by the plotly.js inside it (MIT licence, copyright Plotly, Inc.).",
+            f"Written by llmsys {__version__}. This page is a single file and loads nothing. Its plots use the "
+            "embedded plotly.js (MIT licence, copyright Plotly, Inc.).",
         ),
-        build_tag("noscript", "The plots need JavaScript; everything else on this page does not."),
+        build_tag("noscript", "Only the plots need JavaScript."),
         build_tag("script", dump_script_json(figures), type="application/json", id="figures"),
         [build_tag("script", Html(script)) for script in scripts],
     )

@@ -17,13 +17,13 @@ from llmsys.report.html_markup import Html, build_tag, escape_plot_text, format_
 
 MAX_POINTS = 2_000
 THINNING_RULE = (
-    f"Curves longer than {MAX_POINTS:,} points are thinned: of each of {MAX_POINTS // 2:,} equal stretches the lowest "
-    "and the highest point are drawn."
+    f"Curves longer than {MAX_POINTS:,} points are downsampled: the minimum and maximum of each of "
+    f"{MAX_POINTS // 2:,} equal intervals are drawn."
 )
 LABEL_CHARACTERS = 34
 """In a line of a bar's label."""
 SMOOTHED_FROM = 200
-"""A curve of at least so many points gets a running mean over it."""
+"""Minimum number of points of a curve with a running mean."""
 
 BLUE, ORANGE, GREEN, PURPLE, FAINT = (f"theme:{name}" for name in ("blue", "orange", "green", "purple", "faint"))
 
@@ -60,9 +60,7 @@ class Figure:
                 "label",
                 "at ",
                 build_tag("output", self.slider_steps[-1]["label"]),
-                build_tag(
-                    "input", type="range", min="0", max=last, value=last, step="1", aria_label="moment of the run"
-                ),
+                build_tag("input", type="range", min="0", max=last, value=last, step="1", aria_label="step of the run"),
                 class_="moments",
             )
             if len(self.slider_steps) > 1

@@ -31,7 +31,7 @@ CURVES = (
 MISSING = float("nan")
 
 MAX_LOAD_NUMBERS = 200_000
-"""So many expert shares are kept at most: a page of a few megabytes."""
+"""Maximum number of expert shares on a page, which bounds its size to a few megabytes."""
 
 
 @dataclass
@@ -191,7 +191,7 @@ def read_run(folder: Path) -> RunRecord:
     _read_environment(record)
     path = folder / "events.jsonl"
     if not path.is_file():
-        record.notes.append(f"No events: {path} does not exist. `llmsys train CONFIG` writes it as it goes.")
+        record.notes.append(f"No events: {path} does not exist. `llmsys train CONFIG` writes it while it runs.")
         return record
     damaged = 0
     for event in iter_events(path):
@@ -200,7 +200,7 @@ def read_run(folder: Path) -> RunRecord:
         except (TypeError, ValueError, KeyError, AttributeError):
             damaged += 1
     if damaged:
-        record.notes.append(f"{damaged} events in {path} do not have the fields their kind should have; left out here.")
+        record.notes.append(f"{damaged} events in {path} lack fields of their kind and are omitted.")
     record.notes.extend(_iter_missing_notes(record))
     return record
 
@@ -238,13 +238,13 @@ def _iter_missing_notes(record: RunRecord) -> Iterator[str]:
     if not record.starts and not steps:
         yield "The event file is empty: the run has not started yet."
     elif not steps:
-        yield "No step has been logged yet (train.log_every_steps says how often): no curves."
+        yield "No step has been logged yet (see train.log_every_steps): no curves."
     strange = [step for step, loss in zip(steps, record.curves.columns["loss"], strict=True) if loss != loss]
     if strange:
         shown = ", ".join(f"{step:.0f}" for step in strange[:5]) + (", …" if len(strange) > 5 else "")
-        yield f"The loss is missing or not finite in {len(strange)} logged steps ({shown}); left out of the curves."
+        yield f"The loss is missing or not finite in {len(strange)} logged steps ({shown}); omitted from the curves."
     if steps and not record.evaluations:
-        yield "No evaluation yet (evaluation.every_steps; 0 means only at the end): no yardstick."
+        yield "No evaluation yet (evaluation.every_steps; 0 means only at the end): no comparison."
     if steps and not record.experts.step:
         model = record.config.get("model")
         dense = isinstance(model, dict) and not model.get("moe")

@@ -113,13 +113,13 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
         [name for name, _ in shown],
         [value for _, value in shown],
         [f"{value:.3f}" for _, value in shown],
-        "bits per byte of held-back text",
+        "bits per byte of held-out text",
         [plots.BLUE] + [plots.FAINT] * (len(shown) - 1),
     )
     if best is None:
-        verdict = "No compressor was measured beside it."
+        verdict = "No compressor was measured for comparison."
     elif is_heldout_too_small(evaluation.get("evaluated_bytes") or 0):
-        verdict = "So little text was held back that nothing follows for the model and the compressors."
+        verdict = "The held-out text is too small to compare the model with compressors."
     elif shown[0][1] < best[1]:
         verdict = f"The model needs {1 - shown[0][1] / best[1]:.0%} fewer bits than {best[0]}, the better compressor."
     else:
@@ -129,7 +129,7 @@ def _build_compressor_section(record: RunRecord) -> ReportSection | None:
     size = sizes["bytes"] if is_finite(sizes["bytes"]) else None
     step = format_number(evaluation["step"])
     caption = f"{verdict} Lower is better. Compared {describe_heldout_bytes(size)}, at step {step}"
-    caption += f" ({' = '.join(measured)} of documents the model never saw)." if measured else "."
+    caption += f" ({' = '.join(measured)} of held-out documents)." if measured else "."
     figure = Figure(
         "plot-yardstick", "Against compressors", traces, layout, caption, plots.compute_bars_height(len(shown))
     )
@@ -184,7 +184,7 @@ def _build_loss_figure(record: RunRecord, tokens_per_byte: float | None) -> Figu
         traces = [*traces, plots.build_line("held back", tokens, losses, plots.ORANGE) | diamonds]
         bits = [*bits, [event.get("bits_per_byte") for event in measured]]
     views: list[dict[str, Any]] = []
-    caption = "In bits per byte once the dataset's manifest.json or an evaluation tells the tokens per byte."
+    caption = "Shown in bits per byte once manifest.json or an evaluation has the tokens per byte."
     if tokens_per_byte:
         nats = [trace["y"] for trace in traces]
         views = [
@@ -209,22 +209,22 @@ def _build_experts_section(record: RunRecord) -> ReportSection | None:
         "Expert load by layer",
         traces,
         layout,
-        "Share of a layer's tokens that each expert took, times the number of experts: 1 is even. "
+        "Share of a layer's tokens routed to each expert, times the number of experts: 1 is balanced. "
         f"{len(moments)} of {len(loads.step)} records can be chosen.",
         100 + max(160, min(560, 30 * len(heats[-1]))),
         slider_steps=moments,
     )
     lines = [
-        *plots.build_noisy_curve("busiest expert of all layers", loads.tokens, loads.busiest, plots.ORANGE),
-        *plots.build_noisy_curve("busiest expert, mean of layers", loads.tokens, loads.busiest_mean, plots.BLUE),
-        *plots.build_noisy_curve("idlest expert of all layers", loads.tokens, loads.idlest, plots.GREEN),
+        *plots.build_noisy_curve("most loaded expert of all layers", loads.tokens, loads.busiest, plots.ORANGE),
+        *plots.build_noisy_curve("most loaded expert, mean over layers", loads.tokens, loads.busiest_mean, plots.BLUE),
+        *plots.build_noisy_curve("least loaded expert of all layers", loads.tokens, loads.idlest, plots.GREEN),
     ]
     over_time = Figure(
         "plot-balance",
-        "Balance over the run",
+        "Expert balance over the run",
         lines,
         plots.build_tokens_layout("load, × even", from_zero=True, legend=True),
-        "The closer the three lines are to 1, the more even the experts work.",
+        "The closer the three lines are to 1, the more balanced the experts.",
     )
     return build_report_section("experts", "Experts", [heat, over_time])
 
@@ -238,9 +238,7 @@ def _build_samples_section(record: RunRecord) -> ReportSection | None:
         build_details(f"Samples of step {format_number(step)}", _format_samples(record.samples[step]))
         for step in steps[1:6]
     ]
-    lead = build_tag(
-        "p", f"What the model writes after step {format_number(steps[0])}; the prompt is set bold.", class_="muted"
-    )
+    lead = build_tag("p", f"Text generated after step {format_number(steps[0])}; the prompt is bold.", class_="muted")
     return ReportSection("samples", "Samples", build_section("samples", "Samples", lead, shown, earlier))
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
 from llmsys.estimate.scaling.law import BudgetRequest
-from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit
-from llmsys.estimate.scaling.training_runs import TrainingRun
+from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
 from llmsys.report.html_markup import Html, build_section, build_table, format_amount, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace, build_line
@@ -20,7 +19,7 @@ from llmsys.report.report_section import ReportSection, build_report_section
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 BEYOND = 30.0
-"""How many times beyond the largest run the law is drawn."""
+"""Range of the plotted law, as a multiple of the largest run."""
 
 
 def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path) -> Path:
@@ -53,8 +52,8 @@ def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path)
     ]
     titles = ("scaling law", f"fitted on {len(points)} runs")
     notes = [
-        "Intervals of 5 to 95 % come from resampled runs. They do not know what a law cannot: other data, another "
-        "schedule, or a size far beyond the largest run."
+        "Intervals of 5 to 95 % come from resampled runs. They do not cover other data, another schedule, or "
+        "sizes far beyond the largest run."
     ]
     write_bytes_atomically(path, render_document(titles, numbers, notes, parts).encode())
     return path

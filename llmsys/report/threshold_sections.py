@@ -9,6 +9,7 @@ Invariants:
 from collections.abc import Sequence
 from itertools import groupby
 
+from llmsys.manifest_section import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
 from llmsys.report.html_markup import (
     Html,
     build_definition_list,
@@ -19,14 +20,13 @@ from llmsys.report.html_markup import (
     format_user_text,
     join_html,
 )
-from llmsys.threshold_report import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
 
 URL_CHARACTERS = 2_000  # of an endless address; a longer one says how much is missing
 EARLY_EXIT = (
-    "A document leaves at the first test that it fails, and the tests behind that one are not asked. So a looser "
-    "threshold gives back no more documents than are counted here, and how many fail one test alone cannot be read "
-    "from this page. Documents that stay have passed every test; their values stand in the columns of documents/. "
-    "llmsys prepare CONFIG --sweep rule.field=a,b,c counts what other thresholds would keep."
+    "A document is dropped at the first test that it fails, and later tests are not run on it. A looser "
+    "threshold therefore keeps at most as many more documents as are counted here. Kept documents passed "
+    "every test; their values are in the columns of documents/. llmsys prepare CONFIG --sweep "
+    "rule.field=a,b,c counts what other thresholds would keep."
 )
 
 

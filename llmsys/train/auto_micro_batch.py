@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.micro_batch_size import find_largest_micro_batch
+from llmsys.estimate.peak_memory import find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import all_gather_object, get_world_size, run_on_rank_zero

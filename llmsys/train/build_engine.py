@@ -9,14 +9,14 @@ from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fp8 import convert_to_fp8
 from llmsys.parallel.parallelize import compile_blocks
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
-from llmsys.train.linear_cross_entropy import build_training_loss
 from llmsys.train.precision import DTYPES
 
 

@@ -222,8 +222,8 @@ def _build_masking(objective: MaskedLmConfig, tokenizer: Tokenizer, key: tuple[s
     mask = tokenizer.find_piece_id(objective.mask_token)
     if mask is None:
         raise ConfigError(
-            f"objective.mask_token={objective.mask_token} is not a piece of the tokenizer. Train one that has it: set "
-            f"tokenizer.control_symbols=[{objective.mask_token}] and run llmsys prepare CONFIG. One made elsewhere has "
-            f"another name for it: set objective.mask_token, such as [MASK]."
+            f"objective.mask_token={objective.mask_token} is not a token of the tokenizer. Train a tokenizer "
+            f"with it: set tokenizer.control_symbols=[{objective.mask_token}] and run llmsys prepare CONFIG. "
+            "For an existing tokenizer, set objective.mask_token to its mask token, such as [MASK]."
         )
     return TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)

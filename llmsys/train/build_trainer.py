@@ -18,7 +18,7 @@ from llmsys.config.run import RunConfig
 from llmsys.data.dataloader import StepLoader
 from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.events import EventWriter
 from llmsys.folder_lock import lock_folder
 from llmsys.log import get_logger
@@ -36,7 +36,6 @@ from llmsys.parallel.process_group import (
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import run_folder
 from llmsys.train.auto_micro_batch import resolve_micro_sequences
-from llmsys.train.bitwise_checks import format_bitwise_notice
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints
@@ -46,7 +45,7 @@ from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import load_initial_weights, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
 from llmsys.train.precision import resolve_precision
-from llmsys.train.rank_agreement import require_rank_agreement
+from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.step_guard import StepGuard, describe_step_contents

@@ -50,7 +50,7 @@ def average_checkpoints(run_folder: Path, count: int) -> Path:
         except READ_FAILURES:
             if all(checkpoint.exists() for checkpoint in checkpoints):
                 raise
-            log.info("a checkpoint was removed by its run while it was averaged; taking the newest there are now")
+            log.info("a checkpoint was removed by its run during averaging; using the newest ones now")
     raise CheckpointError(
         f"{MAX_READ_ATTEMPTS} times a checkpoint was removed by its run while it was averaged. "
         f"Raise checkpoint.keep_last or checkpoint.every_steps of that run, wait for its end, or set "
@@ -62,8 +62,8 @@ def _list_last_checkpoints(folder: Path, count: int) -> list[Path]:
     checkpoints = list_complete_checkpoints(folder)[-count:]
     if len(checkpoints) < count:
         raise CheckpointError(
-            f"{folder} has {len(checkpoints)} checkpoints, and checkpoint.average_last={count} of them "
-            f"are to be averaged. Train on, save more often (checkpoint.every_steps, keep_last), or set it to 0."
+            f"{folder} has {len(checkpoints)} checkpoints, and checkpoint.average_last={count} of them are "
+            "needed. Train longer, save more often (checkpoint.every_steps, keep_last), or set it to 0."
         )
     return checkpoints
 
@@ -108,7 +108,7 @@ def _require_complete(checkpoints: list[Path]) -> None:
     for checkpoint in checkpoints:
         if (problem := find_checkpoint_error(checkpoint)) is not None:
             raise CheckpointError(
-                f"{checkpoint} cannot be averaged: {problem}. Train on, or set checkpoint.average_last=0."
+                f"{checkpoint} cannot be averaged: {problem}. Train longer, or set checkpoint.average_last=0."
             )
 
 

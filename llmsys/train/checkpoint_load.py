@@ -168,7 +168,7 @@ def read_newest_checkpoint(find: Callable[[], Path | None], read: Callable[[Path
         except READ_FAILURES:
             if found.exists():
                 raise
-            log.info("%s was removed by its run while it was read; taking the newest there is now", found)
+            log.info("%s was removed by its run while it was read; using the newest one now", found)
     raise CheckpointError(
         f"{MAX_READ_ATTEMPTS} checkpoints were removed by their run while they were read. "
         f"Raise checkpoint.keep_last or checkpoint.every_steps of that run, or wait for its end."
@@ -184,8 +184,8 @@ def read_resumable_record(checkpoint: Path) -> dict[str, Any]:
     record = read_record(checkpoint)
     if record.get("weights_only"):
         raise CheckpointError(
-            f"{checkpoint} holds weights alone, without the optimizer's moments, and cannot be resumed. "
-            f"Begin a run with it: set run.folder to a new folder and train.init_from={checkpoint}."
+            f"{checkpoint} has weights only, without optimizer moments, and cannot be resumed. Start a new run "
+            f"from it: set run.folder to a new folder and train.init_from={checkpoint}."
         )
     return record
 
@@ -287,6 +287,6 @@ def _check_names(checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise CheckpointError(
-                f"{checkpoint} belongs to another model: {found[0]}{more}. "
-                f"Use the model section it was trained with, or another run.folder."
+                f"{checkpoint} belongs to another model: {found[0]}{more}. Use the model section of its run, "
+                "or another run.folder."
             )

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from llmsys.errors import CheckpointError
-from llmsys.file_name import is_plain_file_name
+from llmsys.local_path import is_plain_file_name
 
 METADATA = "metadata.json"
 VERSION = 1
@@ -44,7 +44,9 @@ def format_metadata(metadata: Metadata) -> bytes:
     tensors = {}
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise TypeError(f"{name} is no tensor. A checkpoint holds tensors; put other values into its record.")
+            raise TypeError(
+                f"{name} is not a tensor. A checkpoint stores tensors only; put other values into its record."
+            )
         chunks = [
             _format_chunk(chunk, metadata.storage_data[MetadataIndex(name, chunk.offsets)]) for chunk in entry.chunks
         ]
@@ -86,7 +88,7 @@ def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
                 raise ValueError(f"{name}: {_describe(error)}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{checkpoint / METADATA} cannot be read ({_describe(error)}). Take another checkpoint."
+            f"{checkpoint / METADATA} cannot be read ({_describe(error)}). Use another checkpoint."
         ) from None
     mappings = {name: (name,) for name in entries}
     return Metadata(dict(entries), mappings, places, StorageMeta(), CURRENT_DCP_VERSION)
@@ -95,7 +97,7 @@ def parse_metadata(content: bytes, checkpoint: Path) -> Metadata:
 def _parse_tensor(entry: Any) -> TensorStorageMetadata:
     dtype, shape = entry["dtype"], _parse_size(entry["shape"])
     if dtype not in DTYPES:
-        raise ValueError(f"{dtype!r} is no dtype of torch")
+        raise ValueError(f"{dtype!r} is not a torch dtype")
     chunks = [ChunkStorageMetadata(_parse_size(one["offsets"]), _parse_size(one["sizes"])) for one in entry["chunks"]]
     for chunk in chunks:
         ends = [offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)]

@@ -22,7 +22,7 @@ import xxhash
 
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.file_name import is_plain_file_name
+from llmsys.local_path import is_plain_file_name
 
 FORMAT = 2
 """Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle."""
@@ -55,8 +55,9 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 def build_unreadable_error(path: Path, error: OSError) -> UnreadableCheckpointError:
     """Return the error for a file that the system cannot read now and that may be complete."""
     return UnreadableCheckpointError(
-        f"{path} could not be read: {error.strerror or error}. This is not taken for damage: nothing was skipped or "
-        f"deleted. Mend the disk, the mount or the permissions, then run the same command again."
+        f"{path} could not be read: {error.strerror or error}. The checkpoint is not treated as corrupt: "
+        "nothing was skipped or deleted. Repair the disk, the mount or the permissions, then run the same "
+        "command again."
     )
 
 
@@ -128,7 +129,7 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
                 raise ValueError(f"{name!r} is not the name of a file in its folder")
         digest = record.pop("digest", None)
         if digest not in (None, _compute_record_digest(record)):
-            raise ValueError("damaged: its own digest differs")
+            raise ValueError("corrupt: its own digest differs")
         int(record["steps"]), record["run"]
     except RecursionError:
         raise CheckpointError(f"{RECORD} cannot be read (nested too deeply)") from None
@@ -142,15 +143,15 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
 def describe_pickle(checkpoint: Path) -> str:
     """Return the reason why pickled metadata are rejected, and the command that rewrites a trusted checkpoint."""
     return (
-        f"its metadata are a pickle ({PICKLED}, as llmsys wrote it in format 1), and reading a pickle can run code. "
-        f"If you trust whoever wrote it, rewrite it with `llmsys convert {shlex.quote(str(checkpoint))} --trust-pickle`"
+        f"its metadata are a pickle ({PICKLED}, format 1), and reading a pickle can run code. If you trust its "
+        f"author, rewrite it with `llmsys convert {shlex.quote(str(checkpoint))} --trust-pickle`"
     )
 
 
 def _describe_format(found: Any, checkpoint: Path) -> str:
     if found == PICKLED_FORMAT:
         return describe_pickle(checkpoint)
-    newer = ", which a newer llmsys wrote" if isinstance(found, int) and found > FORMAT else ""
+    newer = ", written by a newer llmsys" if isinstance(found, int) and found > FORMAT else ""
     return f"format {found}{newer}; this version reads {FORMAT}"
 
 

@@ -23,9 +23,8 @@ from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import get_rank
-from llmsys.train.checkpoint_retention import remove_old_checkpoints
+from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_checkpoints
 from llmsys.train.checkpoint_write import get_checkpoint_path, remove_partial_checkpoints, write_sharded_checkpoint
-from llmsys.train.verified_checkpoints import VerifiedCheckpoints
 
 
 class HostStateCopy:

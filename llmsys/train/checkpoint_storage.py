@@ -78,7 +78,7 @@ class CheckpointStorageReader(FileSystemReader):
         """
         for item in plan.items:
             if item.type != LoadItemType.TENSOR:
-                raise CheckpointError(f"{self.path}: {item.storage_index.fqn} is no tensor. Take another checkpoint.")
+                raise CheckpointError(f"{self.path}: {item.storage_index.fqn} is not a tensor. Use another checkpoint.")
         done: Future[None] = super().read_data(plan, planner)
         return done
 
@@ -88,7 +88,7 @@ def _read_metadata(checkpoint: Path) -> Metadata:
     if not file.is_file():
         if (checkpoint / PICKLED).exists():
             raise CheckpointError(f"{checkpoint} cannot be used: {describe_pickle(checkpoint)}.")
-        raise CheckpointError(f"{file} is missing. Take another checkpoint.")
+        raise CheckpointError(f"{file} is missing. Use another checkpoint.")
     return parse_metadata(file.read_bytes(), checkpoint)
 
 
@@ -127,11 +127,11 @@ def read_tensors(tensors: dict[str, Tensor], reader: CheckpointStorageReader, al
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
         reason = _describe(causes[0]) if causes else str(error)
-        raise CheckpointError(f"{reader.path} cannot be read: {reason}. Take another checkpoint.") from error
+        raise CheckpointError(f"{reader.path} cannot be read: {reason}. Use another checkpoint.") from error
 
 
 def _describe(cause: BaseException) -> str:
     # torch's text advises weights_only=False, which would run code from the file.
     if isinstance(cause, pickle.UnpicklingError):
-        return "its files hold something else than tensors"
+        return "its files contain objects that are not tensors"
     return f"{type(cause).__name__}: {cause}"

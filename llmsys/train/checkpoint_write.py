@@ -161,8 +161,8 @@ def build_save_error(target: Path, error: BaseException) -> BaseException:
         reason = _find_disk_reason(cause)
         if reason is not None:
             return CheckpointError(
-                f"{target} could not be saved: {reason}. The checkpoints before it are whole. Free space or "
-                f"lower checkpoint.keep_last, then run the same command again: it continues from the newest of them."
+                f"{target} could not be saved: {reason}. Earlier checkpoints are intact. Free space or lower "
+                "checkpoint.keep_last, then run the same command again to continue from the newest one."
             )
     return error
 
@@ -173,4 +173,4 @@ def _find_disk_reason(cause: BaseException) -> str | None:
     if isinstance(cause, LlmsysError):
         return str(cause)
     # torch's zip writer reports its position and hides the error of the system that stopped it.
-    return "its files were written only in part" if "unexpected pos" in str(cause) else None
+    return "its files were partially written" if "unexpected pos" in str(cause) else None

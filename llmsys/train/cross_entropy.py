@@ -1,16 +1,29 @@
-"""Cross entropy as sums in nats; the caller divides once by the valid targets of all ranks.
+"""Cross entropy as sums in nats, also fused with the output head, without holding all logits.
+
+Fused: tokens × vocabulary is the largest activation of a model with a large vocabulary (16 GiB for 32k tokens and 256k
+pieces in bfloat16). Only valid targets are computed, one block of rows at a time: logits, their loss, and at once the
+gradients of hidden states and weight. No second pass over the logits is needed, because training asks for a sum, whose
+gradient is each token's gradient times one number. An encoder that fills masks computes a seventh of its logits.
+
+The caller divides once by the valid targets of all ranks.
 
 `cross_entropy(logits.float())` writes three float32 tensors of tokens × vocabulary. Here a few rows at a time stay in
 cache, and the forward pass computes the gradient in the dtype of the logits: 3.7 times as fast on one core with 4,096
 tokens and a vocabulary of 8,192 (tools/bench/loss.py).
+
+Invariants:
+- The loss equals that of unfused logits.
 """
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED
+from llmsys.engine.engine import Loss
+from llmsys.model.output_head import LmHead, MlmHead
 
 # N tokens, V vocabulary
 LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU 2 MiB of float32, which stay in cache
@@ -88,5 +101,146 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         gradient_NV, ctx.gradient_NV = ctx.gradient_NV, None
         if gradient_NV is None:
-            raise RuntimeError("the loss's gradient is used up by its first backward; call the loss again")
+            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
         return gradient_NV.mul_(gradients[0][:, None].to(gradient_NV.dtype)), None, None, None
+
+
+# B rows, T positions, D width, N valid targets, V vocabulary
+
+LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 28, 1 << 29
+"""Bytes of one block of logits, large enough that adding the weight's gradients costs little."""
+
+
+def compute_linear_cross_entropy(
+    head: LmHead | MlmHead,
+    x_BTD: Tensor,
+    targets_BT: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """Return the loss of `head(x_BTD)` summed over all valid targets, a float32 scalar.
+
+    Args:
+        head: output head; its weight is (V, D).
+        x_BTD: hidden states.
+        targets_BT: classes, or IGNORED.
+        label_smoothing: see `compute_sequence_losses`.
+        z_loss: see `compute_sequence_losses`.
+    """
+    valid_BT = targets_BT != IGNORED
+    x_ND = head.prepare_hidden(x_BTD[valid_BT])
+    fixed_V: Tensor | None = None
+    softcap: float | None = None
+    match head:
+        case LmHead():
+            fixed_V, softcap = head.fixed_bias_V if head.has_fixed_bias else None, head.softcap
+        case MlmHead():
+            pass
+        case unreachable:
+            assert_never(unreachable)
+    arguments = x_ND, head.weight, head.bias, fixed_V, targets_BT[valid_BT], label_smoothing, z_loss, softcap
+    loss: Tensor = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def build_training_loss(config: LossConfig) -> Loss:
+    """Return the loss of training. Evaluation uses `compute_sequence_losses` without smoothing and z loss."""
+    shape = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
+
+    def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        if isinstance(head, LmHead | MlmHead):
+            return compute_linear_cross_entropy(head, x_BTD, targets_BT, **shape)
+        return compute_sequence_losses(x_BTD, targets_BT, **shape).sum()
+
+    return compute_loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Sum over tokens, with the gradients computed in the forward pass and scaled in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        fixed_V: Tensor | None,
+        targets_N: Tensor,
+        smoothing: float,
+        z_weight: float,
+        softcap: float | None,
+    ) -> Tensor:
+        needs_gradient = any(ctx.needs_input_grad[:3])
+        total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
+        dx_ND = torch.empty_like(x_ND) if needs_gradient else None
+        dweight_VD, dbias_V = None, None
+        for rows in _list_row_blocks(x_ND, len(weight_VD)):
+            logits = _compute_logits(x_ND[rows], weight_VD, bias_V, fixed_V, softcap)
+            # d/dx of cap · tanh(x / cap) is 1 − tanh²; computed before the logits are overwritten.
+            softcap_slope = None if softcap is None or not needs_gradient else 1 - (logits / softcap).square_()
+            # The gradient overwrites the logits, which saves one block of memory.
+            total += compute_token_losses(
+                logits, targets_N[rows], smoothing, z_weight, logits if needs_gradient else None
+            ).sum()
+            if dx_ND is None:
+                continue
+            gradient = logits if softcap_slope is None else logits.mul_(softcap_slope)
+            torch.mm(gradient, weight_VD, out=dx_ND[rows])
+            dweight_VD = _add_block(dweight_VD, gradient.T @ x_ND[rows])
+            if bias_V is not None:
+                dbias_V = _add_block(dbias_V, gradient.sum(0, dtype=torch.float32))
+        ctx.gradients = (dx_ND, dweight_VD, dbias_V)
+        ctx.dtypes = (weight_VD.dtype, None if bias_V is None else bias_V.dtype)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # Freed at once, and scaled in place: so a second backward is not possible.
+        (dx_ND, dweight_VD, dbias_V), ctx.gradients = ctx.gradients, (None, None, None)
+        if dx_ND is None or dweight_VD is None:
+            raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
+        factor, (weight_dtype, bias_dtype) = gradients[0], ctx.dtypes
+        dweight_VD = dweight_VD.mul_(factor).to(weight_dtype)
+        dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)
+        return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, None, None, None, None, None
+
+
+def _add_block(total: Tensor | None, part: Tensor) -> Tensor:
+    """Return the sum so far plus one more block, in float32 from the second block on."""
+    # In bfloat16 small blocks would be lost in a large sum.
+    return part if total is None else total.float().add_(part)
+
+
+def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
+    """Return slices of at least 16 rows whose logits fill one block."""
+    size = LOGITS_BYTES_ON_CPU if x_ND.device.type == "cpu" else LOGITS_BYTES_ON_ACCELERATOR
+    rows = max(16, size // (vocabulary * x_ND.element_size()))
+    return [slice(start, start + rows) for start in range(0, max(len(x_ND), 1), rows)]
+
+
+def _compute_logits(
+    x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fixed_V: Tensor | None, softcap: float | None
+) -> Tensor:
+    """Return the head's logits for some rows, valid until the next call."""
+    logits_NV = torch.mm(x_ND, weight_VD.T, out=_get_logits_buffer(len(x_ND), len(weight_VD), x_ND))
+    for bias in (bias_V, fixed_V):
+        if bias is not None:
+            logits_NV += bias.to(logits_NV.dtype)
+    return logits_NV if softcap is None else logits_NV.div_(softcap).tanh_().mul_(softcap)
+
+
+_logits_buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+
+def _get_logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
+    """Return memory for one block of logits, reused between steps on the CPU.
+
+    New memory costs a page fault for every 4 KiB on a CPU: a quarter of the time of the matmul that fills it.
+    Accelerators have allocators that keep theirs.
+    """
+    if like.device.type != "cpu":
+        return like.new_empty(rows, columns)
+    buffer = _logits_buffers.get((like.device, like.dtype))
+    if buffer is None or buffer.numel() < rows * columns:
+        buffer = _logits_buffers[like.device, like.dtype] = like.new_empty(rows * columns)
+    return buffer[: rows * columns].view(rows, columns)

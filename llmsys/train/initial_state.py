@@ -2,40 +2,161 @@
 
 Reads `checkpoints/` of the run folder, or `train.init_from`.
 
+A run folder with nothing to resume may start at step 0 if nothing was ever saved.
+
+Reads `checkpoints/` and `events.jsonl`; moves unusable checkpoints to `checkpoints/before-restart-N`.
+
 Invariants:
 - Model, data and settings are compared before a tensor is read, so a rejected checkpoint changes nothing.
 - `train.init_from` takes the tensors that both models have; the log lists the others.
+- A folder in which a checkpoint was ever saved never starts at step 0 unless `train.restart` asks for it.
+- Nothing is deleted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from llmsys.atomic_write import sync_folder
 from llmsys.config.migration import to_current_names
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
+from llmsys.events import iter_events
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import get_rank, run_on_rank_zero
 from llmsys.train import checkpoint_load
-from llmsys.train.bitwise_checks import check_loaded_state, drop_reproducibility_mode
-from llmsys.train.checkpoint_history import restore_leftovers, start_over
 from llmsys.train.checkpoint_load import (
     find_newest_checkpoint,
     load_named_tensors,
     read_run_state,
     read_tensor_metadata,
 )
-from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error
-from llmsys.train.rank_agreement import format_changes
+from llmsys.train.checkpoint_record import (
+    DAMAGE_ERRORS,
+    RECORD,
+    build_unreadable_error,
+    find_checkpoint_error,
+    is_present,
+    list_checkpoints,
+)
+from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
+from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mode, format_changes
 from llmsys.train.step_guard import StepGuard
+
+MAX_LISTED = 5
+"""Checkpoints that an error lists with their problems."""
 
 log = get_logger(__name__)
 
+
+def restore_leftovers(folder: Path) -> str:
+    """Restore the checkpoint that a killed save had renamed. For rank 0.
+
+    Returns:
+        An empty string, for `run_on_rank_zero`.
+
+    Raises:
+        CheckpointError: the disk does not allow it.
+    """
+    try:
+        restore_replaced(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: the checkpoint that an interrupted save had moved away cannot be restored: "
+            f"{error.strerror or error}. Repair the disk or the permissions, then run the same command again."
+        ) from error
+    return ""
+
+
+def start_over(config: RunConfig, problems: Mapping[Path, str]) -> str:
+    """Allow a start at step 0, with unusable checkpoints moved aside. For rank 0.
+
+    Args:
+        config: the config of the run.
+        problems: the reason why each checkpoint cannot be resumed.
+
+    Returns:
+        An empty string, for `run_on_rank_zero`.
+
+    Raises:
+        CheckpointError: the folder has a history and `train.restart` is not set.
+    """
+    folder = config.run.folder / "checkpoints"
+    reason = _find_saved_checkpoint(folder, problems)
+    if reason is None:
+        return ""
+    if not config.train.restart:
+        raise CheckpointError(
+            f"{config.run.folder} has a history but no checkpoint to resume: {reason}. The run was not "
+            "restarted, and nothing was deleted. Restore a complete checkpoint, set run.folder to a new "
+            "folder, or set train.restart=true to start at step 0."
+        )
+    aside = _move_aside(folder)
+    log.warning("train.restart=true: starting at step 0, because %s%s", reason, f"; see {aside}" if aside else "")
+    return ""
+
+
+def _find_saved_checkpoint(folder: Path, problems: Mapping[Path, str]) -> str | None:
+    """Return the evidence that a checkpoint was ever saved in the folder, or None."""
+    if problems:
+        named = [f"{checkpoint.name}: {problem}" for checkpoint, problem in problems.items()]
+        more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
+        return f"no checkpoint is complete ({'; '.join(named[:MAX_LISTED])}{more})"
+    leftovers = sorted(path.name for pattern in (REPLACED, REMOVED) for path in folder.glob(pattern))
+    if leftovers:
+        return f"{folder} has only leftovers of a killed run ({', '.join(leftovers)})"
+    step = _read_last_save(folder.parent / "events.jsonl")
+    return None if step is None else f"its events.jsonl lists a checkpoint of step {step}, but {folder} has none"
+
+
+def _read_last_save(events: Path) -> int | None:
+    """Return the step of the newest checkpoint since the run last started at step 0, or None."""
+    found: int | None = None
+    if not is_present(events):
+        return None
+    try:
+        for event in iter_events(events):
+            # A start at step 0 begins a new history in the same file.
+            if event["event"] == "start" and event.get("resumed_from") is None:
+                found = None
+            elif event["event"] == "checkpoint":
+                found = event.get("step", 0)
+    except OSError as error:
+        if error.errno not in DAMAGE_ERRORS:
+            raise build_unreadable_error(events, error) from error
+    return found
+
+
+def _move_aside(folder: Path) -> Path | None:
+    """Move checkpoints and leftovers into a new folder inside `folder` and return it; None if there are none."""
+    leftovers = [path for pattern in (REPLACED, REMOVED) for path in sorted(folder.glob(pattern))]
+    moving = [*list_checkpoints(folder).values(), *leftovers]
+    if not moving:
+        return None
+    number = 1
+    # Never into an existing folder: nothing is overwritten.
+    while is_present(folder / f"before-restart-{number}"):
+        number += 1
+    aside = folder / f"before-restart-{number}"
+    try:
+        aside.mkdir()
+        for path in moving:
+            path.rename(aside / path.name)
+        sync_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: unusable checkpoints cannot be moved to {aside.name}: {error.strerror or error}. "
+            "Repair the disk or the permissions, then run the same command again, or set run.folder to a new "
+            "folder."
+        ) from error
+    return aside
+
+
 ADVICE = {
-    "data": "The data are not those that it was trained on: set data.folder to those, or prepare them as they were.",
-    "tokenizer_fingerprint": "The tokenizer is another one, so ids mean other pieces: take the one of the run.",
-    "model": "It belongs to another model: put the model section back.",
+    "data": "The data differ: set data.folder to the original dataset, or prepare it again with the original config.",
+    "tokenizer_fingerprint": "The tokenizer differs, so ids have another meaning: use the tokenizer of the run.",
+    "model": "The model differs: restore the model section.",
 }
 """Next step for a difference, by the prefix of its key."""
 
@@ -67,7 +188,7 @@ def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str
     check_loaded_state(engine, newest, record)
     judge.load_state_dict(record.get("judge", {}))
     steps: int = record["steps"]
-    log.info("resuming from %s: %d of %d steps are done", newest, steps, config.num_steps)
+    log.info("resuming from %s: %d of %d steps done", newest, steps, config.num_steps)
     return steps
 
 
@@ -82,9 +203,9 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
         return
     advice = [text for key, text in ADVICE.items() if any(change.startswith(key) for change in changes)]
     raise CheckpointError(
-        f"{newest} was trained with other settings: {'; '.join(changes)}. A run follows one trajectory. "
-        f"{''.join(f'{text} ' for text in advice)}"
-        f"Put the settings back, or set run.folder to a new folder."
+        f"{newest} was trained with other settings: {'; '.join(changes)}. A run folder belongs to one "
+        f"trajectory. {''.join(f'{text} ' for text in advice)}Restore the settings, or set run.folder to a new "
+        "folder."
     )
 
 
@@ -106,7 +227,7 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
     common = sorted(stored.keys() & wanted.keys())
     if not common:
-        raise CheckpointError(f"{checkpoint} has no tensor of this model's. Correct train.init_from, or leave it out.")
+        raise CheckpointError(f"{checkpoint} has no tensor of this model. Correct train.init_from, or leave it out.")
     for name in common:
         if stored[name].shape != wanted[name].shape:
             raise CheckpointError(
@@ -115,7 +236,7 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
             )
     load_named_tensors(engine, checkpoint, common)
     if get_rank() == 0:
-        log.info("%d tensors are taken from %s", len(common), checkpoint)
+        log.info("%d tensors initialized from %s", len(common), checkpoint)
         log.info("newly initialised: %s", _format_names(wanted.keys() - stored.keys()))
         log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
 
@@ -128,8 +249,8 @@ def _resolve_checkpoint(init_from: Path) -> Path:
     found = find_newest_checkpoint(init_from / "checkpoints")
     if found is None:
         raise CheckpointError(
-            f"train.init_from={init_from} is neither a checkpoint nor a run folder that holds a whole one. "
-            f"Correct the path, or train that run first."
+            f"train.init_from={init_from} is neither a checkpoint nor a run folder with a complete one. "
+            "Correct the path, or train that run first."
         )
     return found
 
@@ -138,8 +259,9 @@ def _check_tokenizer(checkpoint: Path, identity: dict[str, Any]) -> None:
     theirs, ours = read_run_state(checkpoint).get("tokenizer_fingerprint"), identity["tokenizer_fingerprint"]
     if theirs not in (None, ours):
         raise CheckpointError(
-            f"{checkpoint} was trained with tokenizer {theirs}, and the data are prepared with {ours}: the ids mean "
-            f"other pieces. Prepare the data with its tokenizer: tokenizer.kind=file tokenizer.path=DATA/tokenizer."
+            f"{checkpoint} was trained with tokenizer {theirs}, but the data were prepared with {ours}, so ids "
+            "have another meaning. Prepare the data with its tokenizer: tokenizer.kind=file "
+            "tokenizer.path=DATA/tokenizer."
         )
 
 

@@ -49,8 +49,8 @@ def _start_tracker(tracker: Any) -> None:
         tracker.start()
     except Exception as error:  # services fail with errors of their own: no key, no network
         raise ConfigError(
-            f"tracking.{tracker.name}=true, but it does not start: {str(error).rstrip('.')}. "
-            f"Mend that, or set tracking.{tracker.name}=false."
+            f"tracking.{tracker.name}=true, but it failed to start: {str(error).rstrip('.')}. Fix this, or set "
+            f"tracking.{tracker.name}=false."
         ) from error
 
 
@@ -108,5 +108,5 @@ class MetricLogger:
         if save.failure is None:
             self.log_event("checkpoint", save.steps, folder=str(save.folder), **times)
         elif self.events is not None:
-            log.warning("%s The run goes on; if the next save fails too, it ends.", save.failure)
+            log.warning("%s The run continues; it ends if the next save fails too.", save.failure)
             self.log_event("save_failed", save.steps, reason=str(save.failure), **times)

@@ -62,7 +62,7 @@ class MetadataUnpickler(pickle.Unpickler):
             UnpicklingError: the pickle asks for any other.
         """
         if name not in CLASSES.get(module, ()):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it needs {module}.{name}")
         return super().find_class(module, name)
 
 
@@ -82,7 +82,7 @@ def list_checkpoints(source: Path) -> list[Path]:
         return [source]
     found = [path for folder in FOLDERS for path in sorted((source / folder).glob("step-*"))]
     if not found:
-        raise ConfigError(f"{source} is neither a checkpoint nor a run folder that holds some. Name one of these.")
+        raise ConfigError(f"{source} is neither a checkpoint nor a run folder with checkpoints. Name one of these.")
     return found
 
 
@@ -103,11 +103,11 @@ def convert_pickled_metadata(checkpoint: Path) -> bool:
         (checkpoint / PICKLED).unlink(missing_ok=True)  # left by an interrupted conversion
         return False
     if problem != describe_pickle(checkpoint):
-        raise CheckpointError(f"{checkpoint} cannot be rewritten: {problem}. Remove it, or take another.")
+        raise CheckpointError(f"{checkpoint} cannot be rewritten: {problem}. Remove it, or use another.")
     record = read_record(checkpoint, PICKLED_FORMAT)
     files: dict[str, str] = dict(record["files"])
     if (damage := find_damaged_file(checkpoint, files)) is not None:
-        raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or take another.")
+        raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or use another.")
     content = format_metadata(_load_pickled_metadata(checkpoint))
     parse_metadata(content, checkpoint)  # reject what a reader would reject
     write_bytes_atomically(checkpoint / METADATA, content)
@@ -127,7 +127,7 @@ def _load_pickled_metadata(checkpoint: Path) -> Metadata:
             raise TypeError(f"it holds a {type(metadata).__name__}")
     except (pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{checkpoint / PICKLED} is not the metadata of a checkpoint ({error}) and was not run. "
-            f"Do not use this checkpoint: whoever made it put something else there."
+            f"{checkpoint / PICKLED} is not the metadata of a checkpoint ({error}) and was not loaded. Do not "
+            "use this checkpoint: its author replaced the file by something else."
         ) from None
     return metadata

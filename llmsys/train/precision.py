@@ -60,29 +60,29 @@ def find_bf16_support(device: torch.device) -> NativeSupport:
             return NativeSupport(torch.cuda.is_bf16_supported(including_emulation=False), name)
         return NativeSupport(major >= 8, name)
     if device.type != "cpu":
-        return NativeSupport(False, f"bfloat16 was never tried on {device.type}")
+        return NativeSupport(False, f"bfloat16 is untested on {device.type}")
     return _find_processor_support()
 
 
 def _find_processor_support() -> NativeSupport:
     machine = platform.machine().lower()
     if sys.platform != "linux":
-        return NativeSupport(False, f"torch has no bfloat16 products on {platform.system()} processors")
+        return NativeSupport(False, f"torch has no bfloat16 matmuls on {platform.system()} processors")
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
-        return NativeSupport(False, "this torch has no oneDNN")
+        return NativeSupport(False, "this torch build has no oneDNN")
     if machine in ("x86_64", "amd64"):
         found = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         if not found:
             return NativeSupport(False, "the processor has neither avx512_bf16 nor AMX")
     elif machine in ("aarch64", "arm64"):
         if "bf16" not in _read_processor_flags():
-            return NativeSupport(False, "the processor has no bf16 among its features")
+            return NativeSupport(False, "the processor lacks the bf16 feature")
     else:
-        return NativeSupport(False, f"bfloat16 was never tried on {machine}")
+        return NativeSupport(False, f"bfloat16 is untested on {machine}")
     for variable in ISA_VARIABLES:
         if os.environ.get(variable, "").upper() in ISA_WITHOUT_BF16:
-            return NativeSupport(False, f"{variable}={os.environ[variable]} leaves its bfloat16 instructions out")
-    return NativeSupport(True, "the processor multiplies it natively")
+            return NativeSupport(False, f"{variable}={os.environ[variable]} disables its bfloat16 instructions")
+    return NativeSupport(True, "the processor supports it natively")
 
 
 def _read_processor_flags() -> set[str]:
@@ -137,7 +137,7 @@ def resolve_precision(config: RunConfig) -> RunConfig:
         precision, why = (asked, "") if asked != "auto" else select_precision(config.run.folder, support)
         resolved = config.resolve_precision(precision, why).train.resolved_precision
         if why:
-            log.info("train.precision=auto takes %s: %s", resolved, why)
+            log.info("train.precision=auto selects %s: %s", resolved, why)
         if warning := describe_slowness(resolved, device, own, kept=asked == "auto"):
             log.warning("%s", warning)
         return resolved
@@ -154,7 +154,7 @@ def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precisio
         return own, support.reason
     if recorded == own:
         return recorded, f"{run_folder} was trained in it, and {support.reason}"
-    return recorded, f"{run_folder} was trained in it, and a run keeps its type; a new one would take {own} here"
+    return recorded, f"{run_folder} was trained in it, and a run keeps its dtype; a new run would use {own} here"
 
 
 def describe_slowness(precision: Precision, device: torch.device, support: NativeSupport, *, kept: bool) -> str:
@@ -167,10 +167,10 @@ def describe_slowness(precision: Precision, device: torch.device, support: Nativ
     reason = f" ({support.reason})" if precision == "bf16" else ""
     remedy = "Use train.precision=auto or fp32."
     if kept:
-        remedy = "To go on in fp32, begin another run.folder with train.init_from=THIS ONE."
+        remedy = "To continue in fp32, start a new run.folder with train.init_from set to this run."
     return (
-        f"train.precision={precision} is slow on this device{reason}: a product of {MATMUL_SIZE} x {MATMUL_SIZE} "
-        f"takes {factor:.3g} times as long as in fp32. {remedy}"
+        f"train.precision={precision} is slow on this device{reason}: a matmul of {MATMUL_SIZE} x "
+        f"{MATMUL_SIZE} takes {factor:.3g} times as long as in fp32. {remedy}"
     )
 
 

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-from llmsys.config.data import CrawlConfig, DataConfig, list_dataset_folders
-from llmsys.config.mixture import MixtureConfig
+from llmsys.config.data import (
+    CrawlConfig,
+    DataConfig,
+    LabelledTextConfig,
+    MixtureConfig,
+    PairsConfig,
+    list_dataset_folders,
+)
 from llmsys.config.objective import (
     ClassificationConfig,
     MaskedLmConfig,
@@ -16,7 +22,6 @@ from llmsys.config.objective import (
     ObjectiveConfig,
     TranslationConfig,
 )
-from llmsys.config.pairs import LabelledTextConfig, PairsConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
 from llmsys.config.train import GenerationConfig
@@ -120,8 +125,8 @@ def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokeniz
         theirs = manifest.tokenizer_fingerprint
         if manifest.splits and theirs != tokenizer.fingerprint:
             raise DataError(
-                f"source {source.title} ({source.folder}) was made by tokenizer {theirs}, and the run has "
-                f"{tokenizer.fingerprint}: the same ids would mean other pieces. Prepare {source.folder} again with "
+                f"source {source.title} ({source.folder}) was made by tokenizer {theirs}, but the run has "
+                f"{tokenizer.fingerprint}, so ids have another meaning. Prepare {source.folder} again with "
                 f"tokenizer.kind=file tokenizer.path={mixture.folder / 'tokenizer'}."
             )
         listed = manifest.splits.get(split)  # type: ignore[call-overload]
@@ -201,7 +206,7 @@ def get_prefix_ids(settings: GenerationConfig, tokenizer: Tokenizer) -> list[int
     for piece, token in ids.items():
         if token is None:
             raise ConfigError(
-                f"generation.prefix_pieces names {piece}, which is no piece of the tokenizer. Correct it, or leave "
-                f"it out to open texts as in training."
+                f"generation.prefix_pieces has {piece}, which is not a token of the tokenizer. Correct it, or "
+                "leave it out for the prefix used in training."
             )
     return [token for piece in settings.prefix_pieces if (token := ids[piece]) is not None]

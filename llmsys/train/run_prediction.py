@@ -10,9 +10,9 @@ import torch
 
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
+from llmsys.estimate.activation_memory import IN_EVALUATION
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.evaluation_memory import IN_EVALUATION
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.prediction_error import format_memory_size
 from llmsys.estimate.software_profile import MemoryProfile
@@ -43,7 +43,7 @@ def build_prediction(config: RunConfig, device: torch.device, profile: DevicePro
             "instant": timeline.peak_instant,
             "evaluation_bytes": max((one.bytes for one in everything.instants if one.name == IN_EVALUATION), default=0),
             # Accelerators report what the allocator reserved; CPUs only the resident set.
-            "kind": "reserved by the allocator" if on_gpu else "resident above the start",
+            "kind": "reserved by the allocator" if on_gpu else "resident, above the start",
         },
         "device": "unknown" if profile is None else profile.name,
         "profile": config.flops.device,
@@ -56,8 +56,8 @@ def _build_time_fields(config: RunConfig, profile: DeviceProfile | None) -> dict
     if profile is None:
         return {
             "step_seconds": None,
-            "why_no_time": "the device is unknown, and no other's numbers are taken for it. Measure this machine with "
-            "`llmsys calibrate --output mine.yaml` and set flops.device=mine.yaml.",
+            "why_no_time": "the device is unknown. Measure this machine with `llmsys calibrate --output mine.yaml` "
+            "and set flops.device=mine.yaml.",
         }
     try:
         time = estimate_step_time(config, config.resolve_layout(get_world_size()), profile)
@@ -80,7 +80,7 @@ def write_prediction(
         more = format_memory_size(memory["evaluation_bytes"]), config.evaluation_sequences
         log.info("predicted: %s in an evaluation; lower evaluation.micro_sequences=%d if that is too much", *more)
     if seconds is None:
-        log.info("predicted: no time of a step, since %s", found["why_no_time"])
+        log.info("predicted: no step time, because %s", found["why_no_time"])
     else:
         interval = seconds["p50"], seconds["p10"], seconds["p90"], found["device"]
         log.info("predicted: a step takes %.3g s (%.3g to %.3g) on %s", *interval)

@@ -32,9 +32,9 @@ class StepGuard:
         self._consecutive_skips = 0
         self._last_skipped = 0
         self.skipped_steps: set[int] = set()
-        """Steps with bad data: they changed no weight and are not tried again after a rewind."""
+        """Skipped steps: they changed no weight and are not repeated after a rewind."""
         self.problem = ""
-        """The problem of the step that was judged last; empty for a good one."""
+        """Problem of the last checked step; empty if it is good."""
 
     def accept_step(self, loss: float, gradient_norm: float) -> bool:
         """Return whether the step may be applied; see `Accept` in engine.py."""
@@ -78,7 +78,7 @@ class StepGuard:
 
     def _describe_problem(self, loss: float, gradient_norm: float) -> str:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
-            return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. A step must be finite"
+            return f"loss {loss:.4g}, gradient norm {gradient_norm:.4g}. Both must be finite"
         spike = self._config.spike_detection
         # With a shorter history the median is too noisy for a limit.
         if len(self._accepted) == spike.window_steps:
@@ -98,14 +98,15 @@ class StepGuard:
         config = self._config
         if config.on_bad_step == "stop":
             raise LlmsysError(
-                f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or leave such steps out "
-                f"with train.on_bad_step=skip; the same command goes on from the last checkpoint."
+                f"step {step}: {self.problem}. Lower optimizer.learning_rate, train in fp32, or skip such "
+                "steps with train.on_bad_step=skip; the same command continues from the last checkpoint."
             )
         if self._consecutive_skips > config.max_consecutive_bad_steps:
             raise LlmsysError(
-                f"step {step}: {self.problem}. It is bad step number {self._consecutive_skips} in a row, "
+                f"step {step}: {self.problem}. It is consecutive bad step {self._consecutive_skips}; "
                 f"train.max_consecutive_bad_steps={config.max_consecutive_bad_steps} are allowed. Lower "
-                f"optimizer.learning_rate or train in fp32; the same command goes on from the last checkpoint."
+                "optimizer.learning_rate or train in fp32; the same command continues from the last "
+                "checkpoint."
             )
 
 

@@ -47,7 +47,7 @@ def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
 
     read = read_newest_checkpoint(find_checkpoint, lambda found: (_load_model(config, found), found))
     if read is None:
-        raise CheckpointError(f"{folder} holds no whole checkpoint. Run `llmsys train` with this config first.")
+        raise CheckpointError(f"{folder} has no complete checkpoint. Run `llmsys train` with this config first.")
     return read
 
 

@@ -23,9 +23,9 @@ from llmsys.log import get_logger
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
 from llmsys.parallel.process_group import all_gather_object, get_rank
 from llmsys.progress import Progress
-from llmsys.train.bitwise_checks import hash_state_if_bitwise
 from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.expert_load import ExpertLoadReport, set_balance_factor, update_expert_balance
+from llmsys.train.run_checks import hash_state_if_bitwise
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
 
 log = get_logger(__name__)
@@ -209,7 +209,7 @@ class Trainer:
             policy=policy,
             **self.data.describe_step(number - 1),
         )
-        log.warning("step %d was refused (%s): %s", number, policy, problem)
+        log.warning("step %d was skipped (%s): %s", number, policy, problem)
         guard.record_skipped(number)
         match policy:
             case "rewind":

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from llmsys.data.batch import Batch
-from llmsys.data.batch_digest import compute_batch_digest, format_digest
+from llmsys.data.batch import Batch, compute_batch_digest, format_digest
 from llmsys.data.dataloader import StepLoader
 from llmsys.engine.engine import Engine, EngineState, StepResult
 from llmsys.errors import CheckpointError
@@ -86,7 +85,7 @@ class Checkpointing:
         self.saver.wait_for_save()
         newest = checkpoint_load.find_newest_checkpoint(self.saver.folder)
         if newest is None:
-            raise CheckpointError(f"step {step} was bad, and no whole checkpoint is left to go back to.")
+            raise CheckpointError(f"step {step} was bad, and there is no complete checkpoint to rewind to.")
         checkpoint_load.load_checkpoint(engine, newest)
         record = read_record(newest)
         step_guard.load_state_dict(record.get("judge", {}), known=step_guard.skipped_steps)

@@ -74,7 +74,7 @@ def read_process_state(beat: Heartbeat) -> str:
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
     """Return one sentence per hanging rank: the silent ones, else those with fewer beats; empty if there are none."""
     known = {beat.rank: beat for beat in heartbeats}
-    unheard = [f"rank {number} was never heard of" for number in range(ranks) if number not in known]
+    unheard = [f"rank {number} has sent no heartbeat" for number in range(ranks) if number not in known]
     silent = [
         f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for {beat.age_seconds:.0f} s, "
         f"since {beat.phase} of step {beat.step}; its process is {read_process_state(beat)}"
@@ -85,8 +85,8 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
         return unheard + silent
     furthest = max(beat.beats for beat in heartbeats)
     return [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase} of step {beat.step}, "
-        f"and others are further"
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase} of step "
+        f"{beat.step}, while others are ahead"
         for beat in heartbeats
         if beat.beats < furthest
     ]
@@ -260,10 +260,10 @@ class Watchdog:
 
     def _report_hang(self, named: list[str]) -> None:
         own = self._beat
-        who = "; ".join(named) or "no rank is behind: all wait in the same place, see their stacks"
+        who = "; ".join(named) or "no single rank hangs: all wait at the same point, see their stacks"
         log.error(
-            "no step was finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of every rank "
-            "are in %s. The run ends; the same command goes on from the last checkpoint.",
+            "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
+            "every rank are in %s. The run ends; the same command continues from the last checkpoint.",
             self._timeout,
             own.phase,
             own.step,
@@ -274,7 +274,7 @@ class Watchdog:
             with EventWriter(self._events) as events:
                 events.write("hang", step=own.step, phase=own.phase, named=named, timeout_seconds=self._timeout)
         except OSError as error:
-            log.debug("the hang could not be written to the events: %s", error)
+            log.debug("the hang event could not be written: %s", error)
 
     def _read_heartbeats(self) -> list[Heartbeat]:
         """Return all heartbeats. Ages are differences of file times, so clocks of hosts are not compared."""

@@ -17,8 +17,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
 
 MICRO_BATCHES = 8

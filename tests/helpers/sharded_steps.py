@@ -17,8 +17,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.model_choices import ARCHITECTURES, LATENT
 from tests.helpers.tiny_model import tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
@@ -42,7 +42,7 @@ EXPERTS: dict[str, ModelConfig] = {
         {"balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5}, "router_bias": True}
     ),
     "experts, all tokens on one": tiny_moe_config(ONE_EXPERT),
-    "experts, latent attention, further tokens": tiny_moe_config(
+    "experts, latent attention, multi-token prediction": tiny_moe_config(
         DEEPSEEK,
         attention=LATENT,
         num_key_value_heads=4,

@@ -37,11 +37,11 @@ def ending_with(status: int) -> list[str]:
         (UNMET, LOST_PEER, ""),
         (STOPPED, STOPPED, ""),
         (130, 130, ""),
-        (-signal.SIGKILL, LOST_PEER, "training stopped: a process was killed by signal 9. Nothing that was saved"),
+        (-signal.SIGKILL, LOST_PEER, "training stopped: a process was killed by signal 9. Checkpoints are intact"),
         (
             256 - signal.SIGSEGV,
             LOST_PEER,
-            "training stopped: a process was killed by signal 11. Nothing that was saved",
+            "training stopped: a process was killed by signal 11. Checkpoints are intact",
         ),
         (0, LOST_PEER, "training stopped: its launcher ended with status 0 before step"),
     ],
@@ -82,7 +82,9 @@ def test_lost_hosts_are_one_message_and_status_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
-    with pytest.raises(LostRankError, match="a ended with status 3, b could not be reached or kept by ssh"):
+    with pytest.raises(
+        LostRankError, match="a ended with status 3, b lost its ssh connection, or could not be reached"
+    ):
         combine_statuses({"a": 3, "b": 255}, start)
     monkeypatch.setattr("launch.commands.launch.run_commands", lambda *_: combine_statuses({"a": 3, "b": UNMET}, start))
     monkeypatch.setattr("launch.commands.launch.require_hosts", lambda *_: None)

@@ -81,10 +81,10 @@ def test_options_may_stand_anywhere(words: list[str], capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         (["shwo", "train/demo"], "llmsys: error: 'shwo' is not a verb. Did you mean show? See: llmsys --help\n"),
-        (["show"], "llmsys: error: There is nothing to show. Give a CONFIG such as train/demo, or --schema.\n"),
+        (["show"], "llmsys: error: No config was given. Give a CONFIG such as train/demo, or --schema.\n"),
         (["show", "train/demo", "seed"], "llmsys: error: 'seed' is not section.key=value. Write, say, batch."),
-        (["train", "nowhere"], "llmsys: error: there is no config 'nowhere': no such file, and no such name"),
-        (["train", "model/demo-moe"], "model/demo-moe.yaml is a bare model, and a run is needed."),
+        (["train", "nowhere"], "llmsys: error: config 'nowhere' was not found"),
+        (["train", "model/demo-moe"], "model/demo-moe.yaml is a bare model, but a run config is needed."),
         (
             ["estimate", "train/demo", "layout.expert=16"],
             "8 experts cannot be split over expert=16. Use expert=1, 2, 4 or 8",

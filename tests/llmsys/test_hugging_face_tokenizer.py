@@ -97,14 +97,14 @@ def test_without_an_end_the_next_step_is_named(tmp_path: Path) -> None:
     write("gpt2", tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(
-        DataError, match=r"which piece ends a document.*tokenizer\.eos_token=PIECE.*: <\|endoftext\|>\."
+        DataError, match=r"does not name an end-of-sequence token.*tokenizer\.eos_token.*: <\|endoftext\|>\."
     ):
         load_tokenizer(tmp_path)
     assert load_tokenizer(tmp_path, END).eos_id == 0
-    with pytest.raises(DataError, match=r"tokenizer\.eos_token=<end> is no piece of .*: <\|endoftext\|>\."):
+    with pytest.raises(DataError, match=r"tokenizer\.eos_token=<end> is not a token of .*: <\|endoftext\|>\."):
         load_tokenizer(tmp_path, "<end>")
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DataError, match=r"tokenizer_config\.json is not JSON .* Fetch it again, or remove it\."):
+    with pytest.raises(DataError, match=r"tokenizer_config\.json is not JSON .* Download it again, or remove it\."):
         load_tokenizer(tmp_path)
 
 
@@ -138,7 +138,9 @@ def test_the_fingerprint_is_of_the_bytes(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_tokenizer_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"is not a tokenizer\.json of the library .* Fetch it again, or name another"):
+    with pytest.raises(
+        DataError, match=r"is not a tokenizer\.json of the library .* Download it again, or name another"
+    ):
         load_tokenizer(tmp_path)
     with pytest.raises(DataError, match=r"x\.json cannot be read \(No such file"):
         load_tokenizer(tmp_path / "x.json")

@@ -22,7 +22,7 @@ from llmsys.local_path import find_url_violation
 def test_urls_are_refused_with_what_to_do(url: str) -> None:
     said = find_url_violation(url)
     assert said is not None
-    assert "is a URL, and a path of this machine is needed. Copy it here, or mount the storage" in said
+    assert "is a URL, but a local path is needed. Copy the file, or mount the storage" in said
     assert find_url_violation(Path(url)) is not None
 
 
@@ -58,7 +58,7 @@ def test_no_field_of_a_config_takes_a_url_for_a_path() -> None:
         field = section.model_fields[name]
         adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
         value: Any = ["s3://b/x"] if "tuple" in str(field.annotation) else "s3://b/x"
-        with pytest.raises(ValidationError, match="is a URL, and a path of this machine is needed"):
+        with pytest.raises(ValidationError, match="is a URL, but a local path is needed"):
             adapter.validate_python(value)
 
 
@@ -74,7 +74,7 @@ def test_no_field_of_a_config_takes_a_url_for_a_path() -> None:
     ],
 )
 def test_the_message_names_the_key(override: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"command line: {key}: (s3|gs)://b/\S+ is a URL, and a path"):
+    with pytest.raises(ConfigError, match=rf"command line: {key}: (s3|gs)://b/\S+ is a URL, but a local path"):
         load_run_config("train/demo", [override])
 
 
@@ -118,14 +118,14 @@ def test_verbs_refuse_urls_by_the_name_of_the_argument(
         status = int(ended.code or 0)
     said = capsys.readouterr().err
     assert status == 2
-    assert "is a URL, and a path of this machine is needed" in said
+    assert "is a URL, but a local path is needed" in said
     assert named in said
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_base_that_is_a_url_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("base: s3://b/common.yaml\n")
-    with pytest.raises(ConfigError, match=r"a.yaml:1: s3://b/common.yaml is a URL, and a path of this machine"):
+    with pytest.raises(ConfigError, match=r"a.yaml:1: s3://b/common.yaml is a URL, but a local path"):
         load_run_config(str(tmp_path / "a.yaml"))
 
 

@@ -56,7 +56,7 @@ def test_numbers_that_are_not_finite_are_null_so_that_every_line_is_strict_json(
 
 
 def test_a_value_that_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
-    with EventWriter(tmp_path / "e") as writer, pytest.raises(TypeError, match="plain JSON values, not object"):
+    with EventWriter(tmp_path / "e") as writer, pytest.raises(TypeError, match="takes only JSON values, not object"):
         writer.write("step", what=object())
     assert (tmp_path / "e").read_bytes() == b""
 
@@ -94,18 +94,18 @@ def test_a_line_cut_anywhere_by_a_kill_costs_that_line_only(tmp_path, caplog, ke
     with EventWriter(path) as writer:  # the next writer does not glue its event to the broken line
         writer.write("third")
     assert [event["event"] for event in read_events(path)] == ["first"] + ["second"] * whole + ["third"]
-    assert ("skipped 1 broken line(s)" in caplog.text) == (not whole)
+    assert ("skipped 1 invalid line(s)" in caplog.text) == (not whole)
 
 
 def test_broken_lines_in_the_middle_are_counted(tmp_path, caplog):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event":"a"}\n\x00\xff\n[1]\n{"no":"event"}\n\n{"event":"b"}\n{"eve')
     assert [event["event"] for event in iter_events(path)] == ["a", "b"]
-    assert "skipped 3 broken line(s)" in caplog.text
+    assert "skipped 3 invalid line(s)" in caplog.text
 
 
 def test_a_missing_event_file_says_what_writes_it(tmp_path):
-    with pytest.raises(DataError, match=r"no event file here\. `llmsys train CONFIG` writes one"):
+    with pytest.raises(DataError, match=r"the event file does not exist\. `llmsys train CONFIG` writes it"):
         read_events(tmp_path / "events.jsonl")
 
 

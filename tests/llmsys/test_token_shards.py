@@ -106,7 +106,9 @@ def test_a_flipped_token_is_named_with_file_and_batch_on_first_touch(dataset: Pa
     assert tokens.get_tokens(0).tolist() == DOCUMENTS[0]
     with pytest.raises(DataError, match=r"train-00000\.arrow, record batch 1: the checksum of its tokens .* damaged"):
         tokens.get_tokens(2)
-    with pytest.raises(DataError, match=r"train-00000\.arrow: its digest is \w+, the manifest says \w+: the file was"):
+    with pytest.raises(
+        DataError, match=r"train-00000\.arrow: its digest is \w+, expected from the manifest: \w+: the file was"
+    ):
         token_shards.verify_checksums(dataset)
 
 
@@ -141,7 +143,9 @@ def test_every_flipped_bit_of_the_file_is_noticed_by_verify_and_no_wrong_token_i
 def test_a_truncated_file_is_refused_at_open(dataset: Path, lost: int) -> None:
     path = dataset / "tokens" / "train-00001.arrow"
     os.truncate(path, max(0, path.stat().st_size - lost))
-    with pytest.raises(DataError, match=r"train-00001\.arrow has [\d,]+ bytes, its manifest says [\d,]+\. Delete the"):
+    with pytest.raises(
+        DataError, match=r"train-00001\.arrow has [\d,]+ bytes, expected from the manifest: [\d,]+\. Delete the"
+    ):
         token_shards.open_tokens(dataset, "train")
 
 
@@ -150,7 +154,7 @@ def test_a_file_cut_at_any_length_is_refused(dataset: Path) -> None:
     entry, whole = token_shards.describe_token_file(path), path.read_bytes()
     for length in range(len(whole) - 1, -1, -1):
         os.truncate(path, length)
-        with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, its manifest says"):
+        with pytest.raises(DataError, match=rf"train-00001\.arrow has {length:,} bytes, expected from the manifest:"):
             MappedTokenFile(path, entry)
 
 
@@ -196,7 +200,7 @@ def test_a_missing_or_damaged_manifest_says_what_to_run(dataset: Path) -> None:
     with pytest.raises(DataError, match=r"manifest\.json cannot be used: .* run llmsys prepare CONFIG again"):
         token_shards.open_tokens(dataset, "train")
     path.unlink()
-    with pytest.raises(DataError, match=r"manifest\.json does not exist, .* Prepare the dataset with: llmsys prepare"):
+    with pytest.raises(DataError, match=r"manifest\.json does not exist, .* Run: llmsys prepare"):
         token_shards.open_tokens(dataset, "train")
 
 
@@ -210,7 +214,7 @@ def test_another_schema_version_is_refused(dataset: Path) -> None:
 def test_another_tokenizer_is_refused(dataset: Path) -> None:
     tokens = token_shards.open_tokens(dataset, "train")
     tokens.require_tokenizer(TOKENIZER)
-    with pytest.raises(DataError, match=rf"were made by tokenizer {TOKENIZER}, not by cdcd: .* Use .*tokenizer"):
+    with pytest.raises(DataError, match=rf"were made by tokenizer {TOKENIZER}, not by cdcd, .* Use .*tokenizer"):
         tokens.require_tokenizer("cdcd")
 
 
@@ -239,7 +243,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device\. Nothing half-"):
+    with pytest.raises(DataError, match=r"x\.arrow could not be written: No space left on device\. No partial"):
         write_tokens(tmp_path / "x.arrow", DOCUMENTS)
     with pytest.raises(DataError, match=r"manifest\.json could not be written: No space left on device"):
         token_shards.write_bytes_atomically(tmp_path / "manifest.json", b"{}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import spacy
 
-from data_pipeline.text.character_sets import PUNCTUATION, TERMINAL_MARKS
+from data_pipeline.text.vocabulary import PUNCTUATION, TERMINAL_MARKS
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 

@@ -137,7 +137,8 @@ def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Pa
     assert demo.returncode == 75
     assert (tmp_path / "saved").read_text() == number.name
     said = (
-        "demo: `llmsys train` was asked to stop and has saved; run the same command again to continue where it stopped"
+        "demo: `llmsys train` was stopped and has saved a checkpoint; run the same command again to continue "
+        "where it stopped"
     )
     assert errors.splitlines() == [said]
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.readers.input_files import find_inputs
+from llmsys.config.cleaning import ResiliparseExtractorConfig
 from llmsys.config.data import CrawlConfig
-from llmsys.config.extraction import ResiliparseExtractorConfig
 from tools.bench import data_parts as ours
 from tools.bench import datatrove_reference as theirs
 from tools.bench import token_encoding

@@ -10,9 +10,8 @@ from typing import Any
 from llmsys.errors import LlmsysError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
-from llmsys.estimate.parameter_count import count_parameters
-from llmsys.estimate.percentile_interval import PercentileInterval, build_log_normal_interval
-from llmsys.estimate.residual_model import ResidualModel
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.residual_model import PercentileInterval, ResidualModel, build_log_normal_interval
 from llmsys.estimate.run_cost import compute_mean_watts
 from tools.bench.estimates_time import TimeRow
 from tools.bench.published_runs import iter_full_run_setups

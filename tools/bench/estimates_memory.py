@@ -79,7 +79,7 @@ def read_published_rows(path: Path) -> Iterator[MemoryRow | str]:
             except (KeyError, TypeError, ValueError, LlmsysError) as reason:
                 yield f"{table} {row.get('model')}: {reason!r}"
     for row in tables.get("other_measured_memory", []):
-        yield f"{row.get('source')}: says neither batch nor sequence length, or nothing was measured"
+        yield f"{row.get('source')}: gives neither batch nor sequence length, or no measurement"
 
 
 def build_titan_row(row: Row) -> MemoryRow:
@@ -149,7 +149,7 @@ def iter_memory_lines(path: Path = ROWS) -> Iterator[str]:
             yield f"| {one} | not predicted | | | | |"
     yield ""
     held = [one for one in rows if not one.is_calibration]
-    for name, group in (("All rows", rows), ("Rows that calibrated nothing", held)):
+    for name, group in (("All rows", rows), ("Rows not used for calibration", held)):
         errors = [one.error for one in group]
         if errors:
             middle = median(abs(error) for error in errors)

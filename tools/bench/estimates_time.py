@@ -16,9 +16,8 @@ from statistics import NormalDist, mean, median, quantiles, stdev
 
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import Number, load_device_profile
-from llmsys.estimate.parameter_count import count_parameters
-from llmsys.estimate.percentile_interval import Z90, PercentileInterval
-from llmsys.estimate.residual_model import ResidualModel, load_residuals
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, load_residuals
 from llmsys.estimate.run_cost import estimate_goodput
 from llmsys.estimate.step_time import estimate_step_time
 from tools.bench.published_setup import Setup
@@ -30,7 +29,7 @@ COVERED = 0.87
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One measured time and its modelled time without residual; seconds of a step, or hours of a run."""
+    """One measured time and its modelled time without residual; seconds per step, or hours of a run."""
 
     setup: Setup
     calibrates: bool

@@ -28,7 +28,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from data_pipeline.extract.extractor import extract_pages
-from llmsys.config.extraction import (
+from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
     ResiliparseExtractorConfig,

@@ -20,20 +20,17 @@ from typing import Any
 import pyarrow as pa
 
 from data_pipeline.decontaminate.ngram_index import NgramIndex, write_ngram_index
-from data_pipeline.pii.replacement import replace_pii
 from data_pipeline.rules.bad_words import BadWordsRule
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
+from data_pipeline.rules.rule import DocumentBatch, WordSplitters
 from data_pipeline.rules.url import UrlFilter
+from data_pipeline.text.pii_replacement import replace_pii
+from data_pipeline.text.unicode_repair import repair_texts
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_hashes import WordHasher
-from data_pipeline.text.word_splitter import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
-from data_pipeline.unicode.repair import repair_texts
-from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
+from llmsys.config.cleaning import FtfyRepairConfig, PiiReplacementConfig, UrlFilterConfig
+from llmsys.config.custom_rules import BadWordsConfig, EntryListConfig, WordListConfig
 from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.pii import PiiReplacementConfig
-from llmsys.config.unicode import FtfyRepairConfig
-from llmsys.config.url import UrlFilterConfig
 from tools.bench.measurement import iter_crawl_texts, measure_cpu_seconds
 
 # Runs under the other interpreter, over the same pages and lists.

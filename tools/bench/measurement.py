@@ -11,7 +11,7 @@ import pyarrow as pa
 from data_pipeline.extract.extractor import extract_text
 from data_pipeline.readers.input_files import find_inputs
 from data_pipeline.readers.page_reader import read_pages
-from llmsys.config.extraction import ResiliparseExtractorConfig
+from llmsys.config.cleaning import ResiliparseExtractorConfig
 
 Result = TypeVar("Result")
 

@@ -53,8 +53,8 @@ def estimate_activations_gib(name: str, policy: str) -> float:
     recompute, stream = POLICIES[policy]
     system = replace(MEGATRON, pipeline=shape["stages"], pipeline_chunks=shape["chunks"], residual_dtype=stream)
     ledger = estimate_peak_memory(build_megatron_config(name, recompute), build_layout(1, 8), system=system)
-    forward = next(one for one in ledger.instants if one.name == "at the end of the forward")
-    return next(item.bytes for item in forward.items if item.name == "activations kept by blocks") / GIB
+    forward = next(one for one in ledger.instants if one.name == "at the end of forward")
+    return next(item.bytes for item in forward.items if item.name == "activations saved by blocks") / GIB
 
 
 def estimate_state_gib(name: str) -> float:

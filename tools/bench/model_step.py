@@ -35,7 +35,7 @@ from llmsys.data.batch import IGNORED
 from llmsys.estimate.flops import count_flops
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 
 # B rows, T positions
 WIDTH, LAYERS, HEADS, EXPERTS, CHOSEN, EXPERT_WIDTH = 512, 4, 8, 8, 2, 704

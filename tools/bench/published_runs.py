@@ -39,7 +39,7 @@ class LayoutChoice:
 
 
 def iter_full_run_setups(table: str, row: Row) -> Iterator[Setup]:
-    """Yield the hours of a run, and the seconds of a step where the row has them."""
+    """Yield the hours of a run, and the seconds per step where the row has them."""
     if row.get("tokens") and row.get("accel_hours"):
         run = _build_full_run(table, row)
         yield run

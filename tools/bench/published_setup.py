@@ -51,7 +51,7 @@ def load_shapes() -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Setup:
-    """One measured number and the setup that predicts it: seconds of a step, or accelerator-hours of a run."""
+    """One measured number and the setup that predicts it: seconds per step, or accelerator-hours of a run."""
 
     name: str
     table: str

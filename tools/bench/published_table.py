@@ -178,7 +178,7 @@ def _load_model(table: PublishedTable, row: Row) -> ModelConfig:
 def _compute_seconds(
     table: PublishedTable, row: Row, model: ModelConfig, length: int, sequences: int, devices: int
 ) -> float:
-    """Return the measured seconds of a step, from the first column that the row has."""
+    """Return the measured seconds per step, from the first column that the row has."""
     if row.get(table.seconds):
         return float(row[table.seconds])
     if row.get(table.milliseconds):

@@ -20,7 +20,7 @@ from data_pipeline.readers.input_stream import open_input_stream
 from data_pipeline.readers.page_batch import NonPageRecord
 from data_pipeline.readers.page_reader import read_pages
 from data_pipeline.readers.warc_records import iter_records
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 
 _RESPONSE = 4
 _KEEP_BYTES = 5 << 20

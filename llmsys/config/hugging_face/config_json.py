@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llmsys.config.violation import Violation, format_choices
+from llmsys.config.section import Violation, format_choices
 from llmsys.errors import ConfigError
 from llmsys.log import get_logger
 
@@ -133,7 +133,7 @@ class ConfigJsonReader:
         if value in words:
             return value
         self.add_violation(
-            name, f"{value!r} is not understood. Known: {format_choices(words)}.{_format_suggestion(value, words)}"
+            name, f"{value!r} is not supported. Known: {format_choices(words)}.{_format_suggestion(value, words)}"
         )
         return words[0]
 
@@ -238,8 +238,8 @@ def _format_json(value: Any) -> str:
 
 
 def _format_unknown_key(key: str, known: list[str]) -> str:
-    hint = _format_suggestion(key, known) or " Remove it if it changes nothing that is computed."
-    return f"unknown field, and it may change the computation.{hint}"
+    hint = _format_suggestion(key, known) or " Remove it if it does not change the computation."
+    return f"unknown field, which may change the computation.{hint}"
 
 
 def _format_suggestion(value: str, words: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.moe import NOISE
-from llmsys.config.hugging_face.rope import read_rope, write_rope
 from llmsys.config.hugging_face.shared_fields import (
     ACTIVATIONS,
     GATED,
@@ -10,11 +9,13 @@ from llmsys.config.hugging_face.shared_fields import (
     check_common_keys,
     get_activation_name,
     read_architecture,
+    read_rope,
+    write_rope,
 )
 
 _ATTENTION = {"attn_pdrop": 0.0, "clip_qkv": None, "kv_n_heads": 1}
 _EXPERTS = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "moe_loss_weight": 0.01}
-_NORMED = "chosen weights are divided by their sum or left as they are"
+_NORMED = "the weights of chosen experts are either normalized by their sum or not at all"
 
 
 def read_dbrx(fields: ConfigJsonReader) -> Values:
@@ -22,14 +23,14 @@ def read_dbrx(fields: ConfigJsonReader) -> Values:
     check_common_keys(fields)
     read_architecture(fields, {"DbrxForCausalLM": "lm"}, "lm")
     fields.ignore_keys("router_aux_loss_coef")  # a copy of ffn_config.moe_loss_weight
-    fields.require_value("tie_word_embeddings", False, why="DBRX has a head of its own")
+    fields.require_value("tie_word_embeddings", False, why="DBRX has an untied head")
     sizes = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     values: Values = {ours: fields.read_int(theirs, ours) for ours, theirs in sizes.items()}
     values["max_position_embeddings"] = fields.read_int("max_seq_len", "max_position_embeddings")
     attention = fields.read_section("attn_config", _ATTENTION)
     experts = fields.read_section("ffn_config", _EXPERTS)
     pairs = attention.read_int("kv_n_heads")
-    fields.require_value("num_key_value_heads", pairs, why="attn_config.kv_n_heads says another number")
+    fields.require_value("num_key_value_heads", pairs, why="attn_config.kv_n_heads has another value")
     experts.ignore_keys("hidden_size")  # always the width of the model
     for section in (attention, experts):  # transformers writes them as configs of their own
         section.require_value("is_encoder_decoder", False, why="it contradicts the model type")

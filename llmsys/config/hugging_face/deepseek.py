@@ -4,9 +4,9 @@ from typing import Any
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.llama import read_llama_decoder, write_llama_decoder
-from llmsys.config.hugging_face.rope import compute_yarn_score_scale
 from llmsys.config.hugging_face.shared_fields import (
     Values,
+    compute_yarn_score_scale,
     get_activation_name,
     read_gated_kind,
     require_full_attention,
@@ -17,7 +17,7 @@ def read_deepseek_v2(fields: ConfigJsonReader) -> Values:
     """Read DeepSeek-V2: softmax scores, sequence-wise balance loss, groups ranked by their best expert."""
     fields.require_value("scoring_func", "softmax", why="deepseek_v2 scores with softmax")
     fields.require_value(
-        "norm_topk_prob", False, None, why="the published code and transformers disagree on what it does"
+        "norm_topk_prob", False, None, why="the published code and transformers disagree on its meaning"
     )
     fields.require_value("mlp_bias", False, None, why="its feed-forward layers have no biases")
     values = _read_latent_decoder(fields, "DeepseekV2", "neighbours")
@@ -36,7 +36,7 @@ def read_deepseek_v3(fields: ConfigJsonReader) -> Values:
     fields.require_value("topk_method", "noaux_tc", why="deepseek_v3 chooses with a bias per expert")
     pairing = "neighbours" if fields.read_bool("rope_interleave") else "halves"
     fields.require_value(
-        "head_dim", fields.read_int("qk_rope_head_dim"), None, why="it says how many channels are rotated"
+        "head_dim", fields.read_int("qk_rope_head_dim"), None, why="it is the number of rotated channels"
     )
     return _read_latent_decoder(fields, "DeepseekV3", pairing) | _read_bias_balanced_layers(fields)
 
@@ -61,7 +61,7 @@ def _read_latent_decoder(fields: ConfigJsonReader, stem: str, pairing: str) -> V
     values = read_llama_decoder(fields, stem)
     values.pop("head_dim", None)
     if values.pop("num_key_value_heads", values["num_attention_heads"]) != values["num_attention_heads"]:
-        fields.notes.append("num_key_value_heads: is read over; latent attention has a key for each head")
+        fields.notes.append("num_key_value_heads: ignored; latent attention has one key per head")
     sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     attention: Values = {"kind": "latent"} | {name: fields.read_int(name) for name in sizes}
     attention |= {"q_lora_rank": fields.read_optional_int("q_lora_rank"), "bias": fields.read_bool("attention_bias")}
@@ -81,7 +81,7 @@ def _read_expert_groups(fields: ConfigJsonReader, score: str) -> Values | None:
 
 def _read_bias_balanced_layers(fields: ConfigJsonReader) -> Values:
     fields.defaults = fields.defaults | {"aux_loss_alpha": 0.0}
-    fields.require_value("seq_aux", True, why="beside the bias, only the loss for each sequence can be had")
+    fields.require_value("seq_aux", True, why="with bias balancing, only the sequence-level loss is supported")
     balance = {"kind": "bias", "sequence_weight": fields.read_float("aux_loss_alpha")}
     chosen = fields.read_bool("norm_topk_prob")
     return _read_moe_layers(

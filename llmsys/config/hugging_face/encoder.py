@@ -38,7 +38,7 @@ def read_roberta(fields: ConfigJsonReader) -> Values:
     values = _read_bert_encoder(fields, read_architecture(fields, ROBERTA_CLASSES, "mlm"), "gelu")
     offset = fields.read_int("pad_token_id") + 1
     if values["max_position_embeddings"] <= offset:
-        fields.add_violation("max_position_embeddings", f"{offset} rows of it are never read. Use more than {offset}.")
+        fields.add_violation("max_position_embeddings", f"the first {offset} rows are unused. Use more than {offset}.")
         return values
     values["max_position_embeddings"] -= offset
     return values | {"position": {"kind": "learned", "offset": offset}}
@@ -46,7 +46,7 @@ def read_roberta(fields: ConfigJsonReader) -> Values:
 
 def _read_bert_encoder(fields: ConfigJsonReader, head: str, head_activation: str) -> Values:
     check_common_keys(fields)
-    fields.require_value("is_decoder", False, None, why="an encoder looks both ways")
+    fields.require_value("is_decoder", False, None, why="an encoder is bidirectional")
     fields.require_value("position_embedding_type", "absolute", None, why="positions are added to the embedding")
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     values: Values = {"family": "encoder"} | {name: fields.read_int(name) for name in names}
@@ -77,7 +77,7 @@ def _read_head(fields: ConfigJsonReader, head: str, activation: str) -> Values:
     if head == "features":
         return {"kind": "features", "pooler": True}
     if not fields.read_bool("tie_word_embeddings"):
-        fields.add_violation("tie_word_embeddings", "false leaves a second bias that nothing reads. Set it to true.")
+        fields.add_violation("tie_word_embeddings", "false adds a second bias that is unused. Set it to true.")
     both = head == "pretraining"
     return {"kind": "mlm", "activation": activation, "pooler": both, "next_sentence": both}
 
@@ -87,9 +87,9 @@ def read_xlnet(fields: ConfigJsonReader) -> Values:
     check_common_keys(fields)
     read_architecture(fields, {"XLNetLMHeadModel": "permutation"}, "permutation")
     fields.ignore_keys("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "bi_data", "start_n_top", "end_n_top")
-    fields.require_value("attn_type", "bi", why="XLNet looks both ways")
-    fields.require_value("clamp_len", -1, why="all distances are told apart")
-    fields.require_value("same_length", False, None, why="every token sees the whole sequence")
+    fields.require_value("attn_type", "bi", why="XLNet is bidirectional")
+    fields.require_value("clamp_len", -1, why="distances are not clamped")
+    fields.require_value("same_length", False, None, why="every token attends to the whole sequence")
     fields.require_value("untie_r", True, why="every layer has its own position biases")
     names = {"hidden_size": "d_model", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     values: Values = {"family": "encoder"} | {ours: fields.read_int(theirs, ours) for ours, theirs in names.items()}

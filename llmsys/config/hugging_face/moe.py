@@ -15,7 +15,7 @@ from llmsys.config.hugging_face.shared_fields import (
     write_layer_types,
 )
 
-NOISE = "noise on the router's input in training, is left out"
+NOISE = "router input jitter in training, is ignored"
 
 
 def read_moe_section(fields: ConfigJsonReader, count: tuple[str, ...], width: str, **more: Any) -> Values:
@@ -99,7 +99,7 @@ def read_olmoe(fields: ConfigJsonReader) -> Values:
 def read_phimoe(fields: ConfigJsonReader) -> Values:
     """Read Phi-3.5-MoE: LayerNorm despite `rms_norm_eps`, two experts by sparsemixer, a bias on the logits."""
     fields.add_note("input_jitter_noise", NOISE)
-    fields.require_value("hidden_dropout", 0, why="the published code never drops there")
+    fields.require_value("hidden_dropout", 0, why="the published code has no dropout there")
     values = read_llama_decoder(fields, "Phimoe", "PhiMoEForCausalLM", theta=1e6)
     values |= build_window_values(fields.read_optional_int("sliding_window"), ("sliding_attention",))
     values["norm"] = {"kind": "layernorm", "eps": fields.read_positive_float("rms_norm_eps")}

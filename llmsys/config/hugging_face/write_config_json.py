@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.read_config_json import FAMILIES
 from llmsys.config.hugging_face.shared_fields import Values
 from llmsys.config.model import ModelConfig
-from llmsys.config.violation import format_choices
+from llmsys.config.section import format_choices
 from llmsys.errors import ConfigError
 from llmsys.log import get_logger
 
@@ -48,7 +48,7 @@ def build_config_json(model: ModelConfig, model_type: str | None = None) -> dict
         ConfigError: no model type can express the model. Names the fields that differ.
     """
     if model_type is not None and model_type not in FAMILIES:
-        raise ConfigError(f"model_type: {model_type!r} is not understood. Known: {', '.join(FAMILIES)}.")
+        raise ConfigError(f"model_type: {model_type!r} is not supported. Known: {', '.join(FAMILIES)}.")
     found: list[tuple[list[str], dict[str, Any]]] = []
     for name in [model_type] if model_type else FAMILIES:
         values = _try_build_values(name, model)
@@ -63,7 +63,7 @@ def build_config_json(model: ModelConfig, model_type: str | None = None) -> dict
         raise ConfigError(_format_refusal(model, found, model_type))
     differences, values = min(harmless, key=lambda candidate: len(candidate[0]))
     left_out = ", ".join(f"{key}={_get_value(model, key)}" for key in differences)
-    _log.info("config.json of %s cannot say %s; only training reads it", values["model_type"], left_out)
+    _log.info("config.json of %s has no field for %s; only training uses it", values["model_type"], left_out)
     return values
 
 
@@ -151,10 +151,14 @@ def _get_value(model: ModelConfig, key: str) -> Any:
 
 
 def _format_refusal(model: ModelConfig, found: list[tuple[list[str], dict[str, Any]]], asked: str | None) -> str:
-    head = "No Hugging Face model type has this model" if asked is None else f"{asked} cannot say this model"
+    head = (
+        "No Hugging Face model type can represent this model"
+        if asked is None
+        else f"{asked} cannot represent this model"
+    )
     if not found:
-        return f"{head}. Choose another type, or keep the model in this format."
+        return f"{head}. Choose another type, or keep the model in llmsys format."
     differences, values = min(found, key=lambda candidate: len(_select_model_keys(candidate[0])))
     fields = format_choices([f"{key}={_get_value(model, key)}" for key in _select_model_keys(differences)[:5]])
     nearest = f"The nearest is {values['model_type']}, which" if asked is None else "It"
-    return f"{head}. {nearest} cannot say {fields}. Change these fields, or keep the model in this format."
+    return f"{head}. {nearest} cannot represent {fields}. Change these fields, or keep the model in llmsys format."

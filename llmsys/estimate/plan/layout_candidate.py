@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
@@ -35,7 +35,7 @@ OFFLOADED: tuple[EngineConfig, ...] = (
     DeepSpeedEngineConfig(zero_stage=2, cpu_offload="optimizer"),
     DeepSpeedEngineConfig(zero_stage=3, cpu_offload="optimizer"),
 )
-"""Tried where nothing else fits: state in host memory costs time in every step."""
+"""Offload choices, tried only if nothing else fits: they cost time in every step."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class PlanTarget:
         """The same before its time is known."""
         over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
         if over > 0:
-            return f"memory: {over / GIB:.1f} GiB too many {memory.peak_instant}"
+            return f"memory: {over / GIB:.1f} GiB over capacity {memory.peak_instant}"
         ranks = min(self.device.node_devices, layout.world_size)
         host = compute_offloaded_bytes(config, layout) * ranks - self.cluster.host_memory_bytes
-        return f"host memory: {host / GIB:.0f} GiB too many for one machine" if host > 0 else None
+        return f"host memory: {host / GIB:.0f} GiB over the capacity of one machine" if host > 0 else None
 
 
 class IllegalLayoutError(Exception):
@@ -120,7 +120,7 @@ def format_engine_name(engine: EngineConfig) -> str:
 
 
 def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
-    """The config with the choice in it. Raises IllegalError with the config's own words."""
+    """The config with the choice in it. Raises IllegalLayoutError with the config's own words."""
     given = {name: getattr(config, name) for name in config.model_fields_set}
     changes: dict[str, Any] = {
         "engine": choice.engine,
@@ -138,7 +138,7 @@ def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
         raise IllegalLayoutError(first["msg"]) from None
     sequences, ranks = config.batch.sequences_per_step, choice.layout.data_parallel_size
     if sequences % ranks:
-        raise IllegalLayoutError(f"{sequences} sequences of a step cannot be dealt evenly to {ranks} data ranks")
+        raise IllegalLayoutError(f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks")
     if (sequences // ranks) % choice.micro_sequences:
         share = sequences // ranks
         raise IllegalLayoutError(f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank")
@@ -146,7 +146,7 @@ def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
 
 
 def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
-    """Memory and time of a choice. Raises IllegalError."""
+    """Memory and time of a choice. Raises IllegalLayoutError."""
     made = apply_candidate(config, choice)
     return EstimatedCandidate(
         choice, made, estimate_peak_memory(made, choice.layout), estimate_step_time(made, choice.layout, place.device)

@@ -15,7 +15,7 @@ from llmsys.config.engine import DeepSpeedEngineConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout, find_expert_violations, find_model_sharding_violations
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import format_choices, list_divisors
+from llmsys.config.section import format_choices, list_divisors
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
@@ -83,14 +83,16 @@ def parse_layout(text: str) -> NamedLayout:
         name, _, size = word.partition("=")
         axis = NAMES.get(name.strip().lower())
         if axis is None or not size.isdigit() or int(size) < 1:
-            raise ConfigError(f"{word!r} is no axis of a layout. Write tp=8,pp=16,dp=64; known are {KNOWN}.")
+            raise ConfigError(
+                f"{word!r} is not an axis of a layout. Write, for example, tp=8,pp=16,dp=64. Known: {KNOWN}."
+            )
         if axis in axes:
-            raise ConfigError(f"{text!r} says {axis} twice. Say it once.")
+            raise ConfigError(f"{text!r} says {axis} twice. Give it once.")
         axes[axis] = int(size)
     if "data" in axes:
         if axes.keys() & {"replicate", "shard"}:
             raise ConfigError(
-                f"{text!r} says dp beside replicate or shard, which multiply to it. Say one or the other."
+                f"{text!r} gives dp and also replicate or shard, whose product it is. Give one or the other."
             )
         axes["shard"] = axes.pop("data")
     return NamedLayout(**axes)
@@ -127,7 +129,7 @@ def find_layout_violations(
     sequences, ranks = config.batch.sequences_per_step, named.replicate * named.shard
     if with_batch and sequences % ranks:
         near = max(1, round(sequences / ranks)) * ranks
-        yield f"{sequences} sequences of a step cannot be dealt evenly to {ranks} data ranks. Use {near}."
+        yield f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks. Use {near}."
 
 
 def _format_device_mismatch(named: NamedLayout, devices: int) -> str:
@@ -136,7 +138,7 @@ def _format_device_mismatch(named: NamedLayout, devices: int) -> str:
     product = " × ".join(f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data")
     others = named.num_devices // named.shard
     remedy = (
-        f"With the other axes as they are, data={devices // others} uses all of them."
+        f"With the other axes unchanged, data={devices // others} uses all of them."
         if devices % others == 0
         else f"The other axes multiply to {others}, which does not divide {devices}."
     )
@@ -147,8 +149,8 @@ def _find_pipeline_violations(model: ModelConfig, named: NamedLayout) -> Iterato
     if named.pipeline > model.num_hidden_layers:
         legal = [n for n in list_divisors(model.num_hidden_layers) if n <= named.pipeline]
         yield (
-            f"{model.num_hidden_layers} blocks cannot fill pipeline={named.pipeline} stages. "
-            f"Use pipeline={format_choices(legal[-4:])}."
+            f"{model.num_hidden_layers} blocks cannot be divided over pipeline={named.pipeline} stages. Use "
+            f"pipeline={format_choices(legal[-4:])}."
         )
 
 
@@ -163,7 +165,7 @@ def iter_remarks(config: RunConfig, named: NamedLayout) -> Iterator[str]:
         One sentence per remark.
     """
     if named.pipeline > 1:
-        yield f"pipeline={named.pipeline} is priced here; llmsys train has no pipeline and cannot launch it"
+        yield f"pipeline={named.pipeline} is only estimated; llmsys train has no pipeline parallelism"
         if config.model.num_hidden_layers % named.pipeline:
             yield f"{config.model.num_hidden_layers} blocks make stages of unequal length"
 

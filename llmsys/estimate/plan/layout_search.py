@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.plan.layout_candidate import (
@@ -27,7 +27,7 @@ from llmsys.estimate.plan.layout_candidate import (
 from llmsys.estimate.precision import resolve_for_profile
 
 MOST_DEVICES = 2**20
-"""Where looking for a number of devices that is enough ends."""
+"""Limit of the search for a sufficient number of devices."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,7 @@ def iter_rejected_neighbours(
             yield RejectedNeighbour(change, refusal)
         elif one.step_seconds >= best.step_seconds:
             grown = max(one.step.parts, key=lambda part: one.step.parts[part] - best.step.parts.get(part, 0.0))
-            yield RejectedNeighbour(
-                change, f"time: {one.step_seconds / best.step_seconds - 1:+.1%}, most of it {grown}"
-            )
+            yield RejectedNeighbour(change, f"time: {one.step_seconds / best.step_seconds - 1:+.1%}, mostly {grown}")
 
 
 def _iter_neighbour_candidates(
@@ -208,11 +206,11 @@ def _format_no_layout_error(
 ) -> str:
     if closest is None:
         devices = place.cluster.devices
-        return f"No layout of {devices} devices is legal for this model and batch. The last refusal: {refusal}"
+        return f"No layout of {devices} devices is legal for this model and batch. The last violation: {refusal}"
     verdict = closest.memory.compute_fit_result(int(place.device.memory_bytes))
     why = verdict.text if not verdict.fits else f"{place.explain_rejection(closest)}."
     enough = find_sufficient_devices(config, place)
-    more = f"{enough} devices would do" if enough else f"no number up to {MOST_DEVICES} devices would do"
+    more = f"{enough} devices are enough" if enough else f"no number up to {MOST_DEVICES} devices are enough"
     return (
         f"No layout fits {place.cluster.devices} × {place.device.name}. The smallest is "
         f"{closest.choice.format_layout()}: {why} "

@@ -61,7 +61,7 @@ def format_plan(data: dict[str, Any]) -> str:
 
 
 def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
-    yield f"{data['device']}: {data['considered']} layouts looked at, {data['fitting']} that fit"
+    yield f"{data['device']}: {data['considered']} layouts considered, {data['fitting']} fit"
     yield ""
     yield from _iter_candidate_lines("fastest", data["best"])
     shown = {one["choice"] for one in data["best"]}
@@ -70,7 +70,7 @@ def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
         yield from _iter_candidate_lines("slower, with less memory", smaller[:5])
     if data["rejected"]:
         yield ""
-        yield f"neighbours of {data['best'][0]['choice']}, and what binds them"
+        yield f"neighbours of {data['best'][0]['choice']}, and the constraint that binds each"
         width = max(len(one["change"]) for one in data["rejected"])
         yield from (f"  {one['change']:<{width}}  {one['reason']}" for one in data["rejected"])
 

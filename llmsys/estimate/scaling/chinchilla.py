@@ -2,14 +2,38 @@
 
 For plain training the optimum is closed: N = G (C/6)^(beta/(alpha+beta)), G = (alpha A / (beta B))^(1/(alpha+beta)).
 With tokens to serve, a budget pays 6 N D to train and 2 N T to serve (Sardana 2023, 2), and the valley is searched.
+
+The search is by golden section on a logarithmic axis.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmsys.estimate.scaling.golden_section import minimize_golden_section
 from llmsys.estimate.scaling.law import FLOPS_PER_PARAMETER_AND_TOKEN, BudgetRequest, LawSource, Optimum
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def minimize_golden_section(curve: Callable[[float], float], low: float, high: float, steps: int = 120) -> float:
+    """Golden-section search (Kiefer 1953): the x in [low, high] where `curve` is lowest; x is positive.
+
+    A step shrinks the interval by 0.618; 120 of them reach the last digit of a double from any start.
+    """
+    left, right = math.log(low), math.log(high)
+    first, second = right - GOLDEN * (right - left), left + GOLDEN * (right - left)
+    at_first, at_second = curve(math.exp(first)), curve(math.exp(second))
+    for _ in range(steps):
+        if at_first <= at_second:
+            right, second, at_second = second, first, at_first
+            first = right - GOLDEN * (right - left)
+            at_first = curve(math.exp(first))
+        else:
+            left, first, at_first = first, second, at_second
+            second = left + GOLDEN * (right - left)
+            at_second = curve(math.exp(second))
+    return math.exp((left + right) / 2)
+
 
 FLOPS_PER_SERVED_TOKEN = 2
 

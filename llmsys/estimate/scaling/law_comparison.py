@@ -1,9 +1,9 @@
 """Compare scaling laws: size, tokens, batch size and learning rate for a budget.
 
-All laws at once: what each makes of a budget, how far apart they are, and what they say of batch and rate.
-
 The result always holds every law. A single recommendation would hide that published fits differ by a factor of five in
 tokens per parameter at the same compute.
+
+A budget in hours, money or energy is converted to FLOPs, with every assumption.
 """
 
 import math
@@ -13,10 +13,65 @@ from typing import Any
 
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.scaling.compute_budget import ComputeBudget
-from llmsys.estimate.scaling.law import Axis, BudgetRequest, FittedRange, Optimum, ScalingLaw, find_extrapolation
-from llmsys.estimate.scaling.power_laws import FLOPS_PER_PF_DAY
+from llmsys.estimate.scaling.law import (
+    FLOPS_PER_PF_DAY,
+    Axis,
+    BudgetRequest,
+    FittedRange,
+    Optimum,
+    ScalingLaw,
+    find_extrapolation,
+)
 from llmsys.estimate.scaling.published_laws import CLARK, DENSE, KRAJEWSKI
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device for the conversion: peak of useful FLOP/s in bf16, and watts under load."""
+
+    name: str
+    flops_per_second: float
+    watts: float
+
+
+@dataclass(frozen=True)
+class ComputeBudget:
+    """Operations, and the sentences that say how they follow from the budget."""
+
+    flops: float
+    assumptions: tuple[str, ...]
+
+
+def convert_budget_to_flops(config: ScalingLawConfig, device: Accelerator | None) -> ComputeBudget:
+    """Convert a budget to FLOPs.
+
+    Args:
+        config: `scale:` section with the budget in FLOPs, hours, money or energy.
+        device: accelerator with prices; None is enough for a budget in FLOPs.
+
+    Returns:
+        The FLOPs, with every assumption.
+    """
+    amount, unit = config.parsed_budget
+    if unit == "FLOPs":
+        return ComputeBudget(amount, ())
+    assert device is not None, "a budget in other units names its device"
+    hours, how = _convert_to_hours(config, device, amount, unit)
+    flops = hours * 3600 * device.flops_per_second * config.utilisation
+    peak = f"{device.name}: {device.flops_per_second / 1e12:,.0f} TFLOP/s at utilisation={config.utilisation:g}"
+    return ComputeBudget(flops, (*how, f"{hours:,.0f} accelerator-hours", peak))
+
+
+def _convert_to_hours(
+    config: ScalingLawConfig, device: Accelerator, amount: float, unit: str
+) -> tuple[float, tuple[str, ...]]:
+    if unit == "H":
+        return amount, ()
+    if unit == "KWH":
+        kilowatts = device.watts / 1000 * config.pue
+        return amount / kilowatts, (f"{device.watts:g} W for each, times pue={config.pue:g}",)
+    assert config.price_per_hour is not None, "the config refuses money without a price"
+    return amount / config.price_per_hour, (f"{config.price_per_hour:g} {unit} per accelerator-hour",)
 
 
 @dataclass(frozen=True)
@@ -81,7 +136,7 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
     )
     laws: tuple[ScalingLaw, ...] = (*DENSE, KRAJEWSKI) if config.num_experts > 1 else DENSE
     if config.highlight is not None and config.highlight not in (names := [law.name for law in laws]):
-        raise ConfigError(f"highlight={config.highlight} is not a law in this table. Use one of {', '.join(names)}.")
+        raise ConfigError(f"highlight={config.highlight} is not a law of this table. Use one of {', '.join(names)}.")
     found = [(law, law.find_optimum(request)) for law in laws]
     rows = [_convert_law_to_dict(law, best, request, marked=law.name == config.highlight) for law, best in found]
     return {
@@ -117,9 +172,9 @@ def _convert_law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest,
 def _list_remarks(best: Optimum, epochs: float | None) -> list[str]:
     said = []
     if "repetition" in best.ignores and epochs is not None and epochs > FAMILIAR_EPOCHS:
-        said.append(f"counts {epochs:.0f} readings of a token as new ones")
+        said.append(f"counts {epochs:.0f} repetitions of a token as new tokens")
     if "serving" in best.ignores:
-        said.append("has no term for serving: training takes the whole budget")
+        said.append("has no term for inference: training uses the full budget")
     return said
 
 

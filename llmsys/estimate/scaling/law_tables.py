@@ -27,7 +27,7 @@ def _iter_comparison_lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"budget   {budget['flops']:.3g} FLOPs"
     yield from (f"         {line}" for line in budget["assumptions"])
     if result["served_tokens"]:
-        yield f"         pays for training and for serving {format_count(result['served_tokens'])} tokens"
+        yield f"         pays for training and for inference on {format_count(result['served_tokens'])} tokens"
     if result["unique_tokens"] is not None:
         yield f"         {format_count(result['unique_tokens'])} unique tokens"
     yield ""
@@ -38,7 +38,7 @@ def _iter_comparison_lines(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from _iter_rate_lines(result["rates"])
     yield ""
-    yield "Losses belong to each law's own text and tokenizer and cannot be compared between laws."
+    yield "Losses depend on the data and tokenizer of each law and cannot be compared between laws."
 
 
 def _iter_law_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _iter_rate_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 TIMES_AHEAD = 10.0
-"""Without a budget, the law is asked for one so many times the largest run."""
+"""Budget used by default, as a multiple of the largest run."""
 
 
 def fit_to_dict(fit: LawFit, budgets: Sequence[float]) -> dict[str, Any]:

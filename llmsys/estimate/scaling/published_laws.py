@@ -2,12 +2,92 @@
 
 Two laws appear twice, with the digits their paper rounds to and with those of its figure or source: rounding an
 exponent moves the optimum by a quarter to a half, so neither is quietly preferred.
+
+Laws for mixtures of experts give the dense parameters that experts are worth, and how fine they should be.
 """
 
-from llmsys.estimate.scaling.chinchilla import DataConstrainedLaw, ParametricLaw
-from llmsys.estimate.scaling.law import FittedRange, LawSource, ScalingLaw
-from llmsys.estimate.scaling.moe_laws import ClarkLaw, KrajewskiLaw
-from llmsys.estimate.scaling.power_laws import ComputeLaw, KaplanLaw
+import math
+from dataclasses import dataclass
+
+from llmsys.estimate.scaling.chinchilla import DataConstrainedLaw, ParametricLaw, minimize_golden_section
+from llmsys.estimate.scaling.law import (
+    FLOPS_PER_PARAMETER_AND_TOKEN,
+    BudgetRequest,
+    ComputeLaw,
+    FittedRange,
+    KaplanLaw,
+    LawSource,
+    Optimum,
+    ScalingLaw,
+    list_ignored_inputs,
+)
+
+
+@dataclass(frozen=True)
+class ClarkLaw:
+    """Clark 2022 (arXiv:2202.01169), equation 2: log10 L = a log N + b log Ê + c log N log Ê + d, all to base 10.
+
+    N is the dense model that gets `experts` experts; Ê saturates: 1/Ê = 1/(E - 1 + 1/(1/E_start - 1/E_max)) + 1/E_max.
+    Its losses were measured at 130B tokens, so it says what experts are worth and not how a budget is split.
+    """
+
+    name: str
+    origin: LawSource
+    a: float
+    b: float
+    c: float
+    d: float
+    start: float
+    most: float
+
+    def saturate_experts(self, experts: int) -> float:
+        """Ê: what the number of experts counts for."""
+        return 1 / (1 / (experts - 1 + 1 / (1 / self.start - 1 / self.most)) + 1 / self.most)
+
+    def predict_loss(self, parameters: float, experts: int) -> float:
+        """Nats per token."""
+        size, many = math.log10(parameters), math.log10(self.saturate_experts(experts))
+        return float(10 ** (self.a * size + self.b * many + self.c * size * many + self.d))
+
+    def compute_dense_equivalent(self, parameters: float, experts: int) -> float:
+        """The dense size with the loss of a model of size N with experts (its effective parameter count)."""
+        one = math.log10(self.saturate_experts(1))
+        target = math.log10(self.predict_loss(parameters, experts))
+        return float(10 ** ((target - self.b * one - self.d) / (self.a + self.c * one)))
+
+
+@dataclass(frozen=True)
+class KrajewskiLaw:
+    """Krajewski 2024 (arXiv:2402.07871): L = c + (g / G^gamma + a) / N^alpha + b / D^beta, at 64 experts.
+
+    N counts active parameters, G is the granularity: d_ff over the width of one expert.
+    """
+
+    name: str
+    origin: LawSource
+    c: float
+    g: float
+    gamma: float
+    a: float
+    alpha: float
+    b: float
+    beta: float
+
+    def predict_loss(self, parameters: float, tokens: float, granularity: float) -> float:
+        """Nats per token."""
+        of_size = (self.g / granularity**self.gamma + self.a) / parameters**self.alpha
+        return float(self.c + of_size + self.b / tokens**self.beta)
+
+    def find_optimum(self, request: BudgetRequest) -> Optimum:
+        """See Law."""
+        pairs = request.flops / FLOPS_PER_PARAMETER_AND_TOKEN
+
+        def predict_loss_on_budget(tokens: float) -> float:
+            return self.predict_loss(pairs / tokens, tokens, request.granularity)
+
+        tokens = minimize_golden_section(predict_loss_on_budget, 1e3, pairs)
+        return Optimum(pairs / tokens, tokens, predict_loss_on_budget(tokens), list_ignored_inputs(request))
+
 
 _CHINCHILLA_RUNS = (FittedRange("FLOPs", 6e18, 3e21), FittedRange("parameters", 4.4e7, 1.6e10))
 _HOFFMANN = "Hoffmann 2022, arXiv:2203.15556, approach 3"
@@ -51,7 +131,7 @@ MUENNIGHOFF = DataConstrainedLaw(
             "Muennighoff 2023, arXiv:2305.16264",
             "all parameters",
             (FittedRange("parameters", 7e6, 8.7e9), FittedRange("tokens", 1e8, 9e11)),
-            "C4; all runs used dropout 0.1",
+            "C4; all runs with dropout 0.1",
         ),
         1.87,
         521.0,
@@ -116,7 +196,7 @@ DENSE: tuple[ScalingLaw, ...] = (
     LLAMA3_ROUNDED,
     LLAMA3,
 )
-"""Laws that split a budget between parameters and tokens of a dense model."""
+"""Scaling laws of dense models: division of a budget between parameters and tokens."""
 
 _CLARK = LawSource(
     "Clark 2022, arXiv:2202.01169, table 3",
@@ -128,4 +208,4 @@ CLARK: tuple[ClarkLaw, ...] = (
     ClarkLaw("clark_2022_rl_r", _CLARK, -0.083, -0.126, 0.012, 1.111, 1.880, 469.982),
     ClarkLaw("clark_2022_hash", _CLARK, -0.087, -0.136, 0.012, 1.157, 4.175, 477.741),
 )
-"""What experts are worth, for three kinds of routing."""
+"""Scaling laws of mixtures of experts, for three kinds of routing."""

@@ -63,9 +63,9 @@ def test_an_interrupted_change_leaves_the_published_dataset_whole(
     before = fingerprints(folder)
     names = {
         "data_pipeline.tokenize.train_sentencepiece.train_sentencepiece": (
-            "data_pipeline.pipelines.token_stages.train_sentencepiece"
+            "data_pipeline.pipelines.output_stages.train_sentencepiece"
         ),
-        "encode_file": "data_pipeline.pipelines.token_stages.encode_file",
+        "encode_file": "data_pipeline.pipelines.output_stages.encode_file",
     }
     with monkeypatch.context() as patch:
         patch.setattr(names.get(where, where), stop)

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from data_pipeline.decontaminate.cut_spans import cut_spans, merge_spans
+from data_pipeline.decontaminate.contamination_report import cut_spans, merge_spans
 from data_pipeline.decontaminate.evaluation_items import EvaluationItem, extract_item_ngrams, read_items
 from data_pipeline.decontaminate.ngram_index import NAMED_ITEMS, NgramIndex, read_item_names, write_ngram_index
 from data_pipeline.stages.find_contamination import filter_matches, write_matches
@@ -156,6 +156,7 @@ def test_a_cut_takes_the_margin_and_short_pieces_and_keeps_the_rest() -> None:
     places = [(start, start + 5) for start in range(0, 360, 60)]
     many = cut_spans(text, places, rules.model_copy(update={"min_piece_characters": 1, "max_pieces": 3}))
     assert (many.failure, many.pieces) == ("pieces", 6)
+    assert cut_spans(text, places, rules.model_copy(update={"min_piece_characters": 1, "max_pieces": 6})).pieces == 6
     assert merge_spans("x" * 50, [(10, 40), (12, 15)], 1) == [(9, 41)]
     assert cut_spans("x" * 1_000, [(400, 500)], rules).text == "x" * 387 + "\n\n" + "x" * 487
 
@@ -191,7 +192,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
     with pytest.raises(DataError, match=r"evaluation file .*cut\.gz cannot be read: it is damaged"):
         index(tmp_path, config(tmp_path / "cut.gz"))
-    with pytest.raises(ValidationError, match="neither query_fields nor label_fields names a field"):
+    with pytest.raises(ValidationError, match="query_fields and label_fields are both empty"):
         EvaluationSetConfig(name="x", files=(path,))
 
 

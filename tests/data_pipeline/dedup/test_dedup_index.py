@@ -81,7 +81,7 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
     (earlier / "index" / "index.json").write_text(json.dumps(content))
     path = next((earlier / "index").glob("near-*.arrow"))
     path.write_bytes(path.read_bytes()[:-9] + b"123456789")
-    assert f"{path} is not what" in refused()
+    assert f"{path} does not match" in refused()
     deduplicated(earlier, [named(1, LONG, "u1")], {"minhash": {"kind": "none"}})
     assert not (earlier / "index" / "index.json").exists()  # an index that is not asked for any more is none
 

@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 from data_pipeline.dedup import simplified_words
-from data_pipeline.dedup.connected_components import list_clusters
 from data_pipeline.dedup.minhash import PRIME, HashPermutations, MinHasher, reduce_mod_mersenne61
 from data_pipeline.dedup.simplified_words import SimplifiedWordSplitter
+from data_pipeline.stages.cluster_near_duplicates import list_clusters
 from data_pipeline.stages.compute_signatures import split_document_ids
-from data_pipeline.text.fold_batch import fold_texts
-from data_pipeline.text.simplify_text import CHANGING, fold_text, from_code_points, simplify_text, simplify_texts
+from data_pipeline.text.simplify_text import (
+    CHANGING,
+    fold_text,
+    fold_texts,
+    from_code_points,
+    simplify_text,
+    simplify_texts,
+)
 from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from llmsys.config.deduplication import MinHashDedupConfig
 from tests.helpers.deduplication import deduplicated, document
@@ -129,6 +135,18 @@ def test_signatures_equal_the_plain_twin() -> None:
     for text, found, present in zip(texts, *signer.compute_signatures(texts), strict=True):
         expected = plain.signature(simplify_text(text).split(), 3, a, b)
         assert (found.tolist() if present else None) == expected
+
+
+def test_bucket_keys_are_equal_where_every_hash_of_the_bucket_is() -> None:
+    signer, words = MinHasher(LOOSE), [f"w{number}" for number in range(40)]
+    texts = [" ".join([*words[:number], "other", *words[number:]]) for number in range(0, 40, 4)]
+    signatures, _ = signer.compute_signatures(texts)
+    hashes = signatures.reshape(len(texts), LOOSE.buckets, LOOSE.hashes_per_bucket)
+    equal = (hashes[:, None] == hashes[None]).all(axis=-1)
+    keys, present = signer.compute_bucket_keys(texts)
+    assert present.all()
+    assert ((keys[:, None] == keys[None]) == equal).all()
+    assert (hashes[:, None, :, :-1] == hashes[None, :, :, :-1]).all(axis=-1).sum() > equal.sum()
 
 
 def test_the_remainder_is_exact_at_its_edges() -> None:

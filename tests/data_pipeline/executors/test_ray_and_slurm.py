@@ -161,7 +161,9 @@ def test_an_array_fails_only_the_jobs_that_were_lost_and_ends_with_its_driver(tm
 
 def test_a_missing_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match=r"needs sbatch, which is not on the PATH of this machine\. Start llmsys where"):
+    with pytest.raises(
+        DataError, match=r"needs sbatch, which is not on the PATH of this machine\. Run llmsys on a submit host"
+    ):
         SlurmExecutor(SLURM, tmp_path / "slurm")
 
 

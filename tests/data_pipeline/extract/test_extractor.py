@@ -5,9 +5,8 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.extractor import clean_text, extract_text
-from data_pipeline.extract.resiliparse import estimate_nesting_depth
-from llmsys.config.extraction import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig
+from data_pipeline.extract.extractor import clean_text, estimate_nesting_depth, extract_text
+from llmsys.config.cleaning import ArticleExtractorConfig, ExtractConfig, ResiliparseExtractorConfig
 
 ARTICLE = "".join(
     f"<p>Paragraph {number} tells a story about the old mill by the river, at length.</p>" for number in range(6)

@@ -3,15 +3,14 @@
 import pyarrow as pa
 import pytest
 
-from data_pipeline.extract.extractor import extract_pages
+from data_pipeline.extract.extractor import build_trafilatura_extractor, extract_pages
 from data_pipeline.extract.page_limits import (
     LimitViolation,
     count_attributes,
     count_open_elements,
     find_limit_violation,
 )
-from data_pipeline.extract.trafilatura import build_trafilatura_extractor
-from llmsys.config.extraction import (
+from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
     ResiliparseExtractorConfig,

@@ -61,7 +61,7 @@ def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl
     [
         ("gopher_quality.min_words", "Write rule.field=a,b,c"),
         ("c4.min_sentences=3", "without the rule c4. Its rules: gopher_quality; and language.min_score."),
-        ("gopher_quality.min_wrds=3", "has no field min_wrds. Thresholds it has: min_words,"),
+        ("gopher_quality.min_wrds=3", "has no field min_wrds. Its thresholds: min_words,"),
         ("gopher_quality.min_words=-3", "gopher_quality.min_words=-3 is refused: Input should be greater than"),
         ("gopher_quality.min_words=180", "no test compares a stored statistic with gopher_quality.min_words"),
     ],
@@ -82,7 +82,7 @@ def test_dropped_documents_are_shown_with_value_and_threshold(
     assert main(["inspect", str(dataset.folder), "--dropped", "rule=language", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {row["test"] for row in shown["documents"]} == {"language"}
-    with pytest.raises(DataError, match=r"dropped no document with rule=nothing. It dropped by: rule="):
+    with pytest.raises(DataError, match=r"has no dropped document with rule=nothing. It has: rule="):
         find_dropped_documents(dataset.folder, {"rule": "nothing"}, 1)
     with pytest.raises(DataError, match=r"cannot be parsed\. Write stage=, rule= or test="):
         parse_wanted("words")
@@ -101,7 +101,7 @@ def test_every_page_is_explained_as_it_was_decided(dataset: CrawlConfig) -> None
     stays = next(iter(explain_url(dataset, "https://example-0.org/3")))
     assert stays.steps[-1][0] in ("documents", "gopher_quality")
     assert "https://example-0.org/3\n  captured 2024-05-01" in format_explanation([stays])
-    with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the address as the crawl has it"):
+    with pytest.raises(DataError, match=r"is not among the pages of .*\. Write the URL as in the crawl"):
         explain_url(dataset, "https://nowhere.org/")
 
 
@@ -117,7 +117,7 @@ def test_a_page_is_explained_by_the_config_of_its_dataset(
     assert main(["prepare", str(file), "--explain", drops[0]["url"]]) == 0
     said = capsys.readouterr()
     assert drops[0]["reason"] in " ".join(said.out.split())
-    assert "was made by another config than this one, and is explained by its own: data." in said.out + said.err
+    assert "was prepared with another config, which is used here: data." in said.out + said.err
     assert "data.rules.0.min_words was 180 and is 1" in said.out + said.err
 
 
@@ -128,7 +128,7 @@ def test_a_dataset_is_not_explained_by_what_an_unfinished_change_left(
     with pytest.raises(DataError, match="no document is left"):
         prepare_dataset(config(folder, crawl, 100_000), until="documents")
     assert verify_dataset(folder, 0).findings == []
-    with pytest.raises(DataError, match=r"cannot be explained now: .* Run llmsys prepare CONFIG to its end first\."):
+    with pytest.raises(DataError, match=r"cannot be explained now: .* Finish llmsys prepare CONFIG first\."):
         explain_url(dataset.model_copy(update={"folder": folder}), "https://example-0.org/3")
     prepare_dataset(config(folder, crawl), until="documents")
     assert explain_url(dataset.model_copy(update={"folder": folder}), "https://example-0.org/3")
@@ -136,4 +136,4 @@ def test_a_dataset_is_not_explained_by_what_an_unfinished_change_left(
 
 def test_what_is_neither_a_dataset_nor_a_config_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "runs/nothing"]) == 2
-    assert "runs/nothing is no dataset folder, and there is no config 'runs/nothing'" in capsys.readouterr().err
+    assert "runs/nothing is not a dataset folder, and config 'runs/nothing'" in capsys.readouterr().err

@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.inspection.finding import DatasetFinding, format_findings
 from data_pipeline.inspection.format_result import format_inspection
 from data_pipeline.inspection.token_samples import verify_samples
 from data_pipeline.inspection.verify_dataset import InspectionResult, verify_dataset
-from data_pipeline.inspection.verify_files import verify_token_file
+from data_pipeline.inspection.verify_files import DatasetFinding, format_findings, verify_token_file
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError
@@ -68,10 +67,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_people_get_counts_the_tokenizers_fit_and_samples(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(made), "--samples", "2"]) == 0
     text = capsys.readouterr().out
-    assert "everything is as the manifest says (fingerprint" in text
+    assert "everything matches the manifest (fingerprint" in text
     assert "bytes/token" in text
-    assert "pieces are in no document" in text
-    assert "2 documents encoded again, with the same ids, and decoded; 2 give their text back:" in text
+    assert "pieces occur in no document" in text
+    assert "2 documents encoded again with equal ids, and decoded; 2 decode to their text:" in text
 
 
 def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
@@ -88,7 +87,7 @@ def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
     assert 0 < sum(not sample.same_text for sample in samples) == len(texts)
     found = InspectionResult(dataset, manifest, samples=samples)
     assert (
-        f"give their text back, {len(texts)} another (the tokenizer normalises text, or takes U+2581"
+        f"decode to their text, {len(texts)} another (the tokenizer normalizes text, or decodes U+2581"
         in format_inspection(found)
     )
 
@@ -119,16 +118,16 @@ def change_text(folder: Path) -> None:
 
 TRAIN, KEPT, DROPPED = "tokens/train-00000.arrow", "documents/part-00000.arrow", "dropped/part-00001.arrow"
 CHANGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
-    "a token file cut": (lambda f: os.truncate(f / TRAIN, 900), TRAIN, "it has 900 bytes, the manifest says"),
-    "a token file gone": (lambda f: (f / TRAIN).unlink(), TRAIN, "it is missing, but the manifest names it"),
+    "a token file cut": (lambda f: os.truncate(f / TRAIN, 900), TRAIN, "it has 900 bytes, expected from the manifest:"),
+    "a token file gone": (lambda f: (f / TRAIN).unlink(), TRAIN, "it is missing, but the manifest lists it"),
     "a header": (lambda f: flip(f / TRAIN, 20), TRAIN, "their checksum is"),
     "a digest": (change_digest, TRAIN, "bytes between columns changed, no token did"),
-    "a sum": (change_counts, "manifest.json", "it says 7 tokens, and its files have"),
+    "a sum": (change_counts, "manifest.json", "it lists 7 tokens, but its files have"),
     "a document": (lambda f: flip(f / KEPT, 900), KEPT, "its digest is"),
     "a dropped one": (lambda f: flip(f / DROPPED, 40), DROPPED, "its digest is"),
-    "a stranger": (lambda f: (f / "tokens/x.arrow").touch(), "tokens/x.arrow", "the manifest does not name it"),
+    "a stranger": (lambda f: (f / "tokens/x.arrow").touch(), "tokens/x.arrow", "the manifest does not list it"),
     "the tokenizer": (lambda f: flip(f / "tokenizer/tokenizer.model", 3000), "tokenizer", ""),
-    "what tokens mean": (change_text, "tokens (train)", "on it is not what its text encodes to"),
+    "what tokens mean": (change_text, "tokens (train)", "on its ids differ from the encoding of its text"),
 }  # fmt: skip
 
 
@@ -222,7 +221,7 @@ def test_a_token_that_is_not_there_is_refused(
 
 def test_a_folder_without_a_manifest_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "Prepare the dataset with: llmsys prepare CONFIG" in capsys.readouterr().err
+    assert "Run: llmsys prepare CONFIG" in capsys.readouterr().err
 
 
 def test_findings_stand_in_columns() -> None:

@@ -8,11 +8,19 @@ import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from data_pipeline.language import naive_bayes
-from data_pipeline.language.cld2 import detect_languages, list_cld2_codes
 from data_pipeline.language.codes import BAYES_CODES, COMPACT_CODES, normalize_language_code
-from data_pipeline.language.identify import compute_keep_mask, identify_languages
-from data_pipeline.language.serbian_latin import _EKAVIAN, _IJEKAVIAN
-from data_pipeline.language.similar_languages import _MARKERS, GROUPS, build_marker_pattern, count_marker_words
+from data_pipeline.language.identify import (
+    _EKAVIAN,
+    _IJEKAVIAN,
+    _MARKERS,
+    GROUPS,
+    build_marker_pattern,
+    compute_keep_mask,
+    count_marker_words,
+    detect_languages,
+    identify_languages,
+    list_cld2_codes,
+)
 from llmsys.config.language import LanguageConfig
 
 SENTENCES = {

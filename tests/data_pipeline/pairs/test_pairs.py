@@ -163,7 +163,7 @@ def test_long_texts_are_cut_and_keep_their_end(tmp_path: Path) -> None:
 
 
 def test_an_unknown_label_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train texts have the label 'good', and the labels are bad, ugly"):
+    with pytest.raises(DataError, match=r"train texts have the label 'good', but the labels are bad, ugly"):
         prepare_dataset(labelled(tmp_path, ".tsv", labels=["bad", "ugly"]))
     with pytest.raises(DataError, match=re.escape("are read from .tsv and .jsonl, not from '.txt'")):
         prepare_dataset(labelled(tmp_path, ".txt"))

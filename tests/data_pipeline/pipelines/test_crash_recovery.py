@@ -88,8 +88,8 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> N
     assert events.pop(2) == TaskDone(2, {"counted": 3})
     failed = [event for _, event in sorted(events.items()) if isinstance(event, TaskFailed)]
     assert [event.cause for event in failed] == ["slow", "error", "lost"]
-    assert failed[2].message.startswith("its process was killed by signal 9 (SIGKILL). When the machine ran out of")
-    assert failed[0].message == "took longer than 1 s, so that its process was ended (data.executor.task_seconds)."
+    assert failed[2].message.startswith("its process was killed by signal 9 (SIGKILL). If the machine ran out of")
+    assert failed[0].message == "took longer than 1 s, so its process was terminated (data.executor.task_seconds)."
     assert failed[1].message == "ValueError: a bug"
     assert "in fail" in failed[1].traceback
     assert has_ended(wait_for_pid(tmp_path / "b"))
@@ -112,7 +112,9 @@ def test_a_failed_task_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
             finally:
                 runner.close()
 
-    text = r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. What the other"
+    text = (
+        r"1 of 3 tasks of stage stage failed, the first is stage/b: b cannot be made\. Do this\. Results of the other"
+    )
     with pytest.raises(DataError, match=text):
         stage()
     (tmp_path / "c").chmod(0o600)

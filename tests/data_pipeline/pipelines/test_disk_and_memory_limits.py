@@ -58,8 +58,8 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
     for folder, limit in ((tmp_path / "early", 700), (late, largest - 1)):
         full = run(folder, pattern, limit)
         assert full.returncode == 2, full.stderr
-        assert "could not be written: File too large. Nothing half-written was left under that name." in full.stdout
-        assert "continues where it stopped" in full.stdout
+        assert "could not be written: File too large. No partial file was left under that name." in full.stdout
+        assert "again to continue" in full.stdout
         assert (folder / "manifest.json").exists() == (folder == late)  # what it names is as it was before
         assert not list(folder.rglob(".*.tmp"))
         assert not list(folder.glob("quarantine/*"))
@@ -95,7 +95,9 @@ def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", full)
-            with pytest.raises(DataError, match=rf"{folder}/.* could not be written: No space left.* where it stopped"):
+            with pytest.raises(
+                DataError, match=rf"{folder}/.* could not be written: No space left.* again to continue"
+            ):
                 prepare_dataset(data)
         assert not (folder / "manifest.json").exists()
         assert not [*folder.rglob("*.tmp"), *folder.glob("quarantine/*")]

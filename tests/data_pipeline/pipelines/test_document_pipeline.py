@@ -108,7 +108,7 @@ def test_a_finished_dataset_is_left_alone(dataset: Path, crawl: Path, caplog: py
         path: time for path, time in before.items() if path.name != ".lock"
     }
     assert len(stages_run(dataset)) == runs
-    assert "is complete, nothing to do" in caplog.text
+    assert "is up to date" in caplog.text
 
 
 ALL = ["judge", "sign", "same_text", "link", "near", "collect", "thresholds", "tokenizer", "encode", "tokens"]
@@ -213,7 +213,7 @@ def test_unreadable_input_is_a_counted_skip(crawl: Path, tmp_path: Path) -> None
         ([], r"data\.inputs is empty\. Name crawl files"),
         (["{crawl}/*.warc.zst"], r"no file matches '.*/\*\.warc\.zst' .* Correct the pattern"),
         (["{crawl}/*.gz", "nowhere.warc.gz"], r"no file matches 'nowhere\.warc\.gz'"),
-        (["{crawl}"], r"is a folder, not a file\. Name the files in it: '.*/\*\.warc\.gz'"),
+        (["{crawl}"], r"is a folder, not a file\. Give the files in it: '.*/\*\.warc\.gz'"),
     ],
 )
 def test_inputs_that_are_not_there_are_named(crawl: Path, tmp_path: Path, inputs: list[str], text: str) -> None:
@@ -265,7 +265,7 @@ def test_a_missing_tokenizer_is_said_before_the_crawl_is_read(crawl: Path, tmp_p
 
 def test_a_file_where_the_folder_should_be_is_named(crawl: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("mine")
-    with pytest.raises(DataError, match=r"data is not a folder that can be written: File exists\. Name another"):
+    with pytest.raises(DataError, match=r"data is not a writable folder: File exists\. Name another"):
         prepare_dataset(tiny_config(tmp_path / "data", crawl))
     assert (tmp_path / "data").read_text() == "mine"
 

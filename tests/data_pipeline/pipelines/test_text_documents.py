@@ -50,7 +50,7 @@ def test_a_document_without_url_is_not_called_gone_or_unread(
     for path in (tmp_path / "data" / "documents").iterdir():
         path.unlink()
     assert locate_token(tmp_path / "data", "train:10").url is None
-    assert "(its document is gone)" in format_token_lineage(locate_token(tmp_path / "data", "train:10"))
+    assert "(its document no longer exists)" in format_token_lineage(locate_token(tmp_path / "data", "train:10"))
     shown = format_dropped_documents(*find_dropped_documents(tmp_path / "data", {"rule": "gopher_quality"}, 1))
     assert shown.startswith(f"(it has no URL)\n  {tmp_path}/a.parquet at row 24\n")
 

@@ -15,7 +15,7 @@ import pytest
 from data_pipeline.readers import warc_records as record_module
 from data_pipeline.readers.page_batch import SkippedRecord
 from data_pipeline.readers.page_reader import read_pages
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 from tests.helpers.compressed_records import packed, records
 from tests.helpers.warc_records import PAGE, members, page, record, response
 

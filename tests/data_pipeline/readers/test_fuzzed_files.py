@@ -15,7 +15,7 @@ from data_pipeline.readers import compressed_members as member_module
 from data_pipeline.readers import page_reader as read_module
 from data_pipeline.readers.input_stream import InputStream
 from data_pipeline.readers.page_batch import SkippedRecord
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 from tests.helpers.compressed_records import packed
 from tests.helpers.warc_records import PAGE, members, page, record
 

@@ -59,7 +59,7 @@ def test_patterns_urls_and_lists_name_files_once_and_in_order(tmp_path: Path, me
         ("memory://none/*.warc", "no file matches 'memory://none/*.warc'. Correct the address."),
         ("nosuch://x/y", "nosuch://x/y cannot be read"),
         ("@{folder}/no.txt", "the list '@{folder}/no.txt' cannot be read"),
-        ("@{folder}/loop.txt", "is a list in 8 lists"),
+        ("@{folder}/loop.txt", "is nested in 8 lists"),
         ("@{folder}/bad.txt", "bad.txt, line 2: no file matches"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_storage_whose_package_is_missing_is_refused_with_the_command(monkeypa
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(_registry, "s3", raising=False)  # another test may have used it
     with pytest.raises(
-        DataError, match=r"s3://bucket/\*.warc.gz needs more than is installed.*pip install 'llmsys\[s3\]'"
+        DataError, match=r"s3://bucket/\*.warc.gz needs a package that is not installed.*pip install 'llmsys\[s3\]'"
     ):
         find_inputs(["s3://bucket/*.warc.gz"])
 
@@ -236,7 +236,7 @@ def identities(folder: Path) -> list[tuple[str, ...]]:
 
 
 def test_the_fields_of_documents_are_a_choice(tmp_path: Path) -> None:
-    from llmsys.config.read import ReadConfig
+    from llmsys.config.cleaning import ReadConfig
 
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"body": {"raw": "Text."}, "meta": {"link": "http://x"}, "n": 5, "date": None}) + "\n")

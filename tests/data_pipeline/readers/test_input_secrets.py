@@ -9,7 +9,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 import data_pipeline.readers.input_stream as source_module
-from data_pipeline.executors.inline import try_job
+from data_pipeline.executors.base import try_job
 from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
@@ -86,7 +86,9 @@ def test_a_failed_try_tells_no_secret() -> None:
 
 
 def test_an_address_without_its_secret_is_not_taken_for_an_input() -> None:
-    with pytest.raises(DataError, match=r"data.inputs: 'https://REDACTED@host/a.gz' comes from a record .* Give the"):
+    with pytest.raises(
+        DataError, match=r"data.inputs: 'https://REDACTED@host/a.gz' comes from the stored config .* Give the"
+    ):
         find_inputs(["https://REDACTED@host/a.gz"])
 
 

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from data_pipeline.readers.page_reader import read_pages
-from llmsys.config.read import ReadConfig
+from llmsys.config.cleaning import ReadConfig
 from tests.helpers.warc_records import members, record, response
 
 BODY = b"<html><body>" + b"".join(b"<p>Paragraph %d of a long page.</p>" % n for n in range(30_000)) + b"</body></html>"

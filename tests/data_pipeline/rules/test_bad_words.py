@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from data_pipeline.core.funnel import format_reason
 from data_pipeline.rules.bad_words import BadWordsRule
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
-from data_pipeline.rules.verdict import RuleOutcome, format_reason
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import DocumentBatch, RuleOutcome, WordSplitters
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import BadWordsConfig, WordListConfig
 from tests.reference.filters import plain_bad_words
@@ -92,6 +92,6 @@ def test_pages_kept_all_the_same_follow_from_their_text_and_the_seed() -> None:
 
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(
-        ValidationError, match=r"no word is listed\. Name a file, such as word_lists: \[\{files: \[words"
+        ValidationError, match=r"the list is empty\. Name a file, such as word_lists: \[\{files: \[words"
     ):
         BadWordsConfig(word_lists=(WordListConfig(),))

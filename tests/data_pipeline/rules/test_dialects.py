@@ -14,7 +14,7 @@ from data_pipeline.core.document_schema import TEXT_SCHEMA
 from data_pipeline.inspection.dialect_differences import compare_dialects
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.dialects import translate_rules
-from data_pipeline.rules.verdict import RuleOutcome
+from data_pipeline.rules.rule import RuleOutcome
 from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
@@ -87,7 +87,7 @@ def test_empty_texts_and_no_texts_are_judged(dialect: str) -> None:
 
 
 def test_limits_that_a_dialect_does_not_have_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"0\.2 decides nothing in the dialect dolma\. Set max_symbol_ratio"):
+    with pytest.raises(ValidationError, match=r"0\.2 has no effect in the dialect dolma\. Set max_symbol_ratio"):
         GopherQualityConfig(dialect="dolma", max_hash_ratio=0.2)
     with pytest.raises(ValidationError, match="Set max_hash_ratio and max_ellipsis_ratio"):
         GopherQualityConfig(max_symbol_ratio=0.2)
@@ -144,7 +144,7 @@ def test_the_command_prints_matrix_reasons_and_examples(tmp_path: Path, capsys: 
     assert [one["dialects"] for one in plain[:5]] == [["dclm", "paper"]] * 4 + [["dclm", "dolma"]]
     assert sum(plain[0]["verdicts"].values()) == plain[0]["documents"] == 2
     assert main([*words, "--dialects", "dolma"]) == 2
-    assert "dolma names 1 dialect. Name two, such as datatrove,dolma." in capsys.readouterr().err
+    assert "dolma names 1 dialect. Give two, such as datatrove,dolma." in capsys.readouterr().err
 
 
 def test_each_document_is_compared_with_the_words_and_thresholds_of_its_language(tmp_path: Path) -> None:

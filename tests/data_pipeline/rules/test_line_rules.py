@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.verdict import RuleOutcome
+from data_pipeline.rules.rule import RuleOutcome
 from llmsys.config.line_rules import C4Config, C4DolmaConfig, LineCorrectionsConfig
 from llmsys.config.quality_rules import RuleConfig
 

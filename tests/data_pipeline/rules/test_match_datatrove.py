@@ -11,7 +11,7 @@ import pytest
 from data_pipeline.extract.extractor import extract_text
 from data_pipeline.readers.page_reader import read_pages
 from data_pipeline.rules.chain import RuleChain
-from llmsys.config.extraction import ResiliparseExtractorConfig
+from llmsys.config.cleaning import ResiliparseExtractorConfig
 from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
 from tests.helpers.paths import GOLDEN, SAMPLE_CRAWL

@@ -9,8 +9,8 @@ import pytest
 from data_pipeline.extract.extractor import extract_text
 from data_pipeline.readers.page_reader import read_pages
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.verdict import RuleOutcome
-from llmsys.config.extraction import ResiliparseExtractorConfig
+from data_pipeline.rules.rule import RuleOutcome
+from llmsys.config.cleaning import ResiliparseExtractorConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from tests.helpers.paths import SAMPLE_CRAWL

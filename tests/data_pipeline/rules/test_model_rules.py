@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from data_pipeline.classify.hashed_features import FeatureConfig
-from data_pipeline.classify.linear_model import LinearModel, LinearScorer, load_linear_model, train_linear_model
 from data_pipeline.graph.resource_files import list_rule_libraries, require_languages, require_resource_files
-from data_pipeline.rules.classifier import ClassifierRule
-from data_pipeline.rules.document_batch import DocumentBatch, WordSplitters
+from data_pipeline.rules.classifier import (
+    ClassifierRule,
+    LinearModel,
+    LinearScorer,
+    load_linear_model,
+    train_linear_model,
+)
+from data_pipeline.rules.hashed_features import FeatureConfig
 from data_pipeline.rules.perplexity import ArpaModel, PerplexityRule, normalize_line
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.rules.rule import DocumentBatch, WordSplitters
+from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import FastTextClassifierConfig, LinearClassifierConfig, PerplexityConfig
 from llmsys.config.data import CrawlConfig
@@ -127,14 +132,14 @@ def test_a_fasttext_model_is_asked_of_the_text_as_one_line(monkeypatch: pytest.M
     assert verdicts.statistics["score"].tolist() == [1.0, 0.2, 0.2]
     with pytest.raises(DataError, match=r"m\.bin has no label 'x'; its labels are good, bad\."):
         ClassifierRule(FastTextClassifierConfig(model=Path("m.bin"), label="x"))
-    with pytest.raises(DataError, match=r"m\.txt cannot be used as a fastText model: .* Name a \.bin or \.ftz file\."):
+    with pytest.raises(DataError, match=r"m\.txt is not a valid fastText model: .* Give a \.bin or \.ftz file\."):
         ClassifierRule(FastTextClassifierConfig(model=Path("m.txt"), label="x"))
 
 
 @pytest.mark.parametrize("data", [b"", b"no model", b"PK\x03\x04 cut"])
 def test_a_file_that_is_no_model_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.npz").write_bytes(data)
-    with pytest.raises(DataError, match=r"x\.npz cannot be used as a linear model: .* Make one with: python tools/"):
+    with pytest.raises(DataError, match=r"x\.npz is not a valid linear model: .* Train one with: python tools/"):
         load_linear_model(tmp_path / "x.npz")
 
 
@@ -182,10 +187,10 @@ def test_perplexity_counts_words_and_ends_of_lines_and_buckets_keep_what_is_equa
 def test_configs_without_a_middle_are_refused() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"9 lies above tail_min_perplexity=5, so that no middle is left\. Lower head_max_perplexity",
+        match=r"9 is above tail_min_perplexity=5, which leaves no middle bucket\. Lower head_max_perplexity",
     ):
         PerplexityConfig(model=Path("m"), head_max_perplexity=9, tail_min_perplexity=5)
-    with pytest.raises(ValidationError, match="head and tail cannot stay alone"):
+    with pytest.raises(ValidationError, match="head and tail are not adjacent"):
         PerplexityConfig(model=Path("m"), keep=("head", "tail"))
 
 

@@ -10,8 +10,8 @@ import pytest
 from data_pipeline.rules import entry_lists
 from data_pipeline.rules.entry_lists import EntrySet, read_entries
 from data_pipeline.rules.url import UrlFilter, parse_host_names
-from llmsys.config.entry_list import EntryListConfig
-from llmsys.config.url import UrlFilterConfig
+from llmsys.config.cleaning import UrlFilterConfig
+from llmsys.config.custom_rules import EntryListConfig
 from llmsys.errors import DataError
 from tests.reference.filters import plain_url_test
 
@@ -118,7 +118,5 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(b"evil.org\n" * 100)[:-12])
     for name in (path, tmp_path / "absent.txt"):
-        with pytest.raises(
-            DataError, match=rf"list {name} cannot be read: .*\. Name a file that exists and is whole\."
-        ):
+        with pytest.raises(DataError, match=rf"list {name} cannot be read: .*\. Give an existing, complete file\."):
             EntrySet(EntryListConfig(files=(name,)))

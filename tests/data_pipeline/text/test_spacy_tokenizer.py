@@ -7,10 +7,10 @@ import pytest
 from spacy.lang.char_classes import UNITS
 from spacy.symbols import IDS
 
-from data_pipeline.text.byte_spans import compute_chunk_spans, join_without_whitespace
+from data_pipeline.text.ragged_arrays import compute_chunk_spans, join_without_whitespace
 from data_pipeline.text.spacy_tokenizer import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, SpacyTokenizer
 from data_pipeline.text.word_cache import ChunkHashTable
-from data_pipeline.text.word_splitter import WordSplitter
+from data_pipeline.text.word_columns import WordSplitter
 from tests.reference.rules import english, sentences_of, words_of
 
 CHUNKS = [
@@ -47,7 +47,7 @@ def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
 
 
 def test_random_chunks_of_marks_units_exceptions_and_addresses_equal_spacy() -> None:
-    """Two in three are decided without spaCy, by `english_rules`."""
+    """Two in three are decided without spaCy, by `spacy_english_rules`."""
     source = random.Random(0)
     exceptions = sorted(name for name in english().tokenizer.rules if not any(map(str.isspace, name)))
     marks = list(".,:;!?()[]{}<>_#*&'\"`“”‘’…–—%=$+-~^/@|\\")

@@ -14,7 +14,7 @@ import sentencepiece
 from tokenizers.pre_tokenizers import ByteLevel
 
 from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize import column_encoder, cut_points, short_word_table
+from data_pipeline.tokenize import column_encoder, cut_points, token_cache
 from data_pipeline.tokenize.column_encoder import ColumnEncoder, build_column_encoder
 from data_pipeline.tokenize.encode_documents import check_sample
 from data_pipeline.tokenize.token_cache import RaggedTokens
@@ -51,11 +51,11 @@ MODELS: dict[str, tuple[dict[str, Any], str | None]] = {
     "symbols": ({"user_defined_symbols": ["\n", "\n\n", "\t", "<x>"], "split_digits": True}, None),
     "runs of spaces": ({"add_dummy_prefix": True, "user_defined_symbols": ["▁▁", "▁▁▁"]}, None),
     "newline inside": ({"user_defined_symbols": ["a\nb"], "byte_fallback": False}, None),
-    "space inside": ({"user_defined_symbols": ["▁-▁", "a▁b"]}, "pieces with a space behind another character"),
-    "over spaces": ({"split_by_whitespace": False}, "pieces with a space behind another character"),
-    "space behind": ({"treat_whitespace_as_suffix": True}, "its spaces are not written in front of words"),
+    "space inside": ({"user_defined_symbols": ["▁-▁", "a▁b"]}, "pieces with a space after another character"),
+    "over spaces": ({"split_by_whitespace": False}, "pieces with a space after another character"),
+    "space after": ({"treat_whitespace_as_suffix": True}, "its spaces are not at the start of words"),
     "characters": ({"model_type": "char"}, "it is a model of kind char"),
-    "unigram": ({"model_type": "unigram", "vocab_size": 300, "byte_fallback": False}, "adds up 32-bit scores"),
+    "unigram": ({"model_type": "unigram", "vocab_size": 300, "byte_fallback": False}, "sums 32-bit scores"),
 }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_a_word_of_a_unigram_model_depends_on_the_text_before_it_and_so_goes_to_
         alone != behind
     )  # the same pieces in another order: two sums of 32-bit scores that only the start tells apart
     encoder = build_column_encoder(tokenizer)
-    assert "adds up 32-bit scores over the whole text" in str(encoder.reason)
+    assert "sums 32-bit scores over the whole text" in str(encoder.reason)
     assert ids_of(encoder, [before + word, word], 2) == [tokenizer.encode(before + word), alone]
 
 
@@ -199,11 +199,11 @@ def test_a_memory_that_is_full_begins_anew_and_changes_no_id(monkeypatch: pytest
 def test_short_words_have_numbers_of_their_own_however_they_collide(
     slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_word_table, "FIRST_SLOTS", slots)
-    monkeypatch.setattr(short_word_table, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
+    monkeypatch.setattr(token_cache, "FIRST_SLOTS", slots)
+    monkeypatch.setattr(token_cache, "_LOW_FACTOR", np.uint64(1 << 62))  # nearly all words want one of four slots
     choose = random.Random(2)
     words = sorted({bytes(choose.choices(b"\0\0ab", k=choose.randint(1, 15))) for _ in range(600)})
-    table = short_word_table.ShortWordTable()
+    table = token_cache.ShortWordTable()
     for start in range(0, len(words), 150):
         part = words[start : start + 150]
         table.insert(keys(part), np.arange(start, start + len(part)))
@@ -212,9 +212,9 @@ def test_short_words_have_numbers_of_their_own_however_they_collide(
     assert set(table.look_up(keys(strangers)).tolist()) == {-1}
 
 
-def keys(words: list[bytes]) -> short_word_table.WordKeys:
-    data, places = short_word_table.get_column_buffers(pa.array(words, pa.large_binary()))
-    return short_word_table.compute_word_keys(data, places[:-1], np.diff(places))
+def keys(words: list[bytes]) -> token_cache.WordKeys:
+    data, places = token_cache.get_column_buffers(pa.array(words, pa.large_binary()))
+    return token_cache.compute_word_keys(data, places[:-1], np.diff(places))
 
 
 def test_long_parts_are_cut_in_blocks_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_a_slice_of_a_column_is_encoded_as_that_slice() -> None:
 
 def test_the_config_can_ask_for_the_library() -> None:
     encoder = build_column_encoder(train(), "library")
-    assert encoder.reason == "the config asks for it"
+    assert encoder.reason == "the config selects it"
     assert ids_of(encoder, LINES, 2) == [train().encode(line) for line in LINES]
 
 

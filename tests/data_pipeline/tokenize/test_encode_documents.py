@@ -204,5 +204,5 @@ def test_the_sample_is_the_smallest_hashes_and_never_held_back(rows: Rows, tmp_p
 
 def test_nothing_to_train_on_is_one_message(tmp_path: Path) -> None:
     source = write_documents(tmp_path / "documents.arrow", [])
-    with pytest.raises(DataError, match=r"is left to train a tokenizer on\. Set data\.split\.heldout_fraction lower"):
+    with pytest.raises(DataError, match=r"is left to train a tokenizer on\. Lower data\.split\.heldout_fraction"):
         train_sentencepiece(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)

@@ -79,7 +79,7 @@ def test_a_dry_run_lists_both_ways_and_writes_nothing(
     [
         (["--max-shard-size", "many"], "'many' is not a size. Write a number and a unit, such as 2GB or 500MiB."),
         (["--max-shard-size", "0GB"], "'0GB' is not a size"),
-        (["--max-shard-size", "2GB"], "--max-shard-size belongs to the way back"),
+        (["--max-shard-size", "2GB"], "--max-shard-size applies to the conversion to Hugging Face"),
     ],
 )
 def test_a_size_that_cannot_be_meant_is_refused(

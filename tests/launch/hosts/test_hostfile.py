@@ -18,12 +18,12 @@ def test_a_list_and_a_hostfile_mean_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("alpha:2,beta:1,alpha:2", r"alpha is named 2 times.* Name each host once.*alpha:4"),
-        ("alpha:2,beta:0", r"beta has 0 slots.* leave it out"),
+        ("alpha:2,beta:1,alpha:2", r"alpha is listed 2 times.* List each host once.*alpha:4"),
+        ("alpha:2,beta:0", r"beta has 0 slots.* remove it"),
         ("alpha:2,beta", r"'beta' cannot be read as a host and its slots. Write it as `host:8`"),
         ("alpha:2,", r"'' cannot be read"),
         ("-oProxyCommand=x:2", r"'-oProxyCommand=x:2' cannot be read"),
-        ("no/such/file", r"neither a hostfile that exists nor host:slots. Write nodes=first:8"),
+        ("no/such/file", r"neither an existing hostfile nor host:slots. Write nodes=first:8"),
     ],
 )
 def test_nodes_that_cannot_be_meant_are_refused(text: str, message: str) -> None:
@@ -36,8 +36,8 @@ def test_nodes_that_cannot_be_meant_are_refused(text: str, message: str) -> None
     [
         ("alpha slots=2\nbeta 2\n", r"hostfile, line 2: 'beta 2' cannot be read.* Write it as `host slots=8`"),
         ("alpha slots=2\n\nbeta slots=0\n", r"line 3: beta has 0 slots"),
-        ("alpha slots=2\nalpha slots=2\n", r"alpha is named 2 times"),
-        ("# nobody\n", r"names no host. Write a line such as"),
+        ("alpha slots=2\nalpha slots=2\n", r"alpha is listed 2 times"),
+        ("# nobody\n", r"lists no host. Write a line such as"),
     ],
 )
 def test_a_hostfile_that_cannot_be_meant_is_refused_by_its_line(lines: str, message: str, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Slurm's own daemons run the jobs of `llmsys launch` on real hosts, which lose nodes, near their time limit and are
-cancelled: nothing is lost, and every bit is that of a calm run in one process."""
+cancelled: nothing is lost, and every bit is that of an undisturbed run in one process."""
 
 import subprocess
 import sys

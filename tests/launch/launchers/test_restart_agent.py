@@ -82,7 +82,7 @@ def test_a_meeting_place_that_nobody_opens_is_named_when_the_patience_is_over(
     command, counter = counted(tmp_path, "0")
     assert run_with_restarts(command, elsewhere, 3, 1) == LOST_PEER
     assert not counter.exists()
-    assert f"did not meet at {elsewhere} within 1 s (--patience). Nothing that was saved is lost" in caplog.text
+    assert f"no rendezvous at {elsewhere} within 1 s (--patience). Checkpoints are intact" in caplog.text
 
 
 def test_an_agent_that_waits_for_ever_is_ended_with_the_patience(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +161,7 @@ def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_
             f". {start.folder}/environment.sh && {sys.executable} -m launch.process.signal_forwarding "
         )
         assert second.endswith(f"config.yaml 9 >/dev/null; {first}")
-        assert "the connection to 10.255.8.2 is lost; trying for 3600 s (--patience)" in capfd.readouterr().err
+        assert "lost the connection to 10.255.8.2; reconnecting for up to 3600 s (--patience)" in capfd.readouterr().err
     else:
         assert run_commands(start, [here, there]) == 0
-        assert "lost: 10.255.8.2 could not be reached or kept by ssh" in capfd.readouterr().err
+        assert "lost: 10.255.8.2 lost its ssh connection, or could not be reached" in capfd.readouterr().err

@@ -53,7 +53,7 @@ def test_a_launch_writes_no_secret_and_its_environment_for_its_owner_alone(
     assert [name for name, text in written.items() if "hush" in text] == []
     assert "hush" not in said.out + said.err
     for name in (*SECRETS, "MY_PAT", "MIRROR"):
-        assert f"{name} looks like a secret and stays here" in said.err
+        assert f"{name} looks like a secret and is not copied" in said.err
     assert "export NCCL_DEBUG=INFO" in written["environment.sh"]
     assert "PLAIN=1" in written[".deepspeed_env"]
     assert "https://REDACTED@host/c.gz" in written["config.yaml"]
@@ -68,7 +68,7 @@ def test_an_option_of_sbatch_with_a_secret_is_refused_and_no_job_is_written(
 ) -> None:
     assert launch(tmp_path, monkeypatch, "nodes=2", "launch.processes=2", "--sbatch=--export=ALL,HF_TOKEN=hush") == 2
     said = capsys.readouterr().err
-    assert "--sbatch='--export=ALL,HF_TOKEN=REDACTED' holds a secret, and job.sbatch lies in the shared run" in said
+    assert "--sbatch='--export=ALL,HF_TOKEN=REDACTED' holds a secret, and job.sbatch is in the shared run" in said
     assert "set it in the environment of every node" in said
     assert "hush" not in said
     assert not (tmp_path / "my runs" / "a b" / "launch" / "job.sbatch").exists()

@@ -43,7 +43,7 @@ def test_the_odd_one_out_is_named_and_not_the_many() -> None:
         (
             "a",
             "files of code differ: digest 0dd, elsewhere c0de",
-            "Bring it to the same commit there, or share one checkout.",
+            "Check out the same commit there, or share one checkout.",
         ),
     ]
 
@@ -72,7 +72,7 @@ def test_a_clock_is_wrong_only_beyond_the_doubt_of_asking(ahead: float, fails: b
 
 def test_an_address_that_leads_nowhere_and_a_full_disk_are_refused() -> None:
     found = host_checks.check_rendezvous_address("b", {"address": "127.0.1.1"}, "a", several=True)
-    assert found.finding == "takes a for 127.0.1.1, a loopback address that leads to no other host"
+    assert found.finding == "resolves a to 127.0.1.1, a loopback address, which does not reach other hosts"
     assert "Give a its real address in /etc/hosts here" in found.remedy
     assert not host_checks.check_rendezvous_address("a", {"address": "127.0.0.1"}, "a", several=False).remedy
     full = host_checks.check_disk("b", {"folder": {"free_bytes": 23 * GIB}}, "/runs", parameters=GIB, checkpoints=1)
@@ -84,7 +84,7 @@ def test_a_port_in_use_is_refused_by_number() -> None:
         holder.bind(("", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(LlmsysError, match=rf"port {port} cannot be had .* Set launch.port to another"):
+        with pytest.raises(LlmsysError, match=rf"port {port} is not available .* Set another launch.port"):
             host_probe.require_port(port)
 
 
@@ -98,7 +98,7 @@ def test_a_host_that_takes_too_long_is_left_and_noise_of_its_shell_is_passed_ove
 
 
 def test_what_ssh_says_becomes_a_remedy() -> None:
-    for said, remedy in (("Permission denied (publickey)", "ssh-copy-id a"), ("never heard", "by hand: ssh a true")):
+    for said, remedy in (("Permission denied (publickey)", "ssh-copy-id a"), ("never heard", "manually: ssh a true")):
         assert remedy in describe_ssh_remedy("a", SshResult(255, "", f"a: {said}", 0, 0))
 
 
@@ -131,7 +131,7 @@ def test_what_does_not_divide_or_cannot_be_read_is_found_before_a_rank_is_there(
     batch = config.batch.model_copy(update={"sequences": 9})
     for ranks, changed, message in (
         (3, config, "3 ranks cannot be split into tensor=2 equal parts"),
-        (4, config.model_copy(update={"batch": batch}), "batch.sequences=9 cannot be dealt evenly to 2 data ranks"),
+        (4, config.model_copy(update={"batch": batch}), "batch.sequences=9 cannot be divided evenly over 2 data ranks"),
     ):
         [(host, finding, remedy)] = failing(
             check_divisibility(PreflightRequest("", [], changed, [Host("a", ranks)], 25))

@@ -73,12 +73,12 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
     assert status == 1
     wanted = {
         ("closed", "reach"): ("Connection refused", "Start sshd there"),
-        ("closed", "exchange"): ("no exchange was tried, because closed", "Fix the findings above"),
-        ("odd", "clock"): ("s ahead of this host; 2 s is the most", "Set it by a time service"),
+        ("closed", "exchange"): ("the network was not tested, because closed", "Fix the findings above"),
+        ("odd", "clock"): ("s ahead of this host; 2 s is the maximum", "Synchronize it with a time service"),
         ("odd", "versions"): ("llmsys is 0.0.7, elsewhere 0.1.0", "Install llmsys 0.1.0 there"),
-        ("odd", "code"): ("files of code differ: digest", "Bring it to the same commit there"),
-        ("odd", "shared"): ("does not see in {run} what alpha wrote there", "Mount one shared folder"),
-        ("alpha", "shared"): ("does not see in {run} what odd wrote there", "set run.folder to a path in it"),
+        ("odd", "code"): ("files of code differ: digest", "Check out the same commit there"),
+        ("odd", "shared"): ("does not see the files that alpha wrote to {run}", "Mount one shared folder"),
+        ("alpha", "shared"): ("does not see the files that odd wrote to {run}", "set run.folder to a path in it"),
         ("all", "batch"): ("", ""),
     }
     for place, (finding, remedy) in wanted.items():
@@ -93,9 +93,9 @@ def test_a_host_that_never_answers_is_named_within_the_minute(hosts: Hosts) -> N
     status, found, seconds = preflight(hosts, "slow:1,deaf:1", patience_seconds=10)
     assert status == 1
     assert "banner exchange" in found["deaf", "reach"]["finding"]
-    assert "Its ssh port is open and nobody answers there" in found["deaf", "reach"]["remedy"]
-    assert found["slow", "facts"]["finding"] == "did not tell its facts within 10 s"
-    assert "See what keeps it busy, or give it --patience 40" in found["slow", "facts"]["remedy"]
+    assert "Its ssh port is open but does not respond" in found["deaf", "reach"]["remedy"]
+    assert found["slow", "facts"]["finding"] == "did not respond within 10 s"
+    assert "Check its load, or use --patience 40" in found["slow", "facts"]["remedy"]
     assert seconds < 60
 
 
@@ -104,8 +104,8 @@ def test_a_launch_refuses_hosts_that_cannot_take_part(hosts: Hosts) -> None:
     words = ["launch", str(hosts.folder / "toy.yaml"), "nodes=alpha:1,odd:1,closed:1,deaf:1", "--launcher", "torchrun"]
     done = hosts.run("alpha", sys.executable, "-m", "launch.main", *words)
     assert done.returncode == 2
-    assert "s ahead of this host; 2 s is the most" in done.stderr
-    assert "Set it by a time service" in done.stderr
+    assert "s ahead of this host; 2 s is the maximum" in done.stderr
+    assert "Synchronize it with a time service" in done.stderr
     assert "closed cannot be reached: " in done.stderr
     assert "Start sshd there" in done.stderr
     assert "deaf cannot be reached: " in done.stderr
@@ -114,5 +114,5 @@ def test_a_launch_refuses_hosts_that_cannot_take_part(hosts: Hosts) -> None:
     wrong.rename(hosts.folder / "date")
     done = hosts.run("alpha", sys.executable, "-m", "launch.main", *words[:2], "nodes=alpha:1,odd:1")
     (hosts.folder / "date").rename(wrong)  # tests that steal work from each other do not keep this order
-    assert f"odd does not see in {hosts.folder}/shared/run what this host wrote there" in done.stderr
+    assert f"odd does not see the files that this host wrote to {hosts.folder}/shared/run" in done.stderr
     assert not (hosts.folder / "shared" / "run" / "events.jsonl").exists()

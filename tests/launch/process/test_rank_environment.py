@@ -71,7 +71,7 @@ def test_mpi_is_understood_and_asked_where_rank_0_is_when_there_are_several_host
     adopt_launcher(alone)
     assert [alone[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")] == ["3", "4", "3", "127.0.0.1"]
     spread = dict(zip(names, ("3", "4", "1", "2"), strict=True))
-    with pytest.raises(LaunchError, match=r"rank 3 of 4 on several hosts, and MASTER_ADDR .*`mpirun -x MASTER_ADDR="):
+    with pytest.raises(LaunchError, match=r"rank 3 of 4 on several hosts, but MASTER_ADDR.*`mpirun -x MASTER_ADDR="):
         adopt_launcher(dict(spread))
     adopt_launcher(named := spread | {"MASTER_ADDR": "first"})
     assert (named["MASTER_ADDR"], named["LOCAL_RANK"], named["LOCAL_WORLD_SIZE"]) == ("first", "1", "2")
@@ -112,7 +112,9 @@ def test_the_interface_is_that_of_the_route_and_never_loopback(tmp_path: Path, m
     assert find_interface_to("10.0.0.1") == "br0"
     monkeypatch.setattr("launch.hosts.network_interfaces._find_source_address", lambda address: "127.0.0.1")
     monkeypatch.setattr("launch.hosts.network_interfaces.find_default_interface", lambda: None)
-    with pytest.raises(LaunchError, match=r"but loopback leads to 127\.0\.1\.1, where rank 0 is\. Name rank 0's host"):
+    with pytest.raises(
+        LaunchError, match=r"except loopback has a route to 127\.0\.1\.1, the host of rank 0\. Use an address"
+    ):
         find_interface_to("127.0.1.1")
 
 
@@ -168,7 +170,7 @@ def test_a_free_port_is_free() -> None:
 
 def test_ranks_that_cannot_share_a_step_are_refused() -> None:
     config = RunConfig.model_validate({"batch": {"sequence_length": 8, "sequences": 6}})
-    with pytest.raises(ConfigError, match="cannot be dealt evenly to 4 data ranks"):
+    with pytest.raises(ConfigError, match="cannot be divided evenly over 4 data ranks"):
         build_run_plan(config, 4, 0)
     with pytest.raises(LayoutError, match="Use expert=1"):
         config.layout.model_copy(update={"expert": 2}).resolve(2, config.model)

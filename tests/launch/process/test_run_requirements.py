@@ -56,7 +56,7 @@ def test_train_before_prepare_names_the_command(tmp_path: Path) -> None:
     done = run_main("launch.main", ["train", *words])
     assert done.stdout.split() == ["2", "False"]
     assert done.stderr == (
-        f"llmsys: error: {folder} holds no prepared dataset (manifest.json is missing), and training reads one. "
+        f"llmsys: error: {folder} is not a prepared dataset (manifest.json is missing), which training needs. "
         f"Prepare it first: llmsys prepare train/demo 'data.folder={folder}' run.folder={tmp_path / 'run'}\n"
     )
 
@@ -72,15 +72,15 @@ def test_a_source_of_a_mixture_names_its_own_config(tmp_path: Path) -> None:
 def test_evaluation_without_a_dataset_names_prepare_and_not_the_tokenizer(tmp_path: Path) -> None:
     from llmsys.train.run_data import open_run_data
 
-    with pytest.raises(DataError, match="Prepare the dataset with: llmsys prepare CONFIG"):
+    with pytest.raises(DataError, match="Run: llmsys prepare CONFIG"):
         open_run_data(load_run_config("train/demo", [f"data.folder={tmp_path}"]), "heldout")
 
 
 def test_steps_that_cannot_be_dealt_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"batch.sequences=4 cannot be dealt evenly to 3 data ranks"):
+    with pytest.raises(ConfigError, match=r"batch.sequences=4 cannot be divided evenly over 3 data ranks"):
         require_layout(load_run_config("train/demo", ["layout.expert=1"]), 3)
     bitwise = ["layout.expert=1", "train.reproducibility=bitwise", "train.threads_per_process=1"]
-    with pytest.raises(ConfigError, match=r"train\.reproducibility=bitwise deals"):
+    with pytest.raises(ConfigError, match=r"train\.reproducibility=bitwise distributes"):
         require_layout(load_run_config("train/demo", [*bitwise, "batch.micro_sequences=1"]), 3)
     with pytest.raises(LayoutError, match="expert=2 does not divide"):
         require_layout(load_run_config("train/demo", []), 3)

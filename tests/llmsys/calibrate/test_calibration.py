@@ -46,7 +46,9 @@ def test_one_process_measures_no_links_and_layouts_that_need_them_are_refused() 
     device = measure_machine(sizes=TINY)
     assert device is not None
     assert (device.node, device.network, device.watts) == (None, None, None)
-    with pytest.raises(ConfigError, match=r"has no node link, and this layout sends between devices of one machine"):
+    with pytest.raises(
+        ConfigError, match=r"has no node link, but this layout communicates between devices of one machine"
+    ):
         estimate_step_time(RunConfig(), ParallelLayout(shard=1, replicate=1, tensor=1, context=2), device.model_copy(
             update={"node_devices": 8}))  # fmt: skip
 
@@ -93,6 +95,6 @@ def test_calibrate_refuses_what_it_cannot_write_or_start(tmp_path: Path, capsys:
     assert main(["calibrate", "--output", str(tmp_path / "none" / "mine.yaml")]) == 2
     assert "is not a folder. Make it, or choose another --output." in capsys.readouterr().err
     assert main(["calibrate", "--processes", "0"]) == 2
-    assert "--processes 0 cannot measure anything. Use 1 or more." in capsys.readouterr().err
+    assert "--processes 0 is not a number of processes. Use 1 or more." in capsys.readouterr().err
     assert main(["calibrate", "--base", "a10", "--output", str(tmp_path / "mine.yaml")]) == 2
-    assert "'a10' is not a device with a profile" in capsys.readouterr().err
+    assert "'a10' has no device profile" in capsys.readouterr().err

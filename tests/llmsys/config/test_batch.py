@@ -106,7 +106,8 @@ def test_a_ramp_that_cannot_be_climbed_is_refused_with_what_would_do(settings: d
 
 def test_balance_without_documents_is_refused() -> None:
     with pytest.raises(
-        ValidationError, match=r"balanced evens out documents, .* Use sequential, or attention_scope=document"
+        ValidationError,
+        match=r"balanced equalizes the attention cost of documents, .* Use sequential, or attention_scope=document",
     ):
         RunConfig.model_validate({"batch": {"assignment": "balanced", "attention_scope": "window"}})
 
@@ -115,5 +116,9 @@ def test_pairs_refuse_what_is_for_windows() -> None:
     ramp = "batch.ramp={start_tokens: 256, ramp_tokens: 9999}"
     with pytest.raises(ConfigError) as caught:
         load_run_config("train/multi30k", [ramp, "batch.assignment=balanced", "batch.micro_sequences=auto"])
-    for words in ("pairs and texts come in groups", "groups of similar length are even", "auto is for windows"):
+    for words in (
+        "pairs and texts are batched in length buckets",
+        "length buckets are balanced",
+        "auto applies to packed sequences",
+    ):
         assert words in str(caught.value)

@@ -29,51 +29,54 @@ def test_a_config_that_says_what_bits_depend_on_is_taken_and_remembers_it() -> N
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("engine={kind: deepspeed}", "engine.kind: deepspeed adds up gradients in an order of its own. Use torch, or "),
+        ("engine={kind: deepspeed}", "engine.kind: deepspeed sums gradients in its own order. Use torch, or "),
         (
             "engine={kind: torch, data_parallel: ddp}",
-            "data_parallel: ddp adds up gradients in an order of its own. Use fsdp",
+            "data_parallel: ddp sums gradients in its own order. Use fsdp",
         ),
         (
             "engine={kind: torch, gradient_accumulation: whole}",
-            "engine.gradient_accumulation: whole adds up gradients in an order of its own.",
+            "engine.gradient_accumulation: whole sums gradients in its own order.",
         ),
         (
             "engine={kind: torch, cpu_offload: state}",
-            "engine.cpu_offload: state steps by other kernels. Use none, or set",
+            "engine.cpu_offload: state runs the optimizer with other kernels. Use none, or set",
         ),
         (
             "train.precision=fp16",
-            "train.precision: fp16 scales the loss by what happened before, which bitwise mode does "
-            "not follow. Use bf16 or fp32, or set train.reproducibility=fast.",
+            "train.precision: fp16 adapts the loss scale to earlier overflows, which bitwise mode does not "
+            "support. Use bf16 or fp32, or set train.reproducibility=fast.",
         ),
         (
             "train.compile=block",
-            "train.compile: block picks kernels by the shapes that it happened to see first. Use none",
+            "train.compile: block selects kernels by the first shapes that it sees. Use none",
         ),
         (
             "train.threads_per_process=0",
-            "train.threads_per_process: 0 takes as many threads as there are cores to share, "
-            "and sums on CPUs depend on their number. Use 1, or another number",
+            "train.threads_per_process: 0 selects the threads by the number of cores, and sums on CPUs depend "
+            "on it. Use 1, or the same number",
         ),
-        ("optimizer={kind: muon}", "optimizer.kind: muon is not made of exact elementwise steps. Use adamw, or set"),
+        (
+            "optimizer={kind: muon}",
+            "optimizer.kind: muon has operations that are not elementwise and exact. Use adamw, or set",
+        ),
         (
             "batch.micro_sequences=0",
-            "batch.micro_sequences: 0 lets the number of ranks decide what a micro-batch holds, "
-            "and its sums with it. Use 1, 2, 4 or 8: a step then has 8, 4, 2 or 1 micro-batches, "
-            "which the number of processes must divide.",
+            "batch.micro_sequences: 0 makes the size of a micro-batch, and so its sums, depend on the number "
+            "of ranks. Use 1, 2, 4 or 8: a step then has 8, 4, 2 or 1 micro-batches, which the number of "
+            "processes must divide.",
         ),
-        ("batch.micro_sequences=auto", "batch.micro_sequences: auto lets the number of ranks decide"),
+        ("batch.micro_sequences=auto", "batch.micro_sequences: auto makes the size of a micro-batch"),
         (
             "batch.micro_sequences=3",
             "batch.micro_sequences: 3 does not divide a step of 8 sequences. Use 1, 2, 4 or 8.",
         ),
         (
             "layout={tensor: 2}",
-            "layout.tensor: 2 ranks would add up parts of one product, and their number would show in "
-            "the bits. Use tensor=1 with shard, replicate and expert, or set train.reproducibility=fast.",
+            "layout.tensor: 2 ranks would each sum a part of one matmul, so the result would depend on their "
+            "number. Use tensor=1 with shard, replicate and expert, or set train.reproducibility=fast.",
         ),
-        ("layout={context: 2}", "layout.context: 2 ranks would add up parts of one product"),
+        ("layout={context: 2}", "layout.context: 2 ranks would each sum a part of one matmul"),
     ],
 )
 def test_what_cannot_be_exact_is_refused_by_name(override: str, message: str) -> None:
@@ -87,8 +90,8 @@ def test_a_number_of_processes_that_is_no_power_of_two_or_does_not_divide_is_ref
     for ranks in (3, 8, 12):
         with pytest.raises(
             ConfigError,
-            match=f"deals the 12 micro-batches of a step to a power of two of processes that divides them, and there "
-            f"are {ranks}. Start 1, 2 or 4, or choose another batch.micro_sequences",
+            match="deals the 12 micro-batches of a step over a power of two of processes that divides them, but "
+            f"there are {ranks}. Start 1, 2 or 4, or choose another batch.micro_sequences",
         ):
             require_ranks(ranks, counts)
     assert list_micro_batch_counts(BatchConfig(num_length_buckets=6), windows=False) == (6,)

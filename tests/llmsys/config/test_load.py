@@ -53,7 +53,7 @@ def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write
     write("run.yaml", "batch:\n  sequence_length: long\noptimizer:\n  learning_rat: 1e-3\nschedule:\n  kind: cos\n")
     assert refusal("run.yaml").splitlines() == [
         "3 problems in run.yaml:",
-        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Positions of one window, in tokens.",
+        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Length of one packed sequence, in tokens.",
         "  run.yaml:4: optimizer.learning_rat: unknown key. Did you mean learning_rate?",
         "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or noam. "
         "Did you mean cosine?",
@@ -85,14 +85,14 @@ def test_rules_between_sections_are_all_reported(write: Write) -> None:
     write("run.yaml", "batch: {sequence_length: 4096}\ntrain: {tokens: 100}\nlayout: {expert: 2}\n")
     text = refusal("run.yaml", "schedule.warmup_tokens=200")
     assert "run.yaml:1: batch.sequence_length: 4096 positions are more than model.max_position_embeddings=2048" in text
-    assert "run.yaml:2: train.tokens: 100 tokens are less than one step of 65536" in text
-    assert "command line: schedule.warmup_tokens: warm-up and decay take 200 tokens" in text
+    assert "run.yaml:2: train.tokens: 100 tokens are fewer than one step of 65536" in text
+    assert "command line: schedule.warmup_tokens: warmup and decay take 200 tokens" in text
     assert "run.yaml:3: layout.expert: A dense model has no experts to split over expert=2" in text
 
 
 def test_more_pieces_than_rows_are_refused(write: Write) -> None:
     write("run.yaml", f"model:\n{textwrap.indent(MODEL, '  ')}tokenizer: {{vocab_size: 2000}}\n")
-    assert "2000 pieces do not fit the 1000 rows of model.vocab_size" in refusal("run.yaml")
+    assert "2000 pieces exceed the 1000 rows of model.vocab_size" in refusal("run.yaml")
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_more_pieces_than_rows_are_refused(write: Write) -> None:
         ("train.tokens=-1", "train.tokens: -1 should be greater than or equal to 1."),
         ("optimizer.learning_rate=.inf", "optimizer.learning_rate: inf should be a finite number."),
         ("run.name=3", "run.name: 3 is not text. Put it in quotes."),
-        ("tokenizer=3", "tokenizer: 3 is not a section. Write its keys below it"),
+        ("tokenizer=3", "tokenizer: 3 is not a section. Write its keys under it"),
         ("data.rules=[{min_words: 3}]", "data.rules.0.kind: is missing. Use gopher_repetition,"),
-        ("schedule.kind=inverse_sqrt", "schedule.warmup_tokens: is missing. Tokens over which the rate rises;"),
+        ("schedule.kind=inverse_sqrt", "schedule.warmup_tokens: is missing. Warmup tokens;"),
         ("batch", "'batch' is not section.key=value. Write, say, batch.sequence_length=1024."),
         ("batch.=1", "'batch.=1' is not section.key=value."),
         ("run.name=[", "command line, run.name:1: not YAML:"),
@@ -123,9 +123,7 @@ def test_a_mistake_on_the_command_line_says_what_would_do(override: str, message
 
 def test_muon_is_refused_where_matrices_are_in_flat_parts() -> None:
     message = refusal("train/demo", "engine.kind=deepspeed", "optimizer.kind=muon")
-    assert (
-        "optimizer.kind: muon works on whole matrices, and engine.kind=deepspeed keeps flat parts of them." in message
-    )
+    assert "optimizer.kind: muon updates full matrices, but engine.kind=deepspeed keeps flat shards." in message
 
 
 def test_numbers_may_be_written_as_people_write_them() -> None:
@@ -189,7 +187,7 @@ def test_a_bare_model_is_a_model_and_not_a_run(write: Write) -> None:
     assert load_model_config("m.yaml", ["num_hidden_layers=9"]).num_hidden_layers == 9
     assert load_model_config("m.yaml", ["model.num_hidden_layers=9", "hidden_size=128"]).hidden_size == 128
     assert read_config("m.yaml").run.batch.sequence_length == 128
-    assert "m.yaml is a bare model, and a run is needed." in refusal("m.yaml")
+    assert "m.yaml is a bare model, but a run config is needed." in refusal("m.yaml")
 
 
 def test_an_override_can_name_a_base() -> None:
@@ -206,12 +204,12 @@ def test_an_override_can_name_a_base() -> None:
     [
         ("", "bad.yaml is empty. Write at least one section"),
         ("- a\n", "bad.yaml holds a list, not a mapping."),
-        ("base: bad.yaml\n", "base: goes in a circle: bad.yaml → bad.yaml. Remove one of these lines."),
-        ("base: other.yaml\n", "base: goes in a circle: bad.yaml → other.yaml → bad.yaml."),
-        ("run:\n  base: nowhere\n", "bad.yaml:2: there is no config 'nowhere'"),
+        ("base: bad.yaml\n", "base: forms a cycle: bad.yaml → bad.yaml. Remove one of these lines."),
+        ("base: other.yaml\n", "base: forms a cycle: bad.yaml → other.yaml → bad.yaml."),
+        ("run:\n  base: nowhere\n", "bad.yaml:2: config 'nowhere'"),
         ("base: 3\n", "bad.yaml:1: base: 3 is not a name or path of a config."),
         ("base: train/dem\n", "Did you mean train/demo?"),
-        ("\ttrain: 3\n", "bad.yaml:1: a tab indents this line"),
+        ("\ttrain: 3\n", "bad.yaml:1: this line is indented with a tab"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_so_in_one_message(write: Write, text: str, message: str) -> None:
@@ -229,7 +227,7 @@ def test_a_name_is_looked_up_by_its_last_part_when_only_one_file_has_it(write: W
     assert load_any_config("demo-moe") == load_any_config("model/demo-moe")
     write("configs/a/twin.yaml", MODEL)
     write("configs/b/twin.yaml", MODEL)
-    assert "'twin' could be any of a/twin, b/twin. Write one of these." in refusal("twin")
+    assert "'twin' is ambiguous: a/twin, b/twin. Use one of these." in refusal("twin")
 
 
 def test_own_configs_come_before_those_that_came_with_the_package(write: Write) -> None:
@@ -239,4 +237,4 @@ def test_own_configs_come_before_those_that_came_with_the_package(write: Write) 
 
 def test_a_rule_that_stands_twice_is_refused_where_it_stands(write: Write) -> None:
     write("x.yaml", "data:\n  rules:\n    - kind: c4\n    - kind: gopher_quality\n    - kind: c4\n")
-    assert "data.rules.2: c4 stands at rules.0 already" in refusal("x.yaml")
+    assert "data.rules.2: c4 is already the name of rules.0" in refusal("x.yaml")

@@ -83,7 +83,7 @@ def test_the_config_of_an_old_run_folder_loads(name: str, tmp_path: Path) -> Non
     file = tmp_path / "run" / "config.yaml"
     file.parent.mkdir()
     file.write_text(yaml.safe_dump(RECORDED[name]["given"]))
-    with pytest.raises(ConfigError, match="is now called"):  # a file of a person's, by any name
+    with pytest.raises(ConfigError, match="was renamed to"):  # a file of a person's, by any name
         load_run_config(str(file))
     (file.parent / "events.jsonl").touch()
     config = load_run_config(str(file), ["run.name=later"])
@@ -105,13 +105,13 @@ def test_old_names_are_answered_with_the_new_ones(tmp_path: Path) -> None:
         load_run_config(str(file), ["schedule.kind=original", "batch.assignment=in_order", "data.rules.0.words=[a]"])
     assert sorted(str(caught.value).splitlines()[1:]) == sorted(
         [
-            "  command line: data.rules.0.words: is now called data.rules.0.word_lists.",
-            "  command line: batch.assignment: in_order is now called sequential.",
-            f"  {file}:7: batch.ramp.over_tokens: is now called batch.ramp.ramp_tokens.",
-            "  command line: schedule.kind: original is now called noam.",
-            f"  {file}:3: train.products: is now called train.matmul_dtype.",
-            f"  {file}:4: train.recompute: is now called train.activation_checkpoint, and block is now full.",
-            f"  {file}:5: train.spike_detection.window: is now called train.spike_detection.window_steps.",
+            "  command line: data.rules.0.words: was renamed to data.rules.0.word_lists.",
+            "  command line: batch.assignment: in_order was renamed to sequential.",
+            f"  {file}:7: batch.ramp.over_tokens: was renamed to batch.ramp.ramp_tokens.",
+            "  command line: schedule.kind: original was renamed to noam.",
+            f"  {file}:3: train.products: was renamed to train.matmul_dtype.",
+            f"  {file}:4: train.recompute: was renamed to train.activation_checkpoint, and block is now full.",
+            f"  {file}:5: train.spike_detection.window: was renamed to train.spike_detection.window_steps.",
         ]
     )
 
@@ -120,8 +120,8 @@ def test_old_keys_of_scale_and_of_language_profiles_are_answered_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["scale", "budget=1e21", "served_tokens=1e9"]) == 2
-    assert "served_tokens: is now called inference_tokens." in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"perplexity\.head_below is now called head_max_perplexity"):
+    assert "served_tokens: was renamed to inference_tokens." in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"perplexity\.head_below was renamed to head_max_perplexity"):
         LanguageProfile(name="x", rules={"perplexity": {"model": "m", "head_below": 3}})
 
 

@@ -9,7 +9,7 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import find_nearest, find_nearest_multiples, list_divisors
+from llmsys.config.section import find_nearest, find_nearest_multiples, list_divisors
 from llmsys.errors import LayoutError
 
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -36,11 +36,11 @@ def test_heads_follow_from_the_width_unless_given() -> None:
             {"moe": {**MOE, "every": 3}},
             "moe.every: 3 is more than num_hidden_layers=2, and no layer has experts. Use at",
         ),
-        ({"moe": {**MOE, "dense_layers": [0, 1]}}, "moe.dense_layers: no layer is left to the experts. Use fewer"),
+        ({"moe": {**MOE, "dense_layers": [0, 1]}}, "moe.dense_layers: no layer is left with experts. Use fewer"),
         ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads=4. Use 2."),
-        ({"head_dim": 15}, "15 is odd, and rope rotates pairs of channels. Use 16, or position.kind=none."),
+        ({"head_dim": 15}, "15 is odd, but rope rotates pairs of channels. Use 16, or position.kind=none."),
         ({"intermediate_size": 0}, "2 dense layers need a width above 0. Set it, for example to 256."),
-        ({"moe": {**MOE, "first_dense_layers": 2}}, "2 leaves none of the 2 layers to the experts. Use at most 1"),
+        ({"moe": {**MOE, "first_dense_layers": 2}}, "2 leaves no layer of 2 with experts. Use at most 1"),
         ({"moe": {**MOE, "num_experts_per_tok": 7}}, "7 of 6 experts cannot be chosen. Use at most 6."),
     ],
 )
@@ -113,11 +113,11 @@ def test_a_fitted_layout_multiplies_out(world_size: int, expert: int, replicate:
         ),
         (
             {"expert": 3},
-            "expert=3 does not divide shard=4, the ranks that split one copy of the model. Use expert=1 or 2",
+            "expert=3 does not divide shard=4, the ranks of one replica of the model. Use expert=1 or 2",
         ),
         ({"replicate": 3}, "4 ranks cannot be split into replicate=3 equal copies. Use replicate=1, 2 or 4"),
         ({"shard": 3}, "replicate=1 × shard=3 is 3, but there are 4 ranks. Use shard=4, or shard=-1"),
-        ({"shard": 0}, "layout.shard=0 is not a number of ranks. Use 1 or more, or -1 for all that are left."),
+        ({"shard": 0}, "layout.shard=0 is not a number of ranks. Use 1 or more, or -1 for all remaining ranks."),
     ],
 )
 def test_a_layout_that_does_not_fit_says_what_would(layout: dict[str, int], message: str) -> None:

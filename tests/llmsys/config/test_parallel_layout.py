@@ -21,23 +21,26 @@ ENCODER = {"family": "encoder", "head": {"kind": "classification", "num_labels":
 @pytest.mark.parametrize(
     ("layout", "changes", "message"),
     [
-        ({"tensor": 5}, {}, "12 attention heads cannot be dealt to context=1 × tensor=5 ranks. "
-         "Their product must be 1, 2, 3, 4, 6 or 12."),
-        ({"tensor": 3}, {}, "4 key-value heads cannot be dealt to tensor=3 ranks: one number must divide the other. "
+        ({"tensor": 5}, {},
+         "12 attention heads cannot be divided over context=1 × tensor=5 ranks. Their product must be 1, 2, 3, "
+         "4, 6 or 12."),
+        ({"tensor": 3}, {},
+         "4 key-value heads cannot be divided over tensor=3 ranks: one number must divide the other. "
          "Use tensor=1, 2 or 4, or a multiple of 4."),
-        ({"context": 6}, {"num_key_value_heads": 4}, "4 key-value heads of a tensor rank cannot be dealt to context=6 "
-         "ranks: one number must divide the other. Use context=1, 2 or 4, or a multiple of 4."),
+        ({"context": 6}, {"num_key_value_heads": 4},
+         "4 key-value heads of a tensor rank cannot be divided over context=6 ranks: one number must divide "
+         "the other. Use context=1, 2 or 4, or a multiple of 4."),
         ({"tensor": 4}, {}, "model.intermediate_size=90 channels cannot be split over tensor=4 ranks. "
          "Use tensor=1, 2, 3 or 6, or make it a multiple of 4."),
         ({"tensor": 4}, {"moe": MOE | {"num_shared_experts": 1}, "intermediate_size": 0},
          "model.moe.num_shared_experts=10 channels cannot be split over tensor=4 ranks. Use tensor=1 or 2, "),
         ({"tensor": 2}, {"moe": MOE | {"routing": {"kind": "capacity"}}},
-         "model.moe.routing.kind=capacity needs whole sequences on each rank. Use tensor=1 and context=1"),
+         "model.moe.routing.kind=capacity needs full sequences on each rank. Use tensor=1 and context=1"),
         ({"context": 2}, {"moe": MOE | {"routing": {"kind": "expert_choice"}}},
-         "model.moe.routing.kind=expert_choice needs whole sequences on each rank."),
-        ({"context": 2}, {"family": "encoder_decoder"}, "model.family=encoder_decoder needs whole sequences"),
-        ({"context": 2}, {"position": {"kind": "transformer_xl"}}, "model.position.kind=transformer_xl needs whole"),
-        ({"tensor": 2}, ENCODER, "model.head.kind=classification needs whole sequences on each rank."),
+         "model.moe.routing.kind=expert_choice needs full sequences on each rank."),
+        ({"context": 2}, {"family": "encoder_decoder"}, "model.family=encoder_decoder needs full sequences"),
+        ({"context": 2}, {"position": {"kind": "transformer_xl"}}, "model.position.kind=transformer_xl needs full"),
+        ({"tensor": 2}, ENCODER, "model.head.kind=classification needs full sequences on each rank."),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_be_split_says_what_would(
@@ -56,11 +59,12 @@ def test_a_model_that_cannot_be_split_says_what_would(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"engine": {"kind": "deepspeed"}}, "engine.kind=deepspeed has whole matrices and sequences on each rank. "
-         "Use engine.kind=torch with data_parallel=fsdp, or tensor=1 and context=1."),
-        ({"engine": {"kind": "accelerate"}}, "engine.kind=accelerate has whole matrices and sequences on each rank."),
+        ({"engine": {"kind": "deepspeed"}},
+         "engine.kind=deepspeed does not shard matrices or sequences. Use engine.kind=torch with "
+         "data_parallel=fsdp, or tensor=1 and context=1."),
+        ({"engine": {"kind": "accelerate"}}, "engine.kind=accelerate does not shard matrices or sequences."),
         ({"engine": {"kind": "torch", "data_parallel": "ddp"}}, "engine.kind=torch with data_parallel=ddp has whole "),
-        ({"train": {"compile": "block", "tokens": 100_000_000}}, "train.compile=block does not compile exchanges"),
+        ({"train": {"compile": "block", "tokens": 100_000_000}}, "train.compile=block does not support collectives"),
         ({"batch": {"sequence_length": 510}}, "batch.sequence_length=510 positions cannot be divided over context=2 × "
          "tensor=2 ranks. Use batch.sequence_length=512, or another multiple of 4."),
     ],

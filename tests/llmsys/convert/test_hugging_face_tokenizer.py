@@ -92,7 +92,7 @@ def test_the_opening_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         texts.append(json.loads(capsys.readouterr().out)[0]["text"])
     assert len(set(texts)) == 3
     assert main([*words, "generation.prefix_pieces=[<bos>]"]) == 2
-    assert "generation.prefix_pieces names <bos>, which is no piece of the tokenizer" in capsys.readouterr().err
+    assert "generation.prefix_pieces has <bos>, which is not a token of the tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "t5"])

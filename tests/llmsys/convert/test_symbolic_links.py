@@ -64,7 +64,7 @@ RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no text": (_rename(3), "files of"),  # type: ignore[arg-type]
     "one name twice": (
         lambda record: record["names"].update(dict.fromkeys(record["names"], "x")),
-        "it gives two tensors one name",
+        "two tensors have the same name",
     ),
     "an index of others": (
         lambda record: record.update(index='{"weight_map": {"x": "/etc/x.safetensors"}}'),
@@ -117,7 +117,7 @@ def test_a_link_for_the_folder_of_originals_is_refused(
     (ours / "hugging_face").rename(tmp_path / "elsewhere")
     (ours / "hugging_face").symlink_to(tmp_path / "elsewhere")
     refuse(ours, tmp_path)
-    assert "hugging_face is a link, and what it leads to would be copied" in capsys.readouterr().err
+    assert "hugging_face is a link, and its target would be copied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", "x.bin", "..", 7])
@@ -162,7 +162,7 @@ def test_nothing_is_written_through_a_link(theirs: Path, tmp_path: Path, there: 
     if there:
         (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=r"link is a link\. Name the folder itself"):
+    with pytest.raises(ConfigError, match=r"link is a link\. Name the target folder"):
         convert_from_hugging_face(theirs, tmp_path / "link")
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "mine").write_text("x")

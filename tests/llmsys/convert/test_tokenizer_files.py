@@ -58,7 +58,7 @@ def test_a_model_that_changes_text_goes_as_it_is_with_a_warning(
 ) -> None:
     file = trained(tmp_path, normalization_rule_name="nmt_nfkc")
     write_tokenizer(tmp_path, file, longest=64)
-    assert "no tokenizer.json was made" in caplog.text
+    assert "was not converted to tokenizer.json" in caplog.text
     assert (tmp_path / "tokenizer.model").read_bytes() == file.read_bytes()
     assert not (tmp_path / "tokenizer.json").exists()
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.mixture import MixtureConfig, reduce_to_integers
+from llmsys.config.data import MixtureConfig, reduce_to_integers
 from llmsys.data.dataset_mixture import MixtureOrder, MixtureWindows, build_period_order
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import WindowStepBatches
@@ -128,19 +128,21 @@ def test_the_same_tokens_twice_are_refused_by_name(tmp_path: Path) -> None:
     packed = [
         PackedDocuments(open_tokens(make_dataset(tmp_path / name), "train"), length=LENGTH, seed=3) for name in "ab"
     ]
-    with pytest.raises(ConfigError, match=r"b and a hold the same tokens .* Keep one of them and add up the weights"):
+    with pytest.raises(
+        ConfigError, match=r"b and a hold the same tokens .* Keep one of them, with the sum of the weights"
+    ):
         MixtureWindows(packed, ["a", "b"], [(0, (1, 1))])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sources": [{"folder": "a"}, {"folder": "a"}]}, "sources.1.folder: a is given twice. Add up its weights"),
-        ({"sources": [{"folder": "x/a"}, {"folder": "y/a"}]}, "sources.1.name: two sources are called a"),
+        ({"sources": [{"folder": "a"}, {"folder": "a"}]}, "sources.1.folder: a is listed twice"),
+        ({"sources": [{"folder": "x/a"}, {"folder": "y/a"}]}, "sources.1.name: two sources have the name a"),
         ({"sources": [{"folder": "a", "weight": 0}]}, "sources: all weights are 0"),
         (
             {"sources": [{"folder": "a", "weight": 0.123457}, {"folder": "b"}]},
-            r"are 1,123,457 whole parts, and an order of at most 65,536 is kept. .* such as 0.1099, 0.8901",
+            r"are 1,123,457 integer parts, and the limit is 65,536. .* such as 0.1099, 0.8901",
         ),
         (
             {"sources": [{"folder": "a"}, {"folder": "b"}], "stages": [{"start_tokens": 9, "weights": [1]}]},

@@ -54,9 +54,12 @@ def test_a_folder_of_pairs_is_one_set_with_either_spelling(tmp_path: Path) -> No
         ({"choices": ["a", "b"], "answer": 0}, "no text under `question` or `context`"),
         ({"question": "q", "answer": 0}, "`choices` must be a list of two or more texts, not null"),
         ({"question": "q", "choices": ["a", ""], "answer": 0}, "two or more texts, not"),
-        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "answer 2 is none of the 2 choices. Count from 0 to 1"),
-        ({"question": "q", "choices": ["a", "b"], "answer": "b"}, 'answer "b" is none of'),
-        ({"question": "q", "choices": ["a", "b"]}, "answer null is none of"),
+        (
+            {"question": "q", "choices": ["a", "b"], "answer": 2},
+            "answer 2 is not one of the 2 choices. Count from 0 to 1",
+        ),
+        ({"question": "q", "choices": ["a", "b"], "answer": "b"}, 'answer "b" is not one of'),
+        ({"question": "q", "choices": ["a", "b"]}, "answer null is not one of"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None:
@@ -70,12 +73,12 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None
 def test_files_that_are_not_there_empty_or_broken_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere.jsonl does not exist"):
         read_questions(MinimalPairsConfig(path=tmp_path / "nowhere.jsonl"))
-    with pytest.raises(DataError, match="holds no question"):
+    with pytest.raises(DataError, match="has no questions"):
         read_questions(MinimalPairsConfig(path=write(tmp_path / "empty.jsonl")))
     (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"broken.jsonl.gz cannot be read"):
         read_questions(MinimalPairsConfig(path=tmp_path / "broken.jsonl.gz"))
-    with pytest.raises(ValueError, match="two sets are called a"):
+    with pytest.raises(ValueError, match="two sets have the name a"):
         EvaluationConfig(
             tasks=(MinimalPairsConfig(path=Path("x/a.jsonl")), MultipleChoiceConfig(path=Path("y/a.jsonl.gz")))
         )
@@ -90,5 +93,5 @@ def test_the_targets_of_a_row_are_its_choice_and_nothing_else() -> None:
     assert texts == ["  c", "  def", ""]  # the context's own space at its end is the choice's
     assert (batch.documents_BT == PADDING).sum(1).tolist() == [2, 0, 0]
     assert batch.tokens_BT[0].tolist() == [0, *map(ord, "ab  "), 0, 0]
-    with pytest.raises(DataError, match=r"here:1: choice 1 with its context takes 7 positions, and the model has 6"):
+    with pytest.raises(DataError, match=r"here:1: choice 1 with its context has 7 tokens, but the limit is 6"):
         ChoiceRows([asked], Letters(), [0], longest=6)  # type: ignore[arg-type]

@@ -10,14 +10,13 @@ from launch.main import main
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.load import load_model_config
 from llmsys.config.moe import AuxiliaryLossConfig
-from llmsys.doctor import drill_actions, user_model
+from llmsys.doctor import drill_actions, parity_models
 from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, run_drills
 from llmsys.doctor.fault_injection import Fault
 from llmsys.doctor.parity_check import format_parity_table, run_parity
 from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
-from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, PARITY_MODELS
+from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, PARITY_MODELS, build_parity_model, require_memory
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
-from llmsys.doctor.user_model import build_parity_model, require_memory
 from llmsys.errors import ConfigError
 
 
@@ -101,23 +100,23 @@ def test_a_drill_fails_when_the_trajectory_is_another_one() -> None:
         [CrashDrill("cheat", "", train_with_another_seed), CrashDrill("never", "", never)], lambda outcome: None
     )
     assert not cheated.passed
-    assert "a calm run in" in cheated.text
+    assert "an undisturbed run in" in cheated.text
     assert not calm.passed
-    assert "nothing happened" in calm.text
+    assert "no fault was injected" in calm.text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["parity", "--engine", "fsdq"], "--engine fsdq is not a row. Use fsdp, ddp,"),
+        (["parity", "--engine", "fsdq"], "--engine fsdq is unknown. Use fsdp, ddp,"),
         (["parity", "--precision", "fp8"], "--precision fp8 is unknown. Use fp32, bf16 or fp16."),
-        (["crash", "train/demo"], "doctor crash trains a toy run of its own, and not train/demo. Leave it out."),
+        (["crash", "train/demo"], "doctor crash trains its own toy run, not train/demo. Leave it out."),
         (["parity", "model/deepseek-v3", "--processes", "2"], "Parity of 671,026,404,352 parameters on 2 processes"),
         (
             ["parity", "model/bert-base", "model.head={kind: features}", "--processes", "1"],
-            "model.head.kind=features of model/bert-base learns nothing",
+            "model.head.kind=features of model/bert-base has no loss",
         ),
-        (["crash", "--drills", "nothing"], "--drills nothing: no such drill. Use killed before the backward pass,"),
+        (["crash", "--drills", "nothing"], "--drills nothing is unknown. Use killed before the backward pass,"),
     ],
 )
 def test_what_the_doctor_does_not_know_is_named(words: list[str], message: str, capsys: Any) -> None:
@@ -172,7 +171,7 @@ def test_a_model_keeps_all_but_its_dropout(tmp_path: Path) -> None:
 
 
 def test_what_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_model, "get_free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(parity_models, "get_free_memory", lambda: 1_000_000)
     with pytest.raises(
         ConfigError, match=r"on 4 processes takes about 0\.0 GB, and 0\.0 GB are free\. Use fewer --proc"
     ):

@@ -11,8 +11,7 @@ import yaml
 
 from launch.main import main
 from llmsys.config.load import load_run_config
-from llmsys.data.batch import Batch
-from llmsys.data.batch_digest import compute_batch_digest
+from llmsys.data.batch import Batch, compute_batch_digest
 from llmsys.data.dataset_mixture import MixtureOrder
 from llmsys.doctor.document_trace import DocumentLocation, DocumentTracer, read_progress
 from llmsys.errors import DataError
@@ -114,7 +113,7 @@ def test_a_document_without_url_is_not_called_gone(run: Path, capsys: pytest.Cap
                 writer.write(batch)
             assert main(["trace", str(run), "step=3"]) == 0
             first, *others = capsys.readouterr().out.splitlines()[1:]
-            assert first.endswith("(its text is gone)")
+            assert first.endswith("(its text no longer exists)")
             assert others
             assert all(line.endswith("(it has no URL)") for line in others)
     finally:
@@ -124,10 +123,10 @@ def test_a_document_without_url_is_not_called_gone(run: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Ask for one thing: step=N, url=URL or document=ID."),
+        ([], "Give exactly one of step=N, url=URL or document=ID."),
         (["step=x"], "step=x is not a step"),
         (["step=999"], "step=999 is not a step of this run, which has"),
-        (["url=http://nowhere/"], "http://nowhere/ is in no training shard"),
+        (["url=http://nowhere/"], "http://nowhere/ is not in the training shards"),
     ],
 )
 def test_a_question_without_an_answer_says_why(run: Path, words, message, capsys) -> None:
@@ -179,5 +178,5 @@ def test_numbers_of_a_mixture_are_the_inverse_of_locate() -> None:
 
 
 def test_a_run_that_never_began_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing was trained there"):
+    with pytest.raises(DataError, match="no run was trained there"):
         read_progress(tmp_path)

@@ -21,7 +21,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import compile_blocks
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.model_choices import LATENT, config_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[ModelConfig, str, tuple[float, ...]]] = {
     "deepseek, some again": (DEEPSEEK, "selective", ()),
     "original, blocks again": (config_of("original"), "full", ()),
     "tied, compiled": (tiny_config(tie_word_embeddings=True), "compiled", ()),
-    "two experts without a token": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
+    "two dead experts": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
     "all tokens on one": (tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0, 0.0)),
 }  # fmt: skip
 State = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The running mean of the weights: its formula, what is evaluated and saved with it, and that no layout changes it."""
+"""The running EMA of the weights: its formula, what is evaluated and saved with it, and that no layout changes it."""
 
 from pathlib import Path
 from typing import Any

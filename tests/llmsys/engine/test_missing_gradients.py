@@ -16,7 +16,7 @@ from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.objective_batches import SHAPE, build_batch
 from tests.helpers.ranks import run_ranks
 from tests.llmsys.engine.test_parity import whole_state

@@ -19,7 +19,7 @@ from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.objective_batches import MODELS, SHAPE, build_batch
 from tests.helpers.ranks import run_ranks
 

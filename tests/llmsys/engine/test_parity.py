@@ -20,8 +20,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
 
@@ -33,7 +33,7 @@ Moments = dict[str, Any]
 
 
 def mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
-    """The loss as engines take it; that it is right is tests/llmsys/train/test_linear_cross_entropy.py's business."""
+    """The loss as engines take it; that it is right is tests/llmsys/train/test_cross_entropy.py's business."""
     loss = build_training_loss(LossConfig())
     total: torch.Tensor = model(batch.tokens_BT, finish=lambda head, x, _: loss(head, x, batch.targets_BT))
     return total / batch.num_valid_targets

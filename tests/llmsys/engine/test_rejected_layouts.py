@@ -21,13 +21,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"kind": "deepspeed", "zero_stage": 0, "cpu_offload": "optimizer"}},
      r"engine\.cpu_offload.*zero_stage=0.*Use zero_stage=1, 2 or 3, or cpu_offload=none"),
     ({"engine": {"kind": "deepspeed", "zero_stage": 1}, "layout": {"replicate": 2}},
-     r"layout\.replicate.*2 copies.*splits over all ranks.*Use layout\.replicate=1, or engine\.kind=torch"),
+     r"layout\.replicate.*2 replicas.*shards over all ranks.*Use layout\.replicate=1, or engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"expert": 2}},
-     r"layout\.expert.*a copy that engine\.kind=accelerate keeps whole.*Use layout\.expert=1, or engine\.kind=torch"),
+     r"layout\.expert.*a replica that engine\.kind=accelerate keeps unsharded.*Use layout\.expert=1, or engine"),
     ({"engine": {"kind": "accelerate"}, "layout": {"shard": 2}},
-     r"layout\.shard.*engine\.kind=accelerate keeps whole.*Use layout\.shard=1, or engine\.kind=torch"),
+     r"layout\.shard.*engine\.kind=accelerate keeps unsharded.*Use layout\.shard=1, or engine\.kind=torch"),
     ({"engine": {"kind": "accelerate"}, "layout": {"tensor": 2}},
-     r"engine\.kind=accelerate has whole matrices.*Use engine\.kind=torch"),
+     r"engine\.kind=accelerate does not shard matrices.*Use engine\.kind=torch"),
 ]  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_configs_that_an_engine_cannot_keep_are_refused(changes: dict[str, Any],
         ({"ACCELERATE_USE_FSDP": "true"}, "asks for FSDP, .* Use engine.kind=torch"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "asks for DeepSpeed, .* Use engine.kind=deepspeed"),
         ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "asks for Megatron-LM, .* Use engine.kind=torch with layout.tensor"),
-        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "says mixed_precision: fp8, and the run train.precision=bf16. Set"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "has mixed_precision: fp8, but the run has train.precision=bf16. Set"),
         ({"ACCELERATE_DYNAMO_BACKEND": "inductor"}, "dynamo_backend: inductor, .* train.compile=block"),
     ],
 )

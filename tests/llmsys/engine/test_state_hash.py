@@ -69,8 +69,8 @@ def shared_out(rank: int) -> list[str]:
 def test_one_hash_in_every_layout_and_copies_that_differ_are_named() -> None:
     *found, message = run_ranks(shared_out, 2)[0]
     assert set(found) == {hash_after("nothing")}
-    assert message.startswith("parameter/n: ranks 0 and 1 hold the same part with different bits.")
-    assert "resume from the last checkpoint" in message
+    assert message.startswith("parameter/n: ranks 0 and 1 hold the same shard with different bits")
+    assert "Resume from the last checkpoint" in message
 
 
 def test_a_group_of_one_gives_the_same() -> None:

@@ -25,7 +25,7 @@ def test_an_unknown_device_is_refused_with_the_known_ones_and_the_way_to_measure
     with pytest.raises(ConfigError) as error:
         load_device_profile("h100-smx")
     text = str(error.value)
-    assert "'h100-smx' is not a device with a profile, and no other's numbers are taken for it." in text
+    assert "'h100-smx' has no device profile, and no other profile is used instead." in text
     assert "Did you mean h100-sxm?" in text
     assert all(name in text for name in list_device_names())
     assert "llmsys calibrate --output h100-smx.yaml" in text
@@ -39,7 +39,7 @@ def test_a_profile_with_a_wrong_number_is_refused_with_file_line_and_key(tmp_pat
 
 
 def test_a_number_type_without_a_peak_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 products. Use fp16 or fp32"):
+    with pytest.raises(ConfigError, match=r"V100 SXM2 32GB has no peak for bf16 matmuls. Use fp16 or fp32"):
         load_device_profile("v100").get_peak_flops("bf16")
 
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
@@ -139,7 +139,9 @@ def test_backward_is_twice_forward_and_causal_is_never_more(changes: dict[str, A
 
 
 def test_a_document_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"A document of 0 tokens is none\. Give lengths of 1 token or more\."):
+    with pytest.raises(
+        ValueError, match=r"A document length of 0 tokens is too small\. Give lengths of 1 token or more\."
+    ):
         list(iter_document_lengths(8, (3, 0)))
 
 

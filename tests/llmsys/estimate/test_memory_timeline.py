@@ -19,11 +19,11 @@ from tools.bench.memory_korthikanti import iter_analytical_rows
 LLAMA = load_model_config("model/llama3.1-8b")
 NAMES = [
     "between steps",
-    "at the end of the forward",
+    "at the end of forward",
     "in the loss",
     "in the backward of the last block",
     "in the backward of the first block",
-    "at the end of the backward",
+    "at the end of backward",
     "in the optimizer step",
     "while a checkpoint is written",
     "in an evaluation",
@@ -66,7 +66,9 @@ def test_a_model_beyond_any_change_is_said_to_need_more_ranks() -> None:
     config = run_of(layout={"shard": 1}, train={"activation_checkpoint": "full"}, batch={"sequences": 1})
     host = config.model_copy(update={"engine": config.engine.model_copy(update={"cpu_offload": "state"})})
     text = estimate_peak_memory(host, host.layout).compute_fit_result(2 * GIB).text
-    assert "No single change of recompute, micro-batch, sharding or offload makes it smaller; use more ranks." in text
+    assert (
+        "No single change of activation checkpointing, micro-batch, sharding or offload reduces it; use more ranks."
+    ) in text
 
 
 def test_each_policy_keeps_less_than_the_one_before() -> None:
@@ -120,7 +122,7 @@ def test_ranks_that_share_a_sequence_share_its_activations() -> None:
         {item.name: item.bytes for item in estimate_peak_memory(run_of(), layout).instants[1].items}
         for layout in (ParallelLayout(shard=8), ParallelLayout(shard=8, context=2), ParallelLayout(shard=8, tensor=2))
     )
-    kept = "activations kept by blocks"
+    kept = "activations saved by blocks"
     assert context[kept] == alone[kept] // 2
     assert alone[kept] // 2 < tensor[kept] < alone[kept]  # what products read is gathered
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.hugging_face_families import FAMILIES
 
 SEQUENCES, LENGTH, TARGET = 2, 7, 5

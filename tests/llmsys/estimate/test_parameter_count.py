@@ -7,10 +7,9 @@ import pytest
 from llmsys.config.batch import BatchConfig
 from llmsys.config.feed_forward import SwigluConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.parameter_tensor import ParameterTensor
+from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.run import RunConfig
-from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.run_estimate import list_tensor_counts
 from tests.helpers.model_sections import MOE, SHAPE, VARIANTS
 

@@ -1,6 +1,8 @@
 """The peak of a step: against tensors that are alive while FSDP2 runs it, and against torch's own tracker of memory.
 
 Both run one of several pretended ranks, whose collectives do nothing, on a CPU: nothing is reserved there.
+
+Laws of the derived micro-batch: the largest that fits, by the arithmetic of the estimate, and no silent overflow.
 """
 
 from typing import Any
@@ -10,17 +12,57 @@ import torch
 from torch import Tensor
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
+from llmsys.config.load import load_run_config
 from llmsys.config.objective import LossConfig
 from llmsys.config.run import RunConfig
-from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.errors import ConfigError
+from llmsys.estimate.peak_memory import USABLE_SHARE, estimate_peak_memory, find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp, materialize_parameters
-from llmsys.train import linear_cross_entropy
+from llmsys.train import cross_entropy
 from tests.helpers.live_memory import Followed
 from tests.llmsys.estimate.test_state_memory import pretended_ranks
+
+CPU = MemoryProfile(device="cpu")
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_run_config(
+        "train/demo", ["batch.sequences=48", "batch.micro_sequences=auto", "train.precision=bf16", *overrides]
+    )
+
+
+def peak(one: RunConfig, ranks: int, sequences: int) -> int:
+    batch = one.batch.model_copy(update={"micro_sequences": sequences})
+    one = one.model_copy(update={"batch": batch})
+    return estimate_peak_memory(one, one.layout.resolve(ranks, one.model), system=CPU).peak_bytes
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 3, 4, 6, 8, 12, 24])
+def test_the_largest_divisor_that_fits_is_taken(sequences: int) -> None:
+    one, ranks = config(), 2
+    memory = int(peak(one, ranks, sequences) / USABLE_SHARE) + 1
+    choice = find_largest_micro_batch(one, one.layout.resolve(ranks, one.model), memory, CPU)
+    assert (choice.sequences, choice.share) == (sequences, 24)
+    assert choice.peak_bytes <= USABLE_SHARE * memory
+    assert f"selects {sequences} of a rank's 24 sequences per forward pass" in str(choice)
+
+
+def test_a_micro_batch_divides_every_size_of_a_ramp() -> None:
+    one = config("batch.ramp={start_tokens: 6144, ramp_tokens: 90000}")
+    choice = find_largest_micro_batch(one, one.layout.resolve(2, one.model), 1 << 40, CPU)
+    assert choice.sequences == 6
+    assert all(size // 2 % choice.sequences == 0 for size in one.batch.step_sizes)
+
+
+def test_when_nothing_fits_the_message_says_what_binds_and_what_would_help() -> None:
+    one = config()
+    with pytest.raises(ConfigError, match=r"auto finds no size that fits; .* runs out .* GiB over capacity .*"):
+        find_largest_micro_batch(one, one.layout.resolve(2, one.model), 1 << 26, CPU)
+
 
 ON_CPU = MemoryProfile(device="cpu", measured="allocated", evaluation="none")
 MODEL = {
@@ -66,8 +108,8 @@ class Rank:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
         shape = config.batch.sequences_per_step // config.layout.data_parallel_size, config.batch.sequence_length
         self.tokens_BT = torch.randint(0, config.model.vocab_size, shape)
-        self._loss = linear_cross_entropy.build_training_loss(LossConfig())
-        linear_cross_entropy._logits_buffers.clear()  # buffers that larger tests left
+        self._loss = cross_entropy.build_training_loss(LossConfig())
+        cross_entropy._logits_buffers.clear()  # buffers that larger tests left
 
     def backward(self) -> None:
         loss: Tensor = self.model(self.tokens_BT, finish=lambda head, x, places: self._loss(head, x, self.tokens_BT))

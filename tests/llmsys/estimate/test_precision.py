@@ -33,7 +33,7 @@ def test_a_profile_decides(profile: str, number: Precision) -> None:
 
 def test_a_processor_whose_bf16_is_no_faster_takes_fp32() -> None:
     slow = abacus(peak_flops={"fp32": 67e9, "bf16": 1.1e9})
-    assert select_precision(slow) == ("fp32", f"the profile of {slow.name} multiplies bf16 no faster")
+    assert select_precision(slow) == ("fp32", f"the profile of {slow.name} is no faster in bf16")
 
 
 def test_flops_device_decides_where_no_device_is_named_and_else_accelerators_are_meant() -> None:
@@ -56,7 +56,7 @@ def test_time_and_plan_resolve_for_their_device() -> None:
 
 def test_memory_of_an_unresolved_type_is_refused() -> None:
     config = RunConfig()
-    with pytest.raises(ConfigError, match=r"train\.precision=auto is known only on a device"):
+    with pytest.raises(ConfigError, match=r"train\.precision=auto needs a device"):
         _ = estimate_peak_memory(config, config.resolve_layout(1)).peak_bytes
 
 

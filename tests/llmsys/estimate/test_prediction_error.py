@@ -102,7 +102,7 @@ def test_no_device_learns_from_another(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"was predicted for {said}, and .*mine.yaml describes {NAME}"):
             load_profile_to_update(file, [load_run_comparison(run)])
     with pytest.raises(
-        ConfigError, match=r"nowhere.yaml does not exist, and no profile .* device, unknown. Measure it"
+        ConfigError, match=r"nowhere.yaml does not exist, and llmsys has no profile .* device, unknown. Measure it"
     ):
         load_profile_to_update(tmp_path / "nowhere.yaml", [load_run_comparison(tmp_path / "unknown")])
 
@@ -113,18 +113,18 @@ def test_runs_that_cannot_be_reconciled_are_named(tmp_path: Path, capsys: pytest
         (tmp_path / name).mkdir()
         with EventWriter(tmp_path / name / "events.jsonl") as events:
             events.write(kind, step=0)
-    with pytest.raises(DataError, match="old holds no prediction"):
+    with pytest.raises(DataError, match="old has no prediction"):
         load_run_comparison(tmp_path / "old")
     assert main(["reconcile", *(str(tmp_path / name) for name in ("good", "old", "killed", "none"))]) == 0
     said = capsys.readouterr().out
     for part in (
         "the device is unknown",
-        "old holds no prediction",
-        "killed holds no measurement",
+        "old has no prediction",
+        "killed has no measurement",
         "none/events.jsonl",
     ):
         assert part in said
     assert main(["reconcile", str(tmp_path / "old")]) == 2
-    assert "holds no prediction" in capsys.readouterr().err
+    assert "has no prediction" in capsys.readouterr().err
     assert main(["reconcile", str(good), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["step_seconds"]["predicted"] is None

@@ -7,7 +7,7 @@ import pytest
 
 from llmsys.config.load import build_model_config, load_model_config
 from llmsys.config.model import ModelConfig
-from llmsys.estimate.parameter_count import ParameterCounts, count_parameters
+from llmsys.estimate.model_tensors import ParameterCounts, count_parameters
 from tests.helpers.paths import TEST_DATA
 
 DATA = TEST_DATA / "estimate"

@@ -84,7 +84,7 @@ def test_rows_of_unknown_models_and_devices_are_named_and_not_guessed(tmp_path: 
     assert isinstance(model, SkippedRow)
     assert "who-knows-9b" in model.reason
     assert isinstance(device, SkippedRow)
-    assert "'z9' is not a device" in device.reason
+    assert "'z9' has no device profile" in device.reason
     assert not isinstance(known, SkippedRow)
 
 

@@ -11,8 +11,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
-from llmsys.estimate.percentile_interval import build_log_normal_interval
-from llmsys.estimate.residual_model import load_residuals
+from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
 from llmsys.estimate.run_cost import (
     RunCost,
     compute_daly_interval,
@@ -104,9 +103,7 @@ def test_whole_run_utilisation_is_below_that_of_a_step() -> None:
 def test_without_watts_there_is_no_energy_and_no_price_for_it() -> None:
     unknown = H100.model_copy(update={"watts": None})
     assert cost(unknown).energy_kwh is None
-    with pytest.raises(
-        ConfigError, match=r"price_per_kwh needs the power of H100 SXM 80GB. Give watts: in its profile."
-    ):
+    with pytest.raises(ConfigError, match=r"price_per_kwh needs the power of H100 SXM 80GB. Set watts in its profile."):
         cost(unknown, price_per_kwh=0.1)
 
 

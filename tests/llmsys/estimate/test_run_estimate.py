@@ -61,4 +61,7 @@ def test_packed_documents_cost_less(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_list_of_lengths_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["estimate", "model/demo-moe", f"--documents={text}"])
-    assert f"{text!r} is no list of document lengths in tokens. Use 512 or 100,300." in capsys.readouterr().err
+    assert (
+        f"{text!r} is not a list of document lengths in tokens. Use, for example, 512 or 100,300."
+        in capsys.readouterr().err
+    )

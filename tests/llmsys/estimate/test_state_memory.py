@@ -16,7 +16,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import LayoutError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.peak_memory import estimate_activation_bytes
 from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
@@ -38,6 +38,15 @@ MODEL = {
 
 def run_config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate({"model": MODEL, "train": {"precision": "bf16"}, **sections})
+
+
+def test_weights_in_the_compute_dtype_take_four_bytes_in_fp32_and_two_in_bf16() -> None:
+    engine, layout = {"kind": "deepspeed", "zero_stage": 1}, ParallelLayout().resolve(1, run_config().model)
+    sizes = {
+        precision: compute_state_bytes(run_config(engine=engine, train={"precision": precision}), layout)
+        for precision in ("fp32", "bf16")
+    }
+    assert sizes["fp32"].weights == sizes["fp32"].masters == 2 * sizes["bf16"].weights
 
 
 @contextmanager

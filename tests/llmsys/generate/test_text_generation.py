@@ -115,7 +115,7 @@ def test_the_context_ends_a_text_with_a_warning_and_only_that_text(
 
 
 def test_prompts_that_cannot_be_continued_are_refused_by_name(model: Transformer) -> None:
-    message = r"prompt 'a{40}…' has 63 tokens and leaves no room .* Shorten it to 62 tokens or less"
+    message = r"prompt 'a{40}…' has 63 tokens and leaves no space .* Shorten it to 62 tokens or less"
     with pytest.raises(DataError, match=message):
         sample(model, ["a", "a" * 63])
     assert sample(model, []) == []
@@ -129,7 +129,7 @@ def test_an_empty_prompt_begins_a_document(model: Transformer) -> None:
     ("setting", "value", "rule"),
     [
         ("max_new_tokens", 0, "at least 1"),
-        ("temperature", -1.0, r"0 \(greedy\) or a positive number"),
+        ("temperature", -1.0, r"0 \(greedy\) or positive"),
         ("top_k", -3, r"0 \(all tokens\) or more"),
         ("top_p", 0.0, "above 0 and at most 1"),
     ],

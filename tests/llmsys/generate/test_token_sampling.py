@@ -88,7 +88,7 @@ def test_the_penalty_makes_seen_tokens_less_likely_whatever_their_sign() -> None
         ({"top_k": -1}, "top_k=-1"),
         ({"top_p": 0.0}, "above 0 and at most 1"),
         ({"min_p": 1.5}, "from 0"),
-        ({"repetition_penalty": 0.0}, "1 changes nothing"),
+        ({"repetition_penalty": 0.0}, "1 is no penalty"),
     ],
 )
 def test_a_setting_out_of_range_says_its_rule(setting: dict[str, float], rule: str) -> None:

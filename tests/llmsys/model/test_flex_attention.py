@@ -11,6 +11,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
 from llmsys.model.attention_mask import AttentionMask, build_cross_attention_mask, build_self_attention_mask
+from llmsys.model.embedding import compute_alibi_bias, compute_alibi_slopes
 from llmsys.model.flex_attention import (
     AlibiBias,
     DistanceBias,
@@ -20,7 +21,6 @@ from llmsys.model.flex_attention import (
     call_flex_attention,
 )
 from llmsys.model.key_ranges import KeyRanges, build_cross_ranges, build_self_ranges
-from llmsys.model.position_embedding import compute_alibi_bias, compute_alibi_slopes
 from llmsys.model.scaled_dot_product import compute_attention, compute_eager_attention
 from tests.helpers.tiny_model import relative_error
 

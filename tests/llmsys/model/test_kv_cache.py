@@ -139,11 +139,11 @@ def test_a_full_cache_and_a_full_context_are_refused() -> None:
     model = tiny_model(tiny_config())
     with pytest.raises(ConfigError, match=r"cache holds 4 positions, and 0 \+ 5 were asked for\. .*capacity=5"):
         model(tiny_tokens(1, 5), cache=KeyValueCache(model.config, 1, 4))
-    with pytest.raises(ConfigError, match=r"65 tokens is longer than model\.max_position_embeddings=64"):
+    with pytest.raises(ConfigError, match=r"65 tokens exceeds model\.max_position_embeddings=64"):
         model(tiny_tokens(1, 65), cache=KeyValueCache(model.config, 1, 99))
     with pytest.raises(ConfigError, match="Documents and a key-value cache cannot be combined"):
         model(tiny_tokens(1, 5), documents_BT=tiny_tokens(1, 5), cache=KeyValueCache(model.config, 1, 9))
-    with pytest.raises(ConfigError, match="An encoder reads all tokens at once and has no use for a cache"):
+    with pytest.raises(ConfigError, match="An encoder has no use for a key-value cache"):
         KeyValueCache(config_of("bert"), 1, 9)
 
 
@@ -152,13 +152,13 @@ def test_a_source_is_given_once_to_those_who_read_it() -> None:
     model, tokens, source = tiny_model(config), tiny_tokens(), source_for(config)
     with pytest.raises(ConfigError, match=r"family=encoder_decoder is missing\. Give source_BS"):
         model(tokens)
-    with pytest.raises(ConfigError, match="A source and its memory were both given"):
+    with pytest.raises(ConfigError, match="Both a source and its encoder output were given"):
         model(tokens, memory=model.encode_source(source["source_BS"], source["source_documents_BS"]), **source)
-    with pytest.raises(ConfigError, match=r"model\.family=decoder reads none\. Leave it out"):
+    with pytest.raises(ConfigError, match=r"model\.family=decoder has no encoder\. Omit it"):
         tiny_model(tiny_config())(tokens, **source)
     cache = KeyValueCache(config, 2, 9)
     model(tokens[:, :2], cache=cache, **source)
-    with pytest.raises(ConfigError, match="The cache has its source already"):
+    with pytest.raises(ConfigError, match="The cache already has a source"):
         model(tokens[:, 2:], cache=cache, **source)
 
 

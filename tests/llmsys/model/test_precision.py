@@ -5,8 +5,7 @@ import torch
 
 from llmsys.config.position import RelativeBiasConfig
 from llmsys.errors import ConfigError
-from llmsys.model.position_embedding import RelativePositionBias
-from llmsys.model.token_embedding import TokenEmbedding
+from llmsys.model.embedding import RelativePositionBias, TokenEmbedding
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
@@ -85,8 +84,6 @@ def test_the_same_input_gives_the_same_bits(threads: int, dtype: torch.dtype) ->
 
 
 def test_a_sequence_longer_than_the_context_is_refused() -> None:
-    message = (
-        r"A sequence of 65 tokens is longer than model\.max_position_embeddings=64\. Use batch\.sequence_length=64 or "
-    )
+    message = r"A sequence of 65 tokens exceeds model\.max_position_embeddings=64\. Use batch\.sequence_length=64 or "
     with pytest.raises(ConfigError, match=message):
         tiny_model(tiny_config())(tiny_tokens(1, 65))

@@ -1,4 +1,4 @@
-"""Laws of factors over the run: points and lines between them, what they scale, and that 1 changes nothing."""
+"""Laws of factors over the run: points and lines between them, what they scale, and that 1 is no penalty."""
 
 import pytest
 import torch

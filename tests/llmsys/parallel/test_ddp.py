@@ -1,4 +1,4 @@
-"""DDP: copies train as shards do, take over from them and hand over to them, and wait for nobody who learns nothing."""
+"""DDP: copies train as shards do, take over from them and hand over to them, and wait for nobody who has no loss."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from llmsys.parallel.ddp import list_unused_parameters
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import compile_blocks
 from llmsys.train import checkpoint_load
-from llmsys.train.linear_cross_entropy import build_training_loss
+from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import tiny_config
 from tests.llmsys.engine.test_parity import LEARNING_RATE, OPTIMIZER, share_of, whole_state

@@ -14,8 +14,8 @@ from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
 from tests.llmsys.engine.test_parity import STEPS, mean_loss, share_of, whole_state

@@ -30,14 +30,14 @@ def test_linear_maps_of_blocks_whose_widths_suit_and_no_others() -> None:
 
 
 def test_a_cpu_is_told_that_it_has_none() -> None:
-    with pytest.raises(LaunchError, match=r"fp8: this run computes on cpu, which has no fp8 products\. Use a GPU of"):
+    with pytest.raises(LaunchError, match=r"fp8: this run computes on cpu, which has no fp8 matmuls\. Use an Ada"):
         require_fp8(torch.device("cpu"))
 
 
 def test_an_older_gpu_is_named_with_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(get_device_capability=lambda device: (8, 0), get_device_name=lambda device: "A100")
     monkeypatch.setattr(torch, "cuda", known)
-    with pytest.raises(LaunchError, match=r"A100 has compute capability 8\.0, and fp8 products need 8\.9\. Use a GPU"):
+    with pytest.raises(LaunchError, match=r"A100 has compute capability 8\.0, but fp8 matmuls need 8\.9\. Use an Ada"):
         require_fp8(torch.device("cuda"))
 
 

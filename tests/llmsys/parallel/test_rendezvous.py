@@ -72,7 +72,7 @@ def test_a_port_that_is_taken_is_the_error_that_torch_knows() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        with pytest.raises(dist.DistNetworkError, match=r"127.0.0.1:\d+ cannot be listened on"):
+        with pytest.raises(dist.DistNetworkError, match=r"127.0.0.1:\d+ is not available for listening"):
             open_store("127.0.0.1", holder.getsockname()[1], 1, is_master=True)
 
 
@@ -106,4 +106,4 @@ def test_an_address_that_is_not_of_this_host_leaves_torchs_way_and_is_warned_abo
     monkeypatch.undo()
     monkeypatch.setattr("llmsys.parallel.rendezvous.choose_listen_address", lambda host: None)
     open_store("127.0.0.1", find_free_port(), 1, is_master=True)
-    assert "127.0.0.1 is no address of this host's network interfaces" in caplog.text
+    assert "127.0.0.1 is not an address of this host" in caplog.text

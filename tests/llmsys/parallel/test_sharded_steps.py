@@ -35,9 +35,9 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("experts, evenness over the batch", ParallelLayout(tensor=2, expert=2)),
         ("experts, evenness of sequences", TENSOR),
         ("experts, all tokens on one", ParallelLayout(tensor=2, expert=2)),
-        ("experts, latent attention, further tokens", ParallelLayout(context=2, expert=2)),
+        ("experts, latent attention, multi-token prediction", ParallelLayout(context=2, expert=2)),
         ("experts, evenness of sequences", CONTEXT, "selective"),
-        ("experts, latent attention, further tokens", TENSOR, "full"),
+        ("experts, latent attention, multi-token prediction", TENSOR, "full"),
     ],
     4: [
         ("llama", TENSOR),
@@ -50,7 +50,7 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("latent, no query latent", ParallelLayout(tensor=2, context=2)),
         ("bert", ParallelLayout(tensor=2, replicate=2)),
         ("experts, all tokens on one", ParallelLayout(tensor=2, expert=4)),
-        ("experts, latent attention, further tokens", ParallelLayout(tensor=2, context=2, expert=2)),
+        ("experts, latent attention, multi-token prediction", ParallelLayout(tensor=2, context=2, expert=2)),
         ("experts, evenness of sequences", ParallelLayout(context=2, replicate=2, expert=2)),
     ],
 }

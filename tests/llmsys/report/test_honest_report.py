@@ -15,7 +15,7 @@ from llmsys.report.run_sections import build_run_numbers, build_run_sections
 from tests.helpers.example_run import example_manifest, run_events, write_run
 from tools.demo import compare_with_compressors, describe_evaluation
 
-FEW = "too few to compare (less than 50,000)"
+FEW = "too few for a comparison (less than 50,000)"
 
 
 @pytest.mark.parametrize("size", [MIN_HELDOUT_BYTES, MIN_HELDOUT_BYTES - 1])
@@ -54,9 +54,9 @@ def with_given_text(given: int) -> Manifest:
         (
             600_000_000,
             "12 MB of HTML and 600 MB of text",
-            "Bytes are of HTML, or of text that came as such, before extraction and of UTF-8 text after it.",
+            "Bytes are HTML (or text, for text input) before extraction and UTF-8 text after it.",
         ),
-        (612_000_000, "MB of text", "Bytes are UTF-8 text: what was read came as text, and nothing was extracted."),
+        (612_000_000, "MB of text", "Bytes are UTF-8 text: the input was text, so nothing was extracted."),
     ],
 )
 def test_units_are_those_of_the_input(given: int, unit: str, note: str) -> None:

@@ -2,9 +2,9 @@
 
 import re
 
+from llmsys.manifest_section import NearThresholdDocument, ThresholdReport, ThresholdSide
 from llmsys.report import plots
 from llmsys.report.html_page import render_report
-from llmsys.threshold_report import NearThresholdDocument, ThresholdReport, ThresholdSide
 from tests.helpers.example_run import HOSTILE, example_manifest
 
 NEAR = NearThresholdDocument("00", f"https://evil.example/{'x' * 9_000}?{HOSTILE}", 49, 50, HOSTILE)

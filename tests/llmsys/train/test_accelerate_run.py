@@ -57,7 +57,7 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert "was killed by signal 9" in message
     assert "Traceback" not in message
-    assert "run the same command again and it continues" in message
+    assert "run the same command again to continue" in message
     run_llmsys("train", config, *alone)
     starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
     assert [(start["engine"], start["world_size"]) for start in starts] == [("accelerate", 2), ("torch", 1)]
@@ -77,5 +77,5 @@ def test_several_processes_under_a_config_for_one_are_refused(config: Path, tmp_
         check=False,
     )
     assert done.returncode == 2
-    assert "distributed_type: NO, which trains in one process, and launch.processes=2" in done.stderr
+    assert "distributed_type: NO, which trains in one process, but launch.processes=2" in done.stderr
     assert "Run `accelerate config` for several processes" in done.stderr

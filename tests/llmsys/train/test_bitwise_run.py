@@ -15,8 +15,8 @@ from llmsys.config.load import load_run_config
 from llmsys.errors import CheckpointError
 from llmsys.events import read_events, read_latest_events
 from llmsys.parallel.process_group import init_process_group
-from llmsys.train.bitwise_checks import check_loaded_state, drop_reproducibility_mode
 from llmsys.train.build_trainer import train_run
+from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mode
 from tests.helpers.bitwise_runs import CASES, build
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.paths import ROOT

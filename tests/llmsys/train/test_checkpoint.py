@@ -100,7 +100,7 @@ def test_a_full_disk_is_said_with_what_is_safe() -> None:
     full = OSError(28, "No space left on device")
     said = build_save_error(Path("x/step-00000100"), CheckpointException("write", {1: (full, [])}))  # type: ignore[dict-item]
     assert isinstance(said, CheckpointError)
-    assert "x/step-00000100 could not be saved: No space left on device. The checkpoints before" in str(said)
+    assert "x/step-00000100 could not be saved: No space left on device. Earlier checkpoints" in str(said)
     bug = CheckpointException("write", {0: (ValueError("a bug"), [])})  # type: ignore[dict-item]
     assert build_save_error(Path("x"), bug) is bug
 
@@ -136,8 +136,9 @@ def test_changed_data_tokenizer_and_model_are_readable_differences() -> None:
     with pytest.raises(CheckpointError) as caught:
         require_same_settings(Path("x/step-00000100"), saved, now)
     assert str(caught.value).startswith(
-        "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint was 5f, "
-        "now 60; model.hidden_size was 32, now 64. A run follows one trajectory. The data are not those"
+        "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint "
+        "was 5f, now 60; model.hidden_size was 32, now 64. A run folder belongs to one trajectory. The data "
+        "The data differ"
     )
-    assert "It belongs to another model: put the model section back." in str(caught.value)
+    assert "The model differs: restore the model section." in str(caught.value)
     assert "tokenizer" not in str(caught.value)

@@ -53,7 +53,7 @@ def test_an_average_is_made_once_and_again_when_a_checkpoint_changed(tmp_path: P
 
 def test_too_few_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     run_folder(tmp_path, range(10, 40, 10))
-    with pytest.raises(CheckpointError, match=r"has 3 checkpoints, and checkpoint.average_last=5 of them are to be"):
+    with pytest.raises(CheckpointError, match=r"has 3 checkpoints, and checkpoint.average_last=5 of them are needed"):
         average_checkpoints(tmp_path, 5)
     damaged = tmp_path / "checkpoints" / "step-00000020" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"X")

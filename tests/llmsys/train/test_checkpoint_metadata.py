@@ -103,7 +103,7 @@ def test_tensor_files_that_hold_something_else_are_refused_and_not_run(
 
     change_metadata(checkpoint, move_chunk)
     assert find_checkpoint_error(checkpoint) is None  # signed again: the digests are right
-    with pytest.raises(CheckpointError, match=r"cannot be read: .*Take another checkpoint") as refusal:
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*Use another checkpoint") as refusal:
         read(checkpoint)
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "ran").exists()
@@ -128,7 +128,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda one: one["parameter/w"]["chunks"][0].update(file="/etc/passwd"),
         "'/etc/passwd' is not the name of a file",
     ),
-    "another dtype": (lambda one: one["parameter/w"].update(dtype="load"), "'load' is no dtype of torch"),
+    "another dtype": (lambda one: one["parameter/w"].update(dtype="load"), "'load' is not a torch dtype"),
     "a huge shape": (lambda one: one["parameter/w"].update(shape=[1 << 50]), "is not within [1125899906842624]"),
     "a hole": (lambda one: one["parameter/w"]["chunks"][0].update(sizes=[2, 4]), "its chunks do not fill [3, 4]"),
     "a negative offset": (lambda one: one["parameter/w"]["chunks"][0].update(offsets=[-1, 0]), "are not counts"),
@@ -148,7 +148,7 @@ def test_metadata_that_point_elsewhere_are_refused(checkpoint: Path, case: str) 
         read(checkpoint)
     assert said in str(refusal.value)
     assert str(refusal.value).startswith(f"{checkpoint / METADATA} cannot be read (")
-    assert "Take another checkpoint." in str(refusal.value)
+    assert "Use another checkpoint." in str(refusal.value)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", '{"version": 9}', "\x80\x04."])

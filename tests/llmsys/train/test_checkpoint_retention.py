@@ -69,11 +69,14 @@ def test_a_save_killed_between_its_two_renames_gives_the_old_one_back(tmp_path: 
     ("words", "said"),
     [
         (["checkpoint.keep_every_steps=70"], "70 is not a multiple of checkpoint.every_steps=50.*keep_every_steps=50"),
-        (["checkpoint.keep_best=2", "evaluation.every_steps=0"], "2 best need an evaluation of each checkpoint"),
+        (
+            ["checkpoint.keep_best=2", "evaluation.every_steps=0"],
+            "2 best checkpoints need an evaluation of each checkpoint",
+        ),
         (["checkpoint.keep_best=2", "evaluation.every_steps=40"], "evaluation.every_steps=40 does not divide"),
         (
             ["train.spike_detection.max_grad_norm_ratio=0.5"],
-            r"0\.5 times the median would refuse ordinary steps\. Use more than 1",
+            r"0\.5 times the median would skip ordinary steps\. Use more than 1",
         ),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_disk_without_room_ends_in_a_message_and_harms_nothing(fork: Any, tmp_
     assert len(said) == 2
     for line in said:
         assert line.startswith(f"{tmp_path / 'step-00000020'} could not be saved: ")
-        assert "The checkpoints before it are whole. Free space or lower checkpoint.keep_last" in line
+        assert "Earlier checkpoints are intact. Free space or lower checkpoint.keep_last" in line
     assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000010"
 
 
@@ -125,8 +125,8 @@ def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None
     [
         (lambda text: text[:50], f"{RECORD} cannot be read"),
         (lambda text: "[]", f"{RECORD} cannot be read (not a record of files)"),
-        (lambda text: text.replace('"steps": 10', '"steps": 18'), f"{RECORD} cannot be read (damaged: its own digest"),
-        (lambda text: text.replace('"format": 2', '"format": 3'), "format 3, which a newer llmsys wrote; this version"),
+        (lambda text: text.replace('"steps": 10', '"steps": 18'), f"{RECORD} cannot be read (corrupt: its own digest"),
+        (lambda text: text.replace('"format": 2', '"format": 3'), "format 3, written by a newer llmsys; this version"),
     ],
 )
 def test_a_damaged_or_newer_record_is_said(tmp_path: Path, change: Any, said: str) -> None:

@@ -72,5 +72,5 @@ def test_huge_logits_do_not_overflow() -> None:
 def test_a_second_backward_is_refused() -> None:
     loss = compute_sequence_losses(torch.zeros(1, 2, 3, requires_grad=True), torch.zeros(1, 2, dtype=torch.int64)).sum()
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="used up by its first backward"):
+    with pytest.raises(RuntimeError, match="consumed by its first backward"):
         loss.backward()

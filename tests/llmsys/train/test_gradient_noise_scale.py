@@ -8,17 +8,17 @@ import torch
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
+from llmsys.config.run_constraints import require_micro_batches
 from llmsys.engine.engine import StepResult
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.errors import ConfigError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import GradientNoiseScale, NoiseScaleMeter
-from llmsys.train.linear_cross_entropy import build_training_loss
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
 
@@ -113,9 +113,12 @@ def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken()
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": {"kind": "deepspeed"}}, "engine.kind: deepspeed sums over ranks after the last micro-batch only"),
-        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 puts a rank's whole share into one micro-batch"),
-        ({"train": {"precision": "fp16"}}, "train.precision: fp16 scales the gradient until it is whole"),
+        (
+            {"engine": {"kind": "deepspeed"}},
+            "engine.kind: deepspeed reduces over ranks only after the last micro-batch",
+        ),
+        ({"batch": {"micro_sequences": 0}}, "batch.micro_sequences: 0 makes one micro-batch of a rank's share"),
+        ({"train": {"precision": "fp16"}}, "train.precision: fp16 unscales gradients only after the last micro-batch"),
     ],
 )
 def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[str, object]], message: str) -> None:
@@ -126,6 +129,6 @@ def test_where_it_cannot_be_had_it_is_refused_by_name(settings: dict[str, dict[s
 
 
 def test_one_micro_batch_on_a_rank_is_refused_when_ranks_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 leaves each rank one. Use a smaller"):
+    with pytest.raises(ConfigError, match=r"batch.micro_sequences=4 gives each rank only one. Use a smaller"):
         require_micro_batches(1, BatchConfig(micro_sequences=4))
     assert require_micro_batches(2, BatchConfig(micro_sequences=4))

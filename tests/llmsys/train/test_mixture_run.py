@@ -117,4 +117,4 @@ def test_a_mixture_is_not_prepared(config: Path) -> None:
     words = [sys.executable, "-m", "launch.main", "prepare", str(config)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 2
-    assert "data.kind=mixture names datasets that are prepared already" in done.stderr
+    assert "data.kind=mixture refers to prepared datasets" in done.stderr

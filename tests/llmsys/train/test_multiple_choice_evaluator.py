@@ -118,5 +118,5 @@ def test_questions_for_a_model_that_learns_no_text_are_refused() -> None:
     (problem,) = find_task_violations(sets, "masked")
     assert problem.key == "evaluation.tasks"
     assert (
-        "1 sets are scored by the likelihood of a text, which objective.kind=masked does not learn" in problem.message
+        "1 tasks are scored by the likelihood of a text, which objective.kind=masked does not model" in problem.message
     )

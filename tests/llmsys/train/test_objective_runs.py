@@ -117,7 +117,7 @@ def test_a_resumed_run_drops_what_the_uninterrupted_one_dropped(translation: Pat
 def test_a_translation_model_is_not_asked_to_continue(translation: Path) -> None:
     done = run_llmsys("translate", translation, "model.family=decoder", "model.encoder=null", check=False)
     assert done.returncode == 2
-    assert "data.kind: pairs data cannot teach next_token" in done.stderr
+    assert "data.kind: pairs data do not fit objective next_token" in done.stderr
 
 
 def encoder(folder: Path) -> dict[str, Any]:

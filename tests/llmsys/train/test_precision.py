@@ -50,7 +50,7 @@ def test_onednn_variables_lower_the_processor(
     monkeypatch.setenv(variable, value)
     found = find_bf16_support(CPU)
     assert found.is_native == native
-    assert native or found.reason == f"{variable}={value} leaves its bfloat16 instructions out"
+    assert native or found.reason == f"{variable}={value} disables its bfloat16 instructions"
 
 
 @pytest.mark.usefixtures("bf16_processor")
@@ -99,7 +99,9 @@ def test_auto_is_resolved_logged_and_recorded(
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: support)
     with caplog.at_level(logging.INFO):
         resolved = resolve_precision(load_config_in(tmp_path))
-    assert [one.getMessage() for one in caplog.records] == [f"train.precision=auto takes {expected}: {support.reason}"]
+    assert [one.getMessage() for one in caplog.records] == [
+        f"train.precision=auto selects {expected}: {support.reason}"
+    ]
     assert resolved.train.precision == resolved.trajectory_settings["train"]["precision"] == expected
 
 
@@ -124,10 +126,10 @@ def test_a_run_on_another_machine_keeps_its_type_and_says_so(
     assert resolved.train.precision == recorded
     own = "bf16" if support.is_native else "fp32"
     assert caplog.records[0].getMessage() == (
-        f"train.precision=auto takes {recorded}: {tmp_path} was trained in it, and a run keeps its type; "
-        f"a new one would take {own} here"
+        f"train.precision=auto selects {recorded}: {tmp_path} was trained in it, and a run keeps its dtype; a "
+        f"new run would use {own} here"
     )
-    assert any("begin another run.folder" in one.getMessage() for one in caplog.records) == (recorded == "bf16")
+    assert any("start a new run.folder" in one.getMessage() for one in caplog.records) == (recorded == "bf16")
 
 
 def test_a_damaged_record_is_no_type(tmp_path: Path) -> None:
@@ -144,8 +146,8 @@ def test_bf16_by_name_without_native_products_warns_with_the_measured_factor(
     monkeypatch.setattr(precision, "measure_slowdown", lambda _: 61.04)
     assert resolve_precision(load_config_in(tmp_path, "bf16")).train.precision == "bf16"
     assert [one.getMessage() for one in caplog.records] == [
-        "train.precision=bf16 is slow on this device (it has no units): a product of 192 x 192 takes 61 times as long "
-        "as in fp32. Use train.precision=auto or fp32."
+        "train.precision=bf16 is slow on this device (it has no units): a matmul of 192 x 192 takes 61 times "
+        "as long as in fp32. Use train.precision=auto or fp32."
     ]
     caplog.clear()
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)
@@ -160,7 +162,7 @@ def test_the_factor_is_measured() -> None:
 def test_what_needs_bf16_says_so_when_auto_is_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config_in(tmp_path, matmul_dtype="fp8")
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: SLOW)
-    message = r"train.precision=auto is fp32 here \(it has no units\), and that breaks: train.matmul_dtype: fp8 cannot"
+    message = r"train.precision=auto is fp32 here \(it has no units\), which is invalid: train.matmul_dtype: fp8 "
     with pytest.raises(ConfigError, match=message):
         resolve_precision(config)
     monkeypatch.setattr(precision, "find_bf16_support", lambda _: NATIVE)
@@ -168,5 +170,5 @@ def test_what_needs_bf16_says_so_when_auto_is_fp32(tmp_path: Path, monkeypatch: 
 
 
 def test_an_unresolved_type_never_reaches_what_a_run_compares(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.precision=auto is known only on a device"):
+    with pytest.raises(ConfigError, match=r"train\.precision=auto needs a device"):
         _ = load_config_in(tmp_path).trajectory_settings

@@ -96,7 +96,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
         middle.go_on()
         message = process.communicate(timeout=PATIENCE_SECONDS)[1]
         if victim == "rank":
-            assert "run the same command again and it continues" in message
+            assert "run the same command again to continue" in message
             assert process.returncode == LOST_PEER
             assert message.count("error:") == 1
             assert "frame #" not in message
@@ -123,7 +123,7 @@ def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Pat
     message = process.communicate(timeout=PATIENCE_SECONDS)[1]  # it never goes on
     assert process.returncode == HUNG, message
     assert message.count("error:") == 1
-    assert "no step was finished for 3 s (train.hang_timeout_seconds), in" in message
+    assert "no step has finished for 3 s (train.hang_timeout_seconds), in" in message
     assert "frame #" not in message
 
 

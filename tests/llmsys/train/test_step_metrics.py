@@ -49,7 +49,7 @@ def test_an_unknown_device_has_no_utilisation_and_says_how_to_get_one() -> None:
     told = build_prediction(load_config(), CPU, None)
     assert told["step_seconds"] is None
     assert "set flops.device=mine.yaml" in told["why_no_time"]
-    with pytest.raises(ConfigError, match="'h201' is not a device with a profile"):
+    with pytest.raises(ConfigError, match="'h201' has no device profile"):
         find_device_profile(load_config("flops.device=h201"), CPU)
 
 

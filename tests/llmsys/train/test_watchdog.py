@@ -37,14 +37,14 @@ def test_silent_ranks_are_named_before_those_that_are_behind() -> None:
         "rank 1 on far-away (process 1001) has been silent for 40 s, since saving of step 5; "
         "its process is unknown, on another host"
     )
-    assert describe_hanging_ranks([build_heartbeat(0, 9)], 2, 20.0) == ["rank 1 was never heard of"]
+    assert describe_hanging_ranks([build_heartbeat(0, 9)], 2, 20.0) == ["rank 1 has sent no heartbeat"]
 
 
 def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
     [named] = describe_hanging_ranks(
         [build_heartbeat(0, 9), build_heartbeat(1, 9), build_heartbeat(2, 8, step=4)], 3, 20.0
     )
-    assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, and others are further"
+    assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, while others are ahead"
     assert describe_hanging_ranks([build_heartbeat(0, 9), build_heartbeat(1, 9)], 2, 20.0) == []
 
 
@@ -96,10 +96,10 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
         assert [process.exitcode for process in ranks] == [HUNG, HUNG]
     # Rank 0 holds the store of the group, and is the one that was stopped.
     said = (tmp_path / "log-1").read_text()
-    assert "no step was finished for 2 s (train.hang_timeout_seconds), in all-reduce of step" in said
+    assert "no step has finished for 2 s (train.hang_timeout_seconds), in all-reduce of step" in said
     assert f"rank 0 on {os.uname().nodename} (process {ranks[0].pid}) has been silent" in said
     assert "its process is stopped" in said
-    assert "no step was finished" not in (tmp_path / "log-0").read_text()
+    assert "no step has finished" not in (tmp_path / "log-0").read_text()
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert event["event"] == "hang"
     assert event["named"][0].startswith("rank 0")
@@ -167,7 +167,7 @@ def test_a_start_may_be_slow_while_a_rank_is_at_work_and_a_hang_in_it_is_named(t
     assert (tmp_path / "built").exists()
     assert [process.exitcode for process in ranks] == ([HUNG, HUNG] if hangs else [0, 0])
     said = (tmp_path / "log-0").read_text() + (tmp_path / "log-1").read_text()
-    assert said.count("no step was finished for 2 s (train.hang_timeout_seconds), in building the model") == hangs
+    assert said.count("no step has finished for 2 s (train.hang_timeout_seconds), in building the model") == hangs
 
 
 def test_work_is_computing_reading_and_what_children_compute(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import transformers
 
 from llmsys.config.hugging_face.defaults import DEFAULTS
-from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.read_config_json import FAMILIES
 from llmsys.config.load import build_model_config, load_hugging_face_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.paths import TEST_DATA
 
 DATA = TEST_DATA / "config"
@@ -231,7 +231,7 @@ def test_the_origin_of_stretched_weights_changes_nothing() -> None:
 def test_a_stored_format_is_left_out_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "llmsys"):
         published("deepseek-v3")
-    assert "deepseek-v3: quantization_config: the format of stored weights is left out" in caplog.text
+    assert "deepseek-v3: quantization_config: the storage format is ignored" in caplog.text
 
 
 def test_a_folder_stands_for_its_file(tmp_path: Path) -> None:

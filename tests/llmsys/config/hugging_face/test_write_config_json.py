@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from llmsys.config.hugging_face.model_types import FAMILIES
+from llmsys.config.hugging_face.read_config_json import FAMILIES
 from llmsys.config.hugging_face.write_config_json import build_config_json
 from llmsys.config.load import build_model_config, load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.errors import ConfigError
-from llmsys.estimate.parameter_count import count_parameters
+from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.paths import TEST_DATA
 
 PUBLISHED = json.loads((TEST_DATA / "config" / "published_configs.json").read_text())
@@ -139,13 +139,15 @@ def test_what_only_training_reads_may_be_left_out(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO", "llmsys"):
         values = build_config_json(model)
     assert values["model_type"] == "llama"
-    assert "config.json of llama cannot say initializer=xavier, dropout.residual=0.1; only training" in caplog.text
+    assert (
+        "config.json of llama has no field for initializer=xavier, dropout.residual=0.1; only training" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("demo-moe", "cannot say moe.score=softmax"),
+        ("demo-moe", "cannot represent moe.score=softmax"),
         ("palm-8b", "head.scale=inverse_sqrt_hidden_size"),
         ("glm-130b", "residual.kind=deepnorm"),
         ("gopher-417m", "position.kind=transformer_xl"),
@@ -156,22 +158,25 @@ def test_a_model_that_no_type_has_is_refused_with_the_fields(name: str, message:
     with pytest.raises(ConfigError) as caught:
         build_config_json(load_model_config(f"model/{name}"))
     text = str(caught.value)
-    assert text.startswith("No Hugging Face model type has this model. The nearest is ")
+    assert text.startswith("No Hugging Face model type can represent this model. The nearest is ")
     assert message in text
-    assert text.endswith("Change these fields, or keep the model in this format.")
+    assert text.endswith("Change these fields, or keep the model in llmsys format.")
 
 
 def test_further_tokens_are_predicted_in_this_format_only() -> None:
     model = load_model_config("model/deepseek-v3", ["multi_token_prediction={depth: 1}"])
-    with pytest.raises(ConfigError, match=r"nearest is deepseek_v3, which cannot say multi_token_prediction=a section"):
+    with pytest.raises(
+        ConfigError, match=r"nearest is deepseek_v3, which cannot represent multi_token_prediction=a section"
+    ):
         build_config_json(model)
 
 
 def test_an_unknown_type_cannot_be_asked_for() -> None:
     shape = {**SMALL, "intermediate_size": 24}
-    with pytest.raises(ConfigError, match=r"model_type: 'mamba' is not understood\. Known: llama,"):
+    with pytest.raises(ConfigError, match=r"model_type: 'mamba' is not supported\. Known: llama,"):
         build_config_json(ModelConfig.model_validate(shape), "mamba")
     with pytest.raises(
-        ConfigError, match=r"gpt2 cannot say this model\. It cannot say norm\.kind=rmsnorm, position\.kind=rope"
+        ConfigError,
+        match=r"gpt2 cannot represent this model\. It cannot represent norm\.kind=rmsnorm, position\.kind=rope",
     ):
         build_config_json(ModelConfig.model_validate(shape), "gpt2")

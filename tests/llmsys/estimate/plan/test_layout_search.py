@@ -9,7 +9,7 @@ import pytest
 from launch.main import main
 from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
-from llmsys.config.violation import list_divisors
+from llmsys.config.section import list_divisors
 from llmsys.errors import ConfigError, LayoutError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
@@ -46,7 +46,7 @@ def test_the_misprinted_layout_of_llama_3_is_caught_with_what_it_should_say(caps
     assert main(words) == 2
     text = capsys.readouterr().out
     assert text.startswith("illegal: ")
-    assert "is 8192 devices, and there are 16384. With the other axes as they are, data=8 uses all of them." in text
+    assert "is 8192 devices, and there are 16384. With the other axes unchanged, data=8 uses all of them." in text
     assert main([*words[:-1], "tp=8,cp=16,pp=16,dp=8", "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["legal"] is True
 
@@ -54,11 +54,11 @@ def test_the_misprinted_layout_of_llama_3_is_caught_with_what_it_should_say(caps
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("tp=3,dp=2", "32 attention heads cannot be dealt to context=1 × tensor=3 ranks"),
-        ("pp=64", "32 blocks cannot fill pipeline=64 stages. Use pipeline=4, 8, 16 or 32."),
+        ("tp=3,dp=2", "32 attention heads cannot be divided over context=1 × tensor=3 ranks"),
+        ("pp=64", "32 blocks cannot be divided over pipeline=64 stages. Use pipeline=4, 8, 16 or 32."),
         ("ep=2,dp=8", "A dense model has no experts to split over expert=2"),
         ("cp=16,dp=1", "batch.sequence_length=8200 positions cannot be divided over context=16"),
-        ("dp=48", "64 sequences of a step cannot be dealt evenly to 48 data ranks. Use 48."),
+        ("dp=48", "64 sequences of a step cannot be divided evenly over 48 data ranks. Use 48."),
     ],
 )
 def test_a_layout_that_cannot_work_says_which_number_binds(layout, message) -> None:
@@ -68,7 +68,7 @@ def test_a_layout_that_cannot_work_says_which_number_binds(layout, message) -> N
 
 @pytest.mark.parametrize("text", ["tp=8,zp=2", "tp=0", "tp", "tp=2,tensor=2", "dp=2,shard=2"])
 def test_a_layout_is_read_strictly(text) -> None:
-    with pytest.raises(ConfigError, match=r"is no axis of a layout|twice|beside replicate or shard"):
+    with pytest.raises(ConfigError, match=r"is not an axis of a layout|twice|also replicate or shard"):
         parse_layout(text)
 
 
@@ -110,7 +110,9 @@ def test_every_neighbour_of_the_best_has_the_reason_that_binds_it() -> None:
 
 def test_what_fits_nowhere_says_by_how_much_and_what_would_do() -> None:
     run = config("llama3.1-405b", "batch.sequence_length=8192", "batch.sequences=64")
-    with pytest.raises(LayoutError, match=r"No layout fits 8 × H100 .* GiB too many .* With this batch, \d+ devices"):
+    with pytest.raises(
+        LayoutError, match=r"No layout fits 8 × H100 .* GiB over the capacity .* With this batch, \d+ devices"
+    ):
         search_layouts(run, PlanTarget(ClusterCosts(devices=8), H100))
 
 
@@ -118,7 +120,7 @@ def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
     run = config("llama3.1-70b", "batch.sequence_length=4096", "batch.sequences=8")
     roomy = search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=2e12), H100))
     assert all(getattr(one.choice.engine, "cpu_offload", "none") != "none" for one in roomy.ranked)
-    with pytest.raises(LayoutError, match=r"host memory: .* GiB too many for one machine"):
+    with pytest.raises(LayoutError, match=r"host memory: .* GiB over the capacity of one machine"):
         search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
 
 
@@ -145,10 +147,10 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "A plan needs a place. Give gpus=64 device=h100-sxm, or cluster=FILE."),
+        ([], "A plan needs a cluster. Give gpus=64 device=h100-sxm, or cluster=FILE."),
         (["gpus=many"], "gpus=many is not a number of devices"),
-        (["gpus=8", "device=h101"], "'h101' is not a device with a profile"),
-        (["cluster=nowhere.yaml"], "there is no cluster file nowhere.yaml"),
+        (["gpus=8", "device=h101"], "'h101' has no device profile"),
+        (["cluster=nowhere.yaml"], "cluster file nowhere.yaml does not exist"),
     ],
 )
 def test_a_place_that_nobody_described_is_refused(words, message, capsys) -> None:

@@ -9,9 +9,8 @@ import pytest
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.estimate.scaling.law import BudgetRequest
-from llmsys.estimate.scaling.law_fit import _predict_log_losses, fit_law
+from llmsys.estimate.scaling.law_fit import TrainingRun, _predict_log_losses, fit_law, load_training_runs
 from llmsys.estimate.scaling.published_laws import BESIROGLU
-from llmsys.estimate.scaling.training_runs import TrainingRun, load_training_runs
 
 SIZES, RATIOS = (5e7, 1e8, 2e8, 4e8, 8e8), (5, 10, 20, 40, 80)
 
@@ -58,9 +57,11 @@ def test_the_slopes_are_those_of_the_loss() -> None:
 
 
 def test_too_few_runs_are_refused_with_what_would_do() -> None:
-    with pytest.raises(DataError, match=r"5 runs of different size or length cannot fix the 5 constants .* least 7"):
+    with pytest.raises(
+        DataError, match=r"5 runs of different size or length cannot determine the 5 constants .* least 7"
+    ):
         fit_law(ladder()[:5])
-    with pytest.raises(DataError, match=r"2 sizes cannot fix the 5 constants of a law. Use at least 3"):
+    with pytest.raises(DataError, match=r"2 sizes cannot determine the 5 constants of a law. Use at least 3"):
         fit_law(ladder()[:10])
 
 
@@ -73,7 +74,7 @@ def test_run_folders_and_tables_give_points(tmp_path: Path) -> None:
     ]
     path = run / "events.jsonl"
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    with pytest.raises(DataError, match="has not finished: cut short, its schedule is another one"):
+    with pytest.raises(DataError, match="has not finished, so its schedule was cut short"):
         load_training_runs([run])
     path.write_text(path.read_text() + json.dumps({"time": 3, "event": "finish", "step": 3}) + "\n")
     table = tmp_path / "runs.csv"

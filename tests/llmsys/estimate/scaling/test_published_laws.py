@@ -125,7 +125,7 @@ def test_the_answer_holds_every_law_even_when_one_is_marked(capsys) -> None:
 
 def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
     from llmsys.config.scaling import ScalingLawConfig
-    from llmsys.estimate.scaling.compute_budget import Accelerator, convert_budget_to_flops
+    from llmsys.estimate.scaling.law_comparison import Accelerator, convert_budget_to_flops
 
     device = Accelerator("box", 1e15, 500)
     money = convert_budget_to_flops(
@@ -141,13 +141,16 @@ def test_money_and_energy_buy_hours_at_stated_assumptions() -> None:
     ("words", "message"),
     [
         (["budget=20q"], "'20q' is not a budget. Write FLOPs (1e21), hours (5000h)"),
-        (["budget=-1"], "-1 buys nothing"),
-        (["budget=50h"], "device: is missing: 50h buys operations of a device"),
-        (["budget=9EUR", "device=h100"], "price_per_hour: is missing: 9EUR buys hours. Set EUR per accelerator-hour"),
+        (["budget=-1"], "-1 is not positive"),
+        (["budget=50h"], "device: is missing: 50h needs a device"),
+        (
+            ["budget=9EUR", "device=h100"],
+            "price_per_hour: is missing: 9EUR needs a price. Set EUR per accelerator-hour",
+        ),
         (["budgt=1"], "budgt: unknown key. Did you mean budget?"),
         (
             ["budget=1e21", "highlight=chinchilla"],
-            "highlight=chinchilla is not a law in this table. Use one of kaplan_2020,",
+            "highlight=chinchilla is not a law of this table. Use one of kaplan_2020,",
         ),
         (["fit", "nowhere"], "nowhere cannot be read"),
     ],

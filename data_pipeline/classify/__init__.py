@@ -1,1 +1,0 @@
-"""A linear classifier over hashed words: features, file format and training."""

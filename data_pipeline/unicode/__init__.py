@@ -1,1 +1,0 @@
-"""Repair of text that was decoded with the wrong encoding."""

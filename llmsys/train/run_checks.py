@@ -1,0 +1,150 @@
+"""Checks before training and at saves: all ranks agree, and the conditions and hashes of bitwise reproducibility.
+
+Before anything is built, each rank sends its versions and checksums of llmsys' source and of its config. Later a
+difference would be a wrong sum or a hang."""
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import llmsys
+from llmsys.config.run import RunConfig
+from llmsys.engine.engine import Engine, EngineState
+from llmsys.engine.state_hash import hash_state
+from llmsys.errors import CheckpointError, LaunchError
+from llmsys.log import get_logger
+from llmsys.parallel.process_group import all_gather_object, get_rank
+
+log = get_logger(__name__)
+
+
+def format_bitwise_notice(config: RunConfig, micro_batches: int, device: str) -> str:
+    """Return the guarantee of bitwise mode for this run and the conditions under which it holds.
+
+    Args:
+        config: the config of the run.
+        micro_batches: micro-batches of one step over all ranks.
+        device: device type, such as `cpu`.
+    """
+    return (
+        f"bitwise mode: the same weights and moments, bit for bit, on any power of two of processes that divides the "
+        f"{micro_batches} micro-batches of a step; on devices of this kind ({device}), with the versions in "
+        f"environment.json and {config.train.threads_per_process} CPU threads per process"
+    )
+
+
+def hash_state_if_bitwise(config: RunConfig, state: EngineState) -> dict[str, str]:
+    """Return {"state_hash": hash} for the record of a checkpoint; empty in fast mode. Collective."""
+    return {"state_hash": hash_state(state)} if config.train.reproducibility == "bitwise" else {}
+
+
+def check_loaded_state(engine: Engine, checkpoint: Path, record: dict[str, Any]) -> None:
+    """Compare the loaded state with the hash in the checkpoint's record, if it has one. Collective.
+
+    Raises:
+        CheckpointError: the engine does not hold the bits that were saved.
+    """
+    saved = record.get("state_hash")
+    if saved is None:
+        return
+    loaded = hash_state(engine.get_state())
+    if loaded != saved:
+        raise CheckpointError(
+            f"{checkpoint} was saved with state {saved} and loads as {loaded}. Its files are intact, so the "
+            "state was loaded wrongly: resume with the versions that saved it (environment.json), and report "
+            "this."
+        )
+
+
+def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both identities without the mode where they differ in it, and log the change.
+
+    A run may continue in the other mode; the bits differ from there on.
+    """
+    # The key is present in bitwise mode only.
+    if ("bitwise" in saved) == ("bitwise" in now):
+        return saved, now
+    modes = ["fast" if "bitwise" not in one else "bitwise" for one in (saved, now)]
+    log.info("until now in %s mode, from now on in %s mode", *modes)
+    return tuple({k: v for k, v in one.items() if k != "bitwise"} for one in (saved, now))  # type: ignore[return-value]
+
+
+MAX_LISTED = 5
+"""Differences that a message lists."""
+
+
+def require_rank_agreement(config: RunConfig) -> None:
+    """Compare all ranks with rank 0. Collective.
+
+    Raises:
+        LaunchError: on rank 0, if a rank differs; the other ranks exit with status 2.
+    """
+    own = collect_rank_facts(config)
+    found = all_gather_object((platform.node(), own))
+    if all(facts == found[0][1] for _, facts in found):
+        return
+    # Only now: configs are large, and usually equal.
+    settings = all_gather_object(config.model_dump(mode="json"))
+    if get_rank() != 0:
+        # Rank 0 raises: one message is enough.
+        raise SystemExit(2)
+    raise LaunchError(format_disagreement(found, settings))
+
+
+def collect_rank_facts(config: RunConfig) -> dict[str, str]:
+    """Return the facts that must be equal on every rank, by name."""
+    return {
+        "llmsys": llmsys.__version__,
+        "the source of llmsys": _hash_source(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "the config": hashlib.blake2b(config.model_dump_json().encode(), digest_size=8).hexdigest(),
+    }
+
+
+def format_disagreement(found: list[tuple[str, dict[str, str]]], settings: list[dict[str, Any]]) -> str:
+    """Return one sentence per rank that differs from rank 0, and the next step.
+
+    Args:
+        found: (host, facts) of each rank.
+        settings: the config of each rank.
+    """
+    first_host, first = found[0]
+    lines = []
+    for number, (host, facts) in enumerate(found):
+        changed = [(name, first[name], value) for name, value in facts.items() if value != first[name]]
+        changed = [entry for entry in changed if entry[0] != "the config"] + list_changes(settings[0], settings[number])
+        differing = [f"{name} {here} (rank 0 on {first_host}: {there})" for name, there, here in changed]
+        if differing:
+            lines.append(f"rank {number} on {host} has {'; '.join(differing[:MAX_LISTED])}")
+    more = f" (and {len(lines) - MAX_LISTED} more ranks)" if len(lines) > MAX_LISTED else ""
+    return (
+        f"{'. '.join(lines[:MAX_LISTED])}{more}. All ranks must run the same program with the same config. "
+        "Install the same versions on every host, and start every rank with the same arguments."
+    )
+
+
+def list_changes(saved: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Return (dotted key, value in `saved`, value in `now`) for every difference between nested settings."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        keys = sorted(saved.keys() | now.keys())
+        return [
+            entry for key in keys for entry in list_changes(saved.get(key), now.get(key), f"{path}.{key}".strip("."))
+        ]
+    return [] if saved == now else [(path, saved, now)]
+
+
+def format_changes(saved: Any, now: Any) -> list[str]:
+    """Return the differences as sentences: `optimizer.learning_rate was 0.001, now 0.002`."""
+    return [f"{path} was {before}, now {after}" for path, before, after in list_changes(saved, now)]
+
+
+def _hash_source() -> str:
+    root = Path(llmsys.__file__).parent
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

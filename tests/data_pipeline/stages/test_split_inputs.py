@@ -1,0 +1,148 @@
+"""Laws of blocks: a long file is cut only between whole records, and how it is cut changes no byte."""
+
+import gzip
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.readers.page_reader import read_pages
+from data_pipeline.stages.split_inputs import split_file
+from llmsys.token_shards import load_manifest
+from tests.helpers.tiny_crawl import GERMAN, fingerprints, make_crawl, page, record, sentences, tiny_config
+
+
+def make_records(seed: int, count: int) -> list[bytes]:
+    choose = random.Random(seed)
+    return [
+        record(f"https://e.org/{number}", "2024-01-01T00:00:00Z", page(sentences(choose, choose.randrange(1, 40))))
+        for number in range(count)
+    ]
+
+
+def pages_of(path: Path, starts: list[tuple[int, int | None]]) -> tuple[list[object], list[object], int]:
+    """Rows, skips and records of a file that is read in these ranges."""
+    rows: list[object] = []
+    skips: list[object] = []
+    records = 0
+    for start, stop in starts:
+        for batch in read_pages(str(path), max_page_bytes=1 << 20, start=start, stop=stop):
+            rows += batch.pages.to_pylist()
+            skips += batch.skipped
+            records += batch.records
+    return rows, skips, records
+
+
+def damaged(data: bytes, kind: str, choose: random.Random) -> bytes:
+    """A file with something wrong behind its first third."""
+    place = choose.randrange(len(data) // 3, len(data))
+    match kind:
+        case "flip":
+            return data[:place] + bytes([data[place] ^ 64]) + data[place + 1 :]
+        case "cut":
+            return data[:place]
+        case "hole":
+            return data[:place] + data[place + 999 :]
+        case "rubbish":
+            return data[:place] + choose.randbytes(500) + data[place:]
+        case "one member":
+            return gzip.compress(gzip.decompress(data), mtime=0)
+        case "plain":
+            return gzip.decompress(data)
+    return data
+
+
+KINDS = ("whole", "flip", "cut", "hole", "rubbish", "one member", "plain", "lie", "nested")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_blocks_of_a_file_give_what_the_file_gives(kind: str, tmp_path: Path) -> None:
+    for seed in range(4):
+        choose = random.Random(seed)
+        records = make_records(seed, 40)
+        if kind == "lie":  # a record that says it is longer, or shorter, than it is
+            header = gzip.decompress(records[20])
+            said = header.split(b"Content-Length: ")[1].split(b"\r\n")[0]
+            other = str(int(said) + choose.choice((-9, 9, 100_000))).encode()
+            records[20] = gzip.compress(
+                header.replace(b"Content-Length: " + said, b"Content-Length: " + other), mtime=0
+            )
+        if kind == "nested":  # a crawl file as a page of a crawl: its bytes look like members of this one
+            body = b"<p>" + b"".join(records[:9])
+            records[20] = record("https://e.org/crawl", "2024-01-01T00:00:00Z", body)
+        path = tmp_path / f"{seed}.warc.gz"
+        path.write_bytes(damaged(b"".join(records), kind, choose))
+        whole = pages_of(path, [(0, None)])
+        for size in (1, 3_000, 9_000):
+            ranges = split_file(str(path), size)
+            assert [one.stop for one in ranges[:-1]] == [one.start for one in ranges[1:]]
+            assert (ranges[0].start, ranges[-1].stop) == (0, path.stat().st_size)
+            assert pages_of(path, [(one.start, one.stop) for one in ranges]) == whole
+        assert len(ranges) > (1 if kind not in ("one member",) else 0)
+
+
+def test_a_file_is_cut_at_the_same_places_wherever_it_changes_behind_them(tmp_path: Path) -> None:
+    records = make_records(1, 40)
+    path = tmp_path / "a.warc.gz"
+    path.write_bytes(b"".join(records))
+    before = split_file(str(path), 5_000)
+    path.write_bytes(b"".join([*records[:30], records[39], *records[30:]]))
+    after = split_file(str(path), 5_000)
+    same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))))
+    assert same >= len(before) // 2
+    assert after[-1].digest == before[-1].digest or same < len(before)
+
+
+@pytest.fixture(scope="module")
+def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_crawl(tmp_path_factory.mktemp("crawl"), files=2)
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """What a dataset promises whatever its blocks: everything but the intermediates."""
+    return {name: digest for name, digest in fingerprints(folder).items() if not name.startswith("work/")}
+
+
+PLAIN = {
+    "rules": [],
+    "deduplicate": {"exact": {"kind": "text"}, "minhash": {"kind": "none"}},
+    "documents": {"num_shards": 2, "batch_bytes": 2_000},
+}
+
+
+def test_what_is_dropped_lies_in_the_same_order_whatever_the_blocks(tmp_path: Path) -> None:
+    texts = [sentences(random.Random(1), 2), [GERMAN * 8], sentences(random.Random(0), 16)] * 4
+    records = [record(f"https://e.org/{n}", "2024-01-01T00:00:00Z", page(text)) for n, text in enumerate(texts)]
+    (tmp_path / "a.warc.gz").write_bytes(b"".join(records))
+    dedup = {"exact": {"kind": "text"}, "minhash": {"kind": "none"}}
+    for name, size in (("whole", 1 << 30), ("blocks", 1)):
+        executor = {"kind": "inline", "block_bytes": size}
+        config = tiny_config(tmp_path / name, tmp_path, executor=executor, deduplicate=dedup)
+        prepare_dataset(config, until="documents")
+    assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
+    assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
+
+
+def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_alone(
+    crawl: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(crawl, tmp_path / "crawl")
+    whole = prepare_dataset(tiny_config(tmp_path / "whole", own, **PLAIN), until="documents")
+    small = {"kind": "inline", "block_bytes": 1_500}
+    config = tiny_config(tmp_path / "blocks", own, executor=small, **PLAIN)
+    assert prepare_dataset(config, until="documents") == whole
+    assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
+    assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
+    last = own / "crawl-1.warc.gz"
+    new = record("https://new.org/", "2024-06-01T00:00:00Z", page(sentences(random.Random(5), 16)))
+    last.write_bytes(last.read_bytes() + new)
+    prepare_dataset(config, until="documents")
+    events = [json.loads(line) for line in (tmp_path / "blocks" / "events.jsonl").read_text().splitlines()]
+    tasks = {event["stage"]: event["tasks"] for event in events}
+    assert tasks["survey"] == 1
+    assert tasks["extract"] <= 2
+    assert load_manifest(tmp_path / "blocks").read.records == whole.read.records + 1

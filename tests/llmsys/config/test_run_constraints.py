@@ -1,0 +1,87 @@
+"""What the torch engine cannot do is refused by name, and under DDP ranks hold copies without being told."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from llmsys.config.run import RunConfig
+from llmsys.errors import LayoutError
+from llmsys.estimate.state_memory import resolve_planned_layout
+
+DDP: dict[str, Any] = {"kind": "torch", "data_parallel": "ddp"}
+MOE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"engine": DDP, "layout": {"shard": 2}},
+         "layout.shard: 2 ranks cannot shard a replica that engine.data_parallel=ddp keeps unsharded on every "
+         "rank. Use layout.shard=1, or engine.data_parallel=fsdp."),
+        ({"engine": DDP, "layout": {"expert": 2}, "model": MOE},
+         "layout.expert: 2 ranks cannot shard the experts of a replica that engine.data_parallel=ddp keeps "
+         "unsharded on every rank. Use layout.expert=1, or"),
+        ({"engine": DDP, "layout": {"tensor": 2}}, "engine.kind=torch with data_parallel=ddp does not shard matrices"),
+        ({"engine": DDP | {"cpu_offload": "state"}},
+         "engine.cpu_offload: state needs FSDP: engine.data_parallel=ddp keeps master weights and gradients "
+         "on the compute device. Use engine.cpu_offload=none, or"),
+        ({"train": {"compile": "block", "activation_checkpoint": "full"}, "model": MOE},
+         "train.activation_checkpoint: full with experts cannot be compiled: torch.compile falls back to "
+         "eager for such blocks. Use train.compile=none or"),
+        ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
+        ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
+         "engine.gradient_accumulation: whole sums over micro-batches before ranks, but "
+         "train.reproducibility=bitwise needs its own"),
+        ({"train": {"matmul_dtype": "fp8"}, "engine": {"kind": "deepspeed"}},
+         "train.matmul_dtype: fp8 is not available: engine.kind=deepspeed does not support fp8 layers. "
+         "Use engine.kind=torch, or train.matmul_dtype=compute."),
+        ({"train": {"matmul_dtype": "fp8"}, "engine": DDP},
+         "ddp casts weights itself. Use engine.data_parallel="),
+        ({"train": {"matmul_dtype": "fp8", "precision": "fp16"}},
+         "train.precision=fp16 is not the output dtype of fp8 matmuls. Use train.precision=bf16, or "
+         "train.matmul_dtype=compute."),
+        ({"train": {"matmul_dtype": "fp8"}, "layout": {"tensor": 2}},
+         "layout.tensor=2 shards matrices that fp8 scales"),
+    ],
+)  # fmt: skip
+def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate(sections)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("layout", [{}, {"shard": 1}, {"replicate": 4}])
+def test_ranks_of_ddp_hold_copies(layout: dict[str, int]) -> None:
+    fitted = RunConfig.model_validate({"engine": DDP, "layout": layout}).resolve_layout(4)
+    assert (fitted.replicate, fitted.shard, fitted.data_parallel_size) == (4, 1, 4)
+    assert fitted.get_data_rank(3) == 3
+
+
+def test_copies_that_are_not_as_many_as_the_ranks_are_refused() -> None:
+    config = RunConfig.model_validate({"engine": DDP, "layout": {"replicate": 2}})
+    message = (
+        r"replicate=2 replicas do not fit 4 ranks: with engine.data_parallel=ddp every rank holds one replica\. Leave"
+    )
+    with pytest.raises(LayoutError, match=message):
+        config.resolve_layout(4)
+
+
+def test_shards_stay_shards_under_fsdp() -> None:
+    fitted = RunConfig.model_validate({"layout": {"replicate": 2}}).resolve_layout(4)
+    assert (fitted.replicate, fitted.shard) == (2, 2)
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [({}, 3), ({"shard": 1}, 3), ({"replicate": 2}, 2)])
+def test_the_estimate_plans_as_many_copies_as_there_will_be(layout: dict[str, int], ranks: int) -> None:
+    config = RunConfig.model_validate({"engine": DDP, "layout": layout, "launch": {"processes": 3}})
+    assert resolve_planned_layout(config).replicate == ranks
+
+
+def test_fp8_is_part_of_the_trajectory_and_plain_products_are_as_before() -> None:
+    fp8 = RunConfig.model_validate({"train": {"matmul_dtype": "fp8", "precision": "bf16"}})
+    assert fp8.trajectory_settings["train"]["products"] == "fp8"
+    assert "products" not in RunConfig().resolve_precision("bf16").trajectory_settings["train"]

@@ -26,7 +26,7 @@ Moments = dict[str, Any]
 
 
 def compute_mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
-    """Return the mean loss per valid target, with the training loss that tests/llmsys/train/test_cross_entropy.py checks."""
+    """Return the mean training loss per valid target (checked by tests/llmsys/train/test_cross_entropy.py)."""
     loss = build_training_loss(LossConfig())
     total: torch.Tensor = model(batch.tokens_BT, finish=lambda head, x, _: loss(head, x, batch.targets_BT))
     return total / batch.num_valid_targets

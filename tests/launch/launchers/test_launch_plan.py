@@ -179,7 +179,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             [("localhost", 2), ("10.9.8.2", 2)],
             0,
             LaunchError,
-            "localhost resolves to .*, a loopback address, .* Name it",
+            "localhost resolves to .*, a loopback address, .* Use an address",
         ),
         ([("no.such.host.invalid", 2), ("10.9.8.2", 2)], 0, LaunchError, "no.such.host.invalid cannot be resolved"),
         (
@@ -218,14 +218,14 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
         ([], "A launch needs hosts."),
         (["nodes=a:2", "nodes=b:2"], "nodes=a:2 and nodes=b:2 were both given. Give nodes= once."),
         (["nodes=a:2", "nodes=a:2"], "nodes=a:2 and nodes=a:2 were both given. Give nodes= once."),
-        (["nodes=2", "--launcher", "torchrun"], "nodes=2 is a number of hosts, and torchrun needs names."),
+        (["nodes=2", "--launcher", "torchrun"], "nodes=2 is a number of hosts, but torchrun needs their names."),
         (["nodes=2", "launch.processes=0"], "starts no rank. Give the number of hosts and the ranks of each"),
         (
             ["nodes=10.9.8.1:2,10.9.8.2:2", "--launcher", "deepspeed", "--min-hosts", "1"],
             "deepspeed cannot continue with fewer",
         ),
         (["nodes=10.9.8.1:0"], "has 0 slots"),
-        (["nodes=10.9.8.1:2,10.9.8.1:2"], "is named 2 times"),
+        (["nodes=10.9.8.1:2,10.9.8.1:2"], "is listed 2 times"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

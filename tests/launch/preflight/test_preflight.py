@@ -42,7 +42,7 @@ def test_the_odd_one_out_is_named_and_not_the_many() -> None:
         ("a", "torch is 2.12.0, on other hosts 2.13.0", "Install torch 2.13.0 there, or share one environment."),
         (
             "a",
-            "files of code differ: digest 0dd, elsewhere c0de",
+            "files of code differ: digest 0dd, on other hosts c0de",
             "Check out the same commit there, or share one checkout.",
         ),
     ]

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.readers.charset import decide_charset, detect_charset
-from data_pipeline.readers.charset_likelihood import is_strong_evidence
-from data_pipeline.readers.charset_likelihood import compute_mean_likelihood, extract_non_ascii_words
+from data_pipeline.readers.charset_likelihood import (
+    compute_mean_likelihood,
+    extract_non_ascii_words,
+    is_strong_evidence,
+)
 from data_pipeline.readers.page_reader import read_pages
 from llmsys.token_shards import read_batches
 from tests.helpers.warc_records import members, response

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
-from llmsys.model.router import compute_capacity
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.moe_layer import MoELayer
+from llmsys.model.router import compute_capacity
 from tests.helpers.tiny_model import relative_error, tiny_model, tiny_moe_config, tiny_tokens
 from tests.reference import moe as plain
 

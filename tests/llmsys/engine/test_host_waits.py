@@ -14,8 +14,8 @@ from llmsys.engine.micro_batch_loss import select_valid_positions
 from llmsys.model.normalization import RMSNorm
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.host_waits import count_host_waits
-from tests.helpers.ranks import run_ranks
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, select_rank_batches
+from tests.helpers.ranks import run_ranks
 
 STEP = {"engine.py:reduce_step_numbers": 1}
 LAYERS, MICRO_BATCHES = 2, 2

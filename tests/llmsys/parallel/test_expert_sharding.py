@@ -25,9 +25,9 @@ from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers import bitwise_runs
+from tests.helpers.parity_runs import LEARNING_RATE, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import tiny_config
-from tests.helpers.parity_runs import LEARNING_RATE, gather_full_state, select_rank_batches
 
 TWO: dict[str, Any] = {
     "moe": {

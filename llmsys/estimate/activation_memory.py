@@ -159,7 +159,7 @@ def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_element
 def _list_chunked_loss_items(
     config: RunConfig, shape: ActivationShape, head_elements: int, passes: int
 ) -> list[MemoryItem]:
-    """head_loss: a block of logits at a time, and gradients of hidden states and weight made in the forward."""
+    """Return the items of linear_cross_entropy: one block of logits, and gradients computed in forward."""
     model, device = config.model, "cpu" if shape.is_on_cpu else "cuda"
     tokens, vocabulary, size = shape.compute_residual_bytes(1, 1), model.vocab_size, shape.value_bytes
     rows = min(tokens, max(16, BLOCK_BYTES[device] // (vocabulary * size)))

@@ -26,7 +26,7 @@ class MemoryProfile:
         pipeline: stages over which blocks are dealt, first in first out (1F1B; Narayanan 2021, arXiv:2104.04473).
         chunks: parts of the model that a stage holds (interleaved 1F1B).
         in_flight: micro-batches whose activations the first stage holds; 0 takes as many as there are stages.
-        loss: chunked: logits never exist whole (our head_loss); fused: logits, and their gradient in
+        loss: chunked: full logits never exist (linear_cross_entropy); fused: logits, and their gradient in
             float32 (a compiled loss); whole: eager cross entropy over float32 copies.
         head: what a tensor rank has of the logits: its positions with a whole head, or its columns of all positions
             with a part of it (loss parallel).

@@ -1,12 +1,11 @@
 """Bytes of training state on the fullest rank: weights, fp32 masters, gradients, moments, as the engine splits them.
 
-State lives as long as the run, on the device or, with offload, in host memory; `memory_peak` says where. What a
-forward pass keeps is in activation_memory.py.
+State lives as long as the run on the device, or with offload in host memory; `peak_memory` decides. Saved tensors of a
+forward pass are in activation_memory.py.
 
-`GatheredWeights` are the full weights and gradients that a rank has for a while: FSDP gathers the block in use and the
-next one, and what stands outside of blocks for a whole step; its gradients exist whole, first in the compute dtype and
-then in float32, until they are summed over the ranks. DDP casts its masters for every product. ZeRO sums gradients in
-buckets."""
+`GatheredWeights` are the temporary full weights and gradients of a rank. FSDP gathers the block in use and the next
+one, and everything outside of blocks for a whole step; its gradients are unsharded, first in the compute dtype and then
+in float32, until they are reduced. DDP casts its master weights for every matmul. ZeRO sums gradients in buckets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
     python tools/bench/checkpoint.py --megabytes 400 --processes 2
 
 Each process holds its share of a state of that size (as FSDP2 would shard it) on the accelerator if there is one, and
-"trains" by multiplying matrices. Saves use the trainer's own Saver. Stall is the time from the call to its return;
+"trains" by matmuls. Saves use the trainer's CheckpointSaver. Stall is the time from the call to its return;
 "steps beside it" is the extra time of steps until the save was on disk.
 """
 

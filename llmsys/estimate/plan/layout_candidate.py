@@ -120,7 +120,7 @@ def format_engine_name(engine: EngineConfig) -> str:
 
 
 def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
-    """The config with the choice in it. Raises IllegalError with the config's own words."""
+    """The config with the choice in it. Raises IllegalLayoutError with the config's own words."""
     given = {name: getattr(config, name) for name in config.model_fields_set}
     changes: dict[str, Any] = {
         "engine": choice.engine,
@@ -146,7 +146,7 @@ def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
 
 
 def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
-    """Memory and time of a choice. Raises IllegalError."""
+    """Memory and time of a choice. Raises IllegalLayoutError."""
     made = apply_candidate(config, choice)
     return EstimatedCandidate(
         choice, made, estimate_peak_memory(made, choice.layout), estimate_step_time(made, choice.layout, place.device)

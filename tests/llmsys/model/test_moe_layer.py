@@ -11,6 +11,7 @@ from llmsys.errors import ConfigError
 from llmsys.model import token_dispatcher
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.moe_layer import MoELayer
+from llmsys.model.router import compute_capacity
 from tests.helpers.tiny_model import relative_error, tiny_model, tiny_moe_config, tiny_tokens
 from tests.reference import moe as plain
 
@@ -128,6 +129,23 @@ def test_rows_are_on_their_own(name: str) -> None:
     parts = [(layer(part), layer.compute_auxiliary_loss()) for part in x.split([1, 3])]
     torch.testing.assert_close(whole, torch.cat([y for y, _ in parts]))
     torch.testing.assert_close(loss, parts[0][1] / 4 + parts[1][1] * 3 / 4)
+
+
+def test_capacity_is_rounded_up_but_not_for_the_error_of_a_product() -> None:
+    tokens_B = torch.tensor([0, 1, 9, 10, 11, 1000])
+    assert compute_capacity(tokens_B, 1.1).tolist() == [0, 2, 10, 11, 13, 1100]  # 1.1 · 10 is above 11 in float64
+
+
+def test_the_balance_factor_scales_the_balance_loss_and_not_the_z_loss() -> None:
+    layer, x = layer_of(CHOICES["loss per sequence"]), torch.randn(2, 6, WIDTH)
+    losses = []
+    for factor in (0.0, 1.0, 3.0):
+        layer.balance_factor = factor
+        layer(x)
+        losses.append(layer.compute_auxiliary_loss())
+    z_loss = layer.config.z_loss_weight * layer.router.compute_scores(x.flatten(0, 1)).logits_NE.logsumexp(-1).square()
+    torch.testing.assert_close(losses[0], z_loss.mean())
+    torch.testing.assert_close(losses[2] - losses[0], 3 * (losses[1] - losses[0]))
 
 
 def test_capacity_drops_by_position_and_only_in_training() -> None:

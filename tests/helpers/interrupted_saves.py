@@ -15,6 +15,7 @@ from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
 from llmsys.train import checkpoint_saver, checkpoint_write
 from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.checkpoint_write import publish_checkpoint
 
 PHASES = {
     "copying": "copy",
@@ -90,3 +91,13 @@ def save_with_little_room(folder: Path, step: int, answer: Any) -> None:
         except CheckpointError as error:
             said += f"{error}\n"
     answer.send(said)
+
+
+def publish_empty_checkpoint(folder: Path, step: int, score: float | None = None) -> Path:
+    """Publish a checkpoint without tensors, with the loss of its evaluation, and return its folder."""
+    partial = folder / f".step-{step:08d}.partial"
+    partial.mkdir(parents=True)
+    evaluation = None if score is None else {"loss": score}
+    target = folder / f"step-{step:08d}"
+    publish_checkpoint(partial, target, {"steps": step, "run": {}, "files": {}, "evaluation": evaluation})
+    return target

@@ -17,7 +17,7 @@ from launch.launchers.torchrun import _report_first_failure
 from launch.main import main
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET, is_lost_peer
 from llmsys.errors import LostRankError
-from tests.launch.launchers.test_launch_plan import HOSTS, config_file, config_of
+from tests.helpers.launch_config import HOSTS, build_toy_config, write_toy_config
 
 KILL = "import os, time; os.kill(os.getpid(), {}); time.sleep(60)"
 
@@ -56,7 +56,7 @@ def test_train_ends_with_the_status_of_its_ranks_and_repeats_no_message(
 ) -> None:
     monkeypatch.setattr("launch.launchers.local.build_local_command", lambda *_: ending_with(ending))
     monkeypatch.setattr("launch.launchers.local.require_datasets", lambda *_: None)
-    words = ["train", config_file(tmp_path), "launch.processes=1"]
+    words = ["train", write_toy_config(tmp_path), "launch.processes=1"]
     try:
         found = main(words)
     except SystemExit as ended:
@@ -75,20 +75,20 @@ def test_a_run_on_hosts_ends_with_its_cause_which_a_rank_has_named(
     tmp_path: Path, statuses: dict[str, int], status: int
 ) -> None:
     with pytest.raises(SystemExit, match=str(status)):
-        combine_statuses(statuses, build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3))
+        combine_statuses(statuses, build_launch_plan(build_toy_config(tmp_path), HOSTS, "torchrun", 2, 3))
 
 
 def test_lost_hosts_are_one_message_and_status_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
+    start = build_launch_plan(build_toy_config(tmp_path), HOSTS, "torchrun", 2, 3)
     with pytest.raises(
         LostRankError, match="a ended with status 3, b lost its ssh connection, or could not be reached"
     ):
         combine_statuses({"a": 3, "b": 255}, start)
     monkeypatch.setattr("launch.commands.launch.run_commands", lambda *_: combine_statuses({"a": 3, "b": UNMET}, start))
     monkeypatch.setattr("launch.commands.launch.require_hosts", lambda *_: None)
-    assert main(["launch", config_file(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2"]) == LOST_PEER
+    assert main(["launch", write_toy_config(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2"]) == LOST_PEER
     assert capsys.readouterr().err.count("llmsys: error") == 1
 
 

@@ -62,7 +62,7 @@ def test_a_sweep_counts_what_another_threshold_keeps(dataset: CrawlConfig, crawl
         ("gopher_quality.min_words", "Write rule.field=a,b,c"),
         ("c4.min_sentences=3", "without the rule c4. Its rules: gopher_quality; and language.min_score."),
         ("gopher_quality.min_wrds=3", "has no field min_wrds. Its thresholds: min_words,"),
-        ("gopher_quality.min_words=-3", "gopher_quality.min_words=-3 is refused: Input should be greater than"),
+        ("gopher_quality.min_words=-3", "gopher_quality.min_words=-3 is invalid: Input should be greater than"),
         ("gopher_quality.min_words=180", "no test compares a stored statistic with gopher_quality.min_words"),
     ],
 )

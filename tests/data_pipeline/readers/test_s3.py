@@ -101,7 +101,9 @@ def test_an_object_that_is_not_what_it_was_is_read_no_further_and_again_by_the_n
 def test_keys_that_are_refused_are_named_with_what_to_do(s3: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_s3, "ACCESS_KEY", "another")
     for pattern in ("s3://crawl/*.gz", URL):
-        with pytest.raises(DataError, match=r"cannot be listed: InvalidAccessKeyId.*Give keys .*AWS_ACCESS_KEY_ID"):
+        with pytest.raises(
+            DataError, match=r"cannot be listed: InvalidAccessKeyId.*Set credentials .*AWS_ACCESS_KEY_ID"
+        ):
             find_inputs([pattern])
     assert read() == ([], [SkippedRecord(URL, 0, "unreadable file: Forbidden", is_retryable=True)])
 

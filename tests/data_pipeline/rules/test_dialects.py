@@ -21,7 +21,7 @@ from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig
 from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from llmsys.errors import ConfigError
 from llmsys.token_shards import ArrowFileWriter
-from tests.data_pipeline.rules.test_match_datatrove import REASONS
+from tests.helpers.datatrove_reasons import REASONS
 from tests.helpers.hard_texts import hard_text
 from tests.helpers.paths import GOLDEN
 from tests.reference.gopher_paper import paper_quality, paper_repetition

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launch.hosts.hostfile import Host
 from launch.launchers.host_commands import build_accelerate_commands, build_commands
@@ -23,25 +22,12 @@ from launch.launchers.run_bundle import (
     read_code_state,
 )
 from launch.main import main
-from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
-
-HOSTS = (Host("10.9.8.1", 2), Host("me@10.9.8.2", 2))
-SMALL = {"batch": {"sequence_length": 8, "sequences": 8}}
-
-
-def config_of(folder: Path, **more: Any) -> RunConfig:
-    return RunConfig.model_validate(SMALL | {"run": {"name": "a toy", "folder": str(folder / "run")}} | more)
-
-
-def config_file(folder: Path) -> str:
-    path = folder / "toy.yaml"
-    path.write_text(yaml.safe_dump(SMALL | {"run": {"name": "a toy", "folder": str(folder / "run")}}))
-    return str(path)
+from tests.helpers.launch_config import HOSTS, build_toy_config, write_toy_config
 
 
 def words_of(folder: Path, launcher: Any, **options: Any) -> list[list[str]]:
-    start = build_launch_plan(config_of(folder), HOSTS, launcher, options.pop("least", 0), 3)
+    start = build_launch_plan(build_toy_config(folder), HOSTS, launcher, options.pop("least", 0), 3)
     return [list(command.arguments) for command in build_commands(launcher, start, **{"over_ssh": True} | options)]
 
 
@@ -87,7 +73,7 @@ def test_accelerate_understands_its_commands_and_needs_hosts_of_one_size(tmp_pat
         options = launch_command_parser().parse_args(words[3:])
         assert (options.num_machines, options.num_processes, options.machine_rank) == (2, 4, number)
         assert (options.main_process_ip, options.main_process_port) == ("10.9.8.1", 29500)
-    start = build_launch_plan(config_of(tmp_path), [Host("10.9.8.1", 1), Host("10.9.8.2", 3)], "torchrun", 0, 3)
+    start = build_launch_plan(build_toy_config(tmp_path), [Host("10.9.8.1", 1), Host("10.9.8.2", 3)], "torchrun", 0, 3)
     with pytest.raises(
         LaunchError, match=r"the same number of ranks on every host. Use 1 slots on each, or --launcher torchrun"
     ):
@@ -101,7 +87,7 @@ def test_what_deepspeed_wants_is_read_by_it_and_the_hosts_come_back(
 
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("WANDB_API_KEY", "hush")
-    words = [config_file(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2", "engine.kind=deepspeed", "--print", "--json"]
+    words = [write_toy_config(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2", "engine.kind=deepspeed", "--print", "--json"]
     assert main(["launch", *words]) == 0
     said = capsys.readouterr()
     assert "WANDB_API_KEY looks like a secret and is not copied" in said.err
@@ -159,7 +145,7 @@ def test_the_difference_that_travels_makes_the_code_again(tmp_path: Path) -> Non
 def test_a_slurm_job_is_a_script_that_asks_to_be_queued_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [config_file(tmp_path), "nodes=2", "launch.processes=4", "--min-hosts", "1", "--sbatch=--time=1:00:00"]
+    words = [write_toy_config(tmp_path), "nodes=2", "launch.processes=4", "--min-hosts", "1", "--sbatch=--time=1:00:00"]
     assert main(["launch", *words, "--print"]) == 0
     text = capsys.readouterr().out
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
@@ -183,7 +169,7 @@ def held_port() -> Iterator[int]:
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with held_port() as port, pytest.raises(LaunchError, match=f"launch.port={port} is in use on 127.0.0.1 .*port=N"):
-        build_launch_plan(config_of(tmp_path, launch={"port": port}), [Host("127.0.0.1", 2)], "torchrun", 0, 3)
+        build_launch_plan(build_toy_config(tmp_path, launch={"port": port}), [Host("127.0.0.1", 2)], "torchrun", 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +179,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             [("localhost", 2), ("10.9.8.2", 2)],
             0,
             LaunchError,
-            "localhost resolves to .*, a loopback address, .* Name it",
+            "localhost resolves to .*, a loopback address, .* Use an address",
         ),
         ([("no.such.host.invalid", 2), ("10.9.8.2", 2)], 0, LaunchError, "no.such.host.invalid cannot be resolved"),
         (
@@ -216,12 +202,12 @@ def test_hosts_that_cannot_train_it_are_refused_before_the_start(
     tmp_path: Path, hosts: list[tuple[str, int]], least: int, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        build_launch_plan(config_of(tmp_path), [Host(*host) for host in hosts], "torchrun", least, 3)
+        build_launch_plan(build_toy_config(tmp_path), [Host(*host) for host in hosts], "torchrun", least, 3)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None:
-    config = config_of(tmp_path, layout={"replicate": 3})
+    config = build_toy_config(tmp_path, layout={"replicate": 3})
     with pytest.raises(LayoutError, match="on 2 of 2 hosts, 4 ranks: 4 ranks cannot be split into replicate=3"):
         build_launch_plan(config, HOSTS, "torchrun", 0, 3)
 
@@ -232,27 +218,27 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
         ([], "A launch needs hosts."),
         (["nodes=a:2", "nodes=b:2"], "nodes=a:2 and nodes=b:2 were both given. Give nodes= once."),
         (["nodes=a:2", "nodes=a:2"], "nodes=a:2 and nodes=a:2 were both given. Give nodes= once."),
-        (["nodes=2", "--launcher", "torchrun"], "nodes=2 is a number of hosts, and torchrun needs names."),
+        (["nodes=2", "--launcher", "torchrun"], "nodes=2 is a number of hosts, but torchrun needs their names."),
         (["nodes=2", "launch.processes=0"], "starts no rank. Give the number of hosts and the ranks of each"),
         (
             ["nodes=10.9.8.1:2,10.9.8.2:2", "--launcher", "deepspeed", "--min-hosts", "1"],
             "deepspeed cannot continue with fewer",
         ),
         (["nodes=10.9.8.1:0"], "has 0 slots"),
-        (["nodes=10.9.8.1:2,10.9.8.1:2"], "is named 2 times"),
+        (["nodes=10.9.8.1:2,10.9.8.1:2"], "is listed 2 times"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_in_the_words_is_one_message(
     tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["launch", config_file(tmp_path), *words]) == 2
+    assert main(["launch", write_toy_config(tmp_path), *words]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_run_ended_well_when_enough_hosts_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    elastic = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 1, 3)
-    whole = build_launch_plan(config_of(tmp_path), HOSTS, "torchrun", 2, 3)
+    elastic = build_launch_plan(build_toy_config(tmp_path), HOSTS, "torchrun", 1, 3)
+    whole = build_launch_plan(build_toy_config(tmp_path), HOSTS, "torchrun", 2, 3)
     assert combine_statuses({"a": 0, "b": 255}, elastic) == 0
     assert "lost: b lost its ssh connection, or could not be reached" in capsys.readouterr().err
     assert combine_statuses({"a": 75, "b": 1}, whole) == 75

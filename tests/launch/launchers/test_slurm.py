@@ -50,7 +50,7 @@ def said(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("squeue", "hosts", "queued_again"),
     [("echo n[2-3]", "n2 n3", True), ("echo n[1-3]", "n1 n2 n3", False), ("exit 1", "", False), ("", "", False)],
-    ids=["the first node is lost", "all is well", "nobody answers", "nothing is known"],
+    ids=["the first node is lost", "all is well", "no response", "nothing is known"],
 )
 def test_a_job_that_may_shrink_is_queued_again_when_the_node_of_its_script_is_lost(
     tmp_path: Path, squeue: str, hosts: str, queued_again: bool

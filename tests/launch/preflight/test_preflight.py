@@ -40,10 +40,10 @@ def failing(found: Any) -> list[tuple[str, str, str]]:
 def test_the_odd_one_out_is_named_and_not_the_many() -> None:
     hosts = {"a": told(torch="2.12.0", code="0dd"), "b": told(), "c": told()}
     assert failing(host_checks.check_versions(hosts)) == [
-        ("a", "torch is 2.12.0, elsewhere 2.13.0", "Install torch 2.13.0 there, or share one environment."),
+        ("a", "torch is 2.12.0, on other hosts 2.13.0", "Install torch 2.13.0 there, or share one environment."),
         (
             "a",
-            "files of code differ: digest 0dd, elsewhere c0de",
+            "files of code differ: digest 0dd, on other hosts c0de",
             "Check out the same commit there, or share one checkout.",
         ),
     ]
@@ -53,7 +53,7 @@ def test_the_odd_one_out_is_named_and_not_the_many() -> None:
     ("odd", "finding"),
     [
         ([GPU], "has 1 accelerators for 2 slots"),
-        ([], "has no accelerator, ranks run on the CPU, elsewhere H100"),
+        ([], "has no accelerator, ranks run on the CPU, other hosts H100"),
         ([GPU, GPU | {"free_bytes": 40 * GIB}], "1 accelerators are in use; of one, 40 of 80 GiB are free"),
     ],
 )

@@ -61,7 +61,7 @@ def test_hosts_on_which_all_is_well_are_found_so(hosts: Hosts) -> None:
     assert not [one for one in found.values() if one["fails"]]
     assert status == 0
     assert "alpha is 10.77.0.1" in found["beta", "address"]["finding"]
-    assert "sees what 2 hosts wrote" in found["alpha", "shared"]["finding"]
+    assert "sees the files of 2 hosts" in found["alpha", "shared"]["finding"]
     for host in ("alpha", "beta"):
         assert "over eth0 (gloo)" in found[host, "exchange"]["finding"]
         assert "all-reduce" in found[host, "exchange"]["finding"]
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_told_by_host_with_its_remedy(hosts: Hosts) -> None:
         ("closed", "reach"): ("Connection refused", "Start sshd there"),
         ("closed", "exchange"): ("the network was not tested, because closed", "Fix the findings above"),
         ("odd", "clock"): ("s ahead of this host; 2 s is the maximum", "Synchronize it with a time service"),
-        ("odd", "versions"): ("llmsys is 0.0.7, elsewhere 0.1.0", "Install llmsys 0.1.0 there"),
+        ("odd", "versions"): ("llmsys is 0.0.7, on other hosts 0.1.0", "Install llmsys 0.1.0 there"),
         ("odd", "code"): ("files of code differ: digest", "Check out the same commit there"),
         ("odd", "shared"): ("does not see the files that alpha wrote to {run}", "Mount one shared folder"),
         ("alpha", "shared"): ("does not see the files that odd wrote to {run}", "set run.folder to a path in it"),

@@ -90,8 +90,8 @@ def test_a_number_of_processes_that_is_no_power_of_two_or_does_not_divide_is_ref
     for ranks in (3, 8, 12):
         with pytest.raises(
             ConfigError,
-            match="deals the 12 micro-batches of a step over a power of two of processes that divides them, but "
-            f"there are {ranks}. Start 1, 2 or 4, or choose another batch.micro_sequences",
+            match="distributes the 12 micro-batches of a step over a power of two of processes that divides them, "
+            f"but there are {ranks}. Start 1, 2 or 4, or choose another batch.micro_sequences",
         ):
             require_ranks(ranks, counts)
     assert list_micro_batch_counts(BatchConfig(num_length_buckets=6), windows=False) == (6,)

@@ -68,7 +68,7 @@ def test_two_values_of_a_tied_tensor_are_refused(tmp_path: Path) -> None:
     build("llama, tied").save_pretrained(source)
     changed(source, lambda tensors: tensors.update({"lm_head.weight": torch.ones(48, 16)}))
     assert "lm_head.weight in" in (message := refused(source))
-    assert "must repeat model.embed_tokens.weight" in message
+    assert "differs from model.embed_tokens.weight" in message
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -83,7 +83,7 @@ def test_weights_that_need_a_scale_are_refused(source: Path, dtype: torch.dtype)
 
 def test_shards_without_their_index_say_so(source: Path) -> None:
     (source / "model.safetensors").rename(source / "model-00001-of-00002.safetensors")
-    message = f"{source} holds model-00001-of-00002.safetensors and neither model.safetensors nor {INDEX}."
+    message = f"{source} holds model-00001-of-00002.safetensors but neither model.safetensors nor {INDEX}."
     assert message in refused(source)
 
 
@@ -98,7 +98,7 @@ def test_a_damaged_file_and_a_missing_shard_are_named(source: Path, tmp_path: Pa
     file = source / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-40])
-    assert f"{file} is damaged" in refused(source)
+    assert f"{file} is corrupt" in refused(source)
     file.write_bytes(whole)
     (source / INDEX).write_text(json.dumps({"weight_map": {K: "model-00002-of-00002.safetensors"}}))
     assert "model-00002-of-00002.safetensors is missing" in refused(source)
@@ -165,5 +165,5 @@ def test_weights_alone_are_no_place_to_resume(source: Path, tmp_path: Path) -> N
     from llmsys.train.checkpoint_load import load_checkpoint
 
     ours = convert_from_hugging_face(source, tmp_path / "ours")
-    with pytest.raises(CheckpointError, match=r"weights alone.*train\.init_from="):
+    with pytest.raises(CheckpointError, match=r"weights only.*train\.init_from="):
         load_checkpoint(None, ours / "checkpoints" / "step-00000000")  # type: ignore[arg-type]

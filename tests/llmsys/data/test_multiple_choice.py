@@ -10,24 +10,7 @@ from llmsys.config.evaluation import EvaluationConfig, MinimalPairsConfig, Multi
 from llmsys.data.batch import IGNORED, PADDING
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.errors import DataError
-
-
-class Letters:
-    """A tokenizer of one id per character; the end of a document is 0."""
-
-    vocab_size, bos_id, eos_id, fingerprint = 256, -1, 0, ""
-
-    def piece_id(self, piece: str) -> int | None:
-        return ord(piece)
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(map(chr, ids))
+from tests.helpers.letter_tokenizer import Letters
 
 
 def write(path: Path, *rows: object) -> Path:

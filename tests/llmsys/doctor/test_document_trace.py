@@ -16,8 +16,8 @@ from llmsys.data.dataset_mixture import MixtureOrder
 from llmsys.doctor.document_trace import DocumentLocation, DocumentTracer, read_progress
 from llmsys.errors import DataError
 from llmsys.token_shards import ArrowFileWriter
+from tests.helpers.command_line import run_llmsys
 from tests.helpers.dataset import VOCABULARY, build_toy_url, make_dataset
-from tests.llmsys.train.test_run import run_llmsys
 
 STEPS = 6
 

@@ -15,33 +15,33 @@ from llmsys.engine.ema_engine import EmaEngine
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.trained_model import _load_model
+from tests.helpers.parity_runs import LEARNING_RATE, STEPS, build_engine, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, tiny_config
-from tests.llmsys.engine.test_parity import LEARNING_RATE, STEPS, build, share_of, whole_state
 
 HALF_LIFE = 200
 
 
 def averaged(layout: ParallelLayout) -> EmaEngine:
-    return EmaEngine(build("torch", layout, 0.0, 1), HALF_LIFE)
+    return EmaEngine(build_engine("torch", layout, 0.0, 1), HALF_LIFE)
 
 
 def snapshot(engine: EmaEngine) -> dict[str, Any]:
     """The whole state as it is now: on one rank the arrays would be the living ones."""
-    return {name: value.copy() for name, value in whole_state(engine).items()}
+    return {name: value.copy() for name, value in gather_full_state(engine).items()}
 
 
 def trained(rank: int, folder: str) -> dict[str, Any]:
     world_size = torch.distributed.get_world_size()
     engine = averaged(ParallelLayout(expert=2) if world_size > 1 else ParallelLayout())
     weights, targets = [snapshot(engine)], []
-    probe = share_of(0, rank, world_size, 1)[0]
+    probe = select_rank_batches(0, rank, world_size, 1)[0]
     for step in range(STEPS):
-        targets.append(engine.train_step(share_of(step, rank, world_size, 1), LEARNING_RATE).targets)
+        targets.append(engine.train_step(select_rank_batches(step, rank, world_size, 1), LEARNING_RATE).targets)
         update_expert_balance(engine.module)
         engine.compute_logits(probe)  # puts the mean into the model, and the next step must take it out again
         weights.append(snapshot(engine))
-    refused = engine.train_step(share_of(9, rank, world_size, 1), LEARNING_RATE, lambda loss, norm: False)
+    refused = engine.train_step(select_rank_batches(9, rank, world_size, 1), LEARNING_RATE, lambda loss, norm: False)
     assert not refused.is_applied
     after = snapshot(engine)
     assert all(np.array_equal(after[name], value) for name, value in weights[-1].items()), (

@@ -9,8 +9,8 @@ import torch
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, run_reference, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 
 STEPS, SHORT = 20, 6
 Leg = tuple[str, ParallelLayout, str, int, int]
@@ -36,18 +36,18 @@ PLAN: list[tuple[int, list[Leg]]] = [
 def legs_of(rank: int, legs: list[Leg], folder: Path) -> list[Any]:
     results = []
     for kind, layout, run, first, stop in legs:
-        engine = build(kind, layout, 0.5, 1)
+        engine = build_engine(kind, layout, 0.5, 1)
         newest = checkpoint_load.find_newest_checkpoint(folder / run)
         assert (newest is None) == (first == 0)
         if newest is not None:
             checkpoint_load.load_checkpoint(engine, newest)
         losses = []
         for step in range(first, stop):
-            batches = share_of(step, rank, torch.distributed.get_world_size(), 1)
+            batches = select_rank_batches(step, rank, torch.distributed.get_world_size(), 1)
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
             update_expert_balance(engine.module)
         checkpoint_load.save_checkpoint(engine, folder / run, {}, keep_last=1)
-        results.append((run, losses, whole_state(engine), engine.get_state().steps))
+        results.append((run, losses, gather_full_state(engine), engine.get_state().steps))
     return results
 
 
@@ -60,7 +60,7 @@ def test_a_run_that_changes_its_engine_follows_the_uninterrupted_one(tmp_path: P
             losses[run] += found
             ends[run] = state, steps
     for run, count in (("long", STEPS), ("short", SHORT)):
-        expected_losses, _, expected = plain_run(0.5, count)
+        expected_losses, _, expected = run_reference(0.5, count)
         torch.testing.assert_close(losses[run], expected_losses, rtol=2e-5, atol=1e-6)
         state, steps = ends[run]
         assert steps == count

@@ -14,8 +14,8 @@ from llmsys.engine.engine import Engine
 from llmsys.engine.grad_scaler import LOSS_SCALE, GradScaler
 from llmsys.train import checkpoint_load
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, run_reference, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 
 
 def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,14 +52,14 @@ def test_what_no_scale_can_mend_is_left_to_others() -> None:
 def train(engine: Engine, rank: int, steps: range) -> list[Any]:
     results = []
     for step in steps:
-        batches = share_of(step, rank, torch.distributed.get_world_size(), 2)
+        batches = select_rank_batches(step, rank, torch.distributed.get_world_size(), 2)
         results.append(engine.train_step(batches, LEARNING_RATE))
         update_expert_balance(engine.module, results[-1].is_applied)
     return results
 
 
 def copied_state(engine: Engine) -> dict[str, Any]:
-    return {name: value.copy() for name, value in whole_state(engine).items()}
+    return {name: value.copy() for name, value in gather_full_state(engine).items()}
 
 
 def scaled(rank: int, cases: list[tuple[str, ParallelLayout]], folder: Path) -> list[Any]:
@@ -68,7 +68,7 @@ def scaled(rank: int, cases: list[tuple[str, ParallelLayout]], folder: Path) -> 
 
 def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
     """A step from a scale that overflows at first, a checkpoint, two more steps; and again from the checkpoint."""
-    engine = build(kind, layout, 0.5, 2)
+    engine = build_engine(kind, layout, 0.5, 2)
     engine.get_state().tensors[LOSS_SCALE][0] = 2.0**24
     before = copied_state(engine)
     results = train(engine, rank, range(1))
@@ -78,11 +78,11 @@ def _scaled(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> Any:
     engine.get_state().tensors[LOSS_SCALE][0] /= 16  # later steps may have larger gradients
     saved = checkpoint_load.save_checkpoint(engine, folder, {}, 1)
     results += train(engine, rank, range(1, 3))
-    other = build(kind, layout, 0.5, 2)
+    other = build_engine(kind, layout, 0.5, 2)
     checkpoint_load.load_checkpoint(other, saved)
     at_resume = other.get_state().tensors[LOSS_SCALE].tolist()
     train(other, rank, range(1, 3))
-    wide = build(kind.removesuffix(" fp16"), layout, 0.5, 2)  # has no scale, and needs none
+    wide = build_engine(kind.removesuffix(" fp16"), layout, 0.5, 2)  # has no scale, and needs none
     checkpoint_load.load_checkpoint(wide, saved)
     kept = other.get_state().tensors[LOSS_SCALE].tolist()
     ends = copied_state(engine), copied_state(other)
@@ -100,7 +100,7 @@ CASES = [
 
 @pytest.mark.distributed
 def test_fp16_follows_the_plain_run_and_its_own_checkpoint(tmp_path: Path) -> None:
-    losses, norms, expected = plain_run(0.5)
+    losses, norms, expected = run_reference(0.5)
     by_rank = run_ranks(scaled, 2, CASES, tmp_path)
     for unchanged, results, (state, resumed), steps, at_resume in chain(*by_rank):
         good = [result for result in results if result.is_applied]

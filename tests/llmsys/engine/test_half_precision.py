@@ -10,9 +10,9 @@ import torch
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.model.initialization import compute_initial_value
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import tiny_config
-from tests.llmsys.engine.test_parity import LEARNING_RATE, build, share_of, whole_state
 
 # DeepSpeed's first stage has another optimizer in bf16, and another one again with offload.
 KINDS = {
@@ -26,7 +26,7 @@ TOO_MUCH = 2.0**40
 
 def state_now(engine: Any) -> dict[str, Any]:
     """A copy: an engine may give its living tensors."""
-    return {name: value.copy() for name, value in whole_state(engine).items()}
+    return {name: value.copy() for name, value in gather_full_state(engine).items()}
 
 
 def three_steps(rank: int, cases: list[tuple[str, int]]) -> list[Any]:
@@ -36,16 +36,16 @@ def three_steps(rank: int, cases: list[tuple[str, int]]) -> list[Any]:
     get_accelerator().is_fp16_supported = lambda: True  # for CPUs it says no, though all that it calls can
     results = []
     for kind, expert in cases:
-        engine: Any = build(kind, ParallelLayout(expert=expert), 0.5, 2)
+        engine: Any = build_engine(kind, ParallelLayout(expert=expert), 0.5, 2)
         start = state_now(engine)
-        steps = [engine.train_step(share_of(step, rank, 2, 2), LEARNING_RATE) for step in range(3)]
-        dtype = str(engine.compute_logits(share_of(0, rank, 2, 2)[0]).dtype)
+        steps = [engine.train_step(select_rank_batches(step, rank, 2, 2), LEARNING_RATE) for step in range(3)]
+        dtype = str(engine.compute_logits(select_rank_batches(0, rank, 2, 2)[0]).dtype)
         state, overflowed = state_now(engine), None
         if "fp16" in kind:
             changed = engine.get_state()
             changed.tensors["loss_scale"] = torch.tensor([TOO_MUCH, 5.0])
             engine.load_state(changed)
-            overflowed = engine.train_step(share_of(3, rank, 2, 2), LEARNING_RATE), whole_state(engine)
+            overflowed = engine.train_step(select_rank_batches(3, rank, 2, 2), LEARNING_RATE), gather_full_state(engine)
         results.append((start, [(s.loss, s.gradient_norm) for s in steps], state, dtype, overflowed))
     return results
 

@@ -18,8 +18,8 @@ from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.objective_batches import SHAPE, build_batch
+from tests.helpers.parity_runs import gather_full_state
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_parity import whole_state
 
 RATE, DECAY, STEPS = 1e-2, 0.5, 4
 WITHOUT_HEAD = 2
@@ -86,7 +86,7 @@ def engine_run(rank: int, kinds: tuple[str, ...], optimizer: OptimizerConfig) ->
         for step in range(STEPS):
             loss.step = step
             engine.train_step([build_batch("masked", step, 0, list(range(6))[rank::size])], RATE)
-        found.append((whole_state(engine), engine.get_state().steps))
+        found.append((gather_full_state(engine), engine.get_state().steps))
     return found if rank == 0 else []
 
 

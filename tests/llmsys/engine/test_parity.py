@@ -10,122 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.data.batch import Batch
-from llmsys.engine.engine import Engine
-from llmsys.model.initialization import initialize_parameters
-from llmsys.model.transformer import Transformer
-from llmsys.optim.parameter_groups import build_parameter_groups
-from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
-from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    STEPS,
+    build_engine,
+    gather_full_state,
+    run_reference,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
-
-STEPS = 3
-LEARNING_RATE = 1e-2
-OPTIMIZER = AdamWConfig(learning_rate=LEARNING_RATE, embedding_lr_multiplier=2.0)
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Moments = dict[str, Any]
-
-
-def mean_loss(model: Transformer, batch: Batch) -> torch.Tensor:
-    """The loss as engines take it; that it is right is tests/llmsys/train/test_cross_entropy.py's business."""
-    loss = build_training_loss(LossConfig())
-    total: torch.Tensor = model(batch.tokens_BT, finish=lambda head, x, _: loss(head, x, batch.targets_BT))
-    return total / batch.num_valid_targets
-
-
-def plain_run(clip: float, steps: int = STEPS, **changes: object) -> tuple[list[float], list[float], Moments]:
-    """The oracle: torch's own AdamW and clip, one process, all sequences of a step in one batch."""
-    model = Transformer(tiny_config(**changes))
-    initialize_parameters(model, seed=7)
-    named = dict(model.named_parameters())
-    groups = [
-        {
-            "params": [named[name] for name in group.names],
-            "weight_decay": group.weight_decay,
-            "lr": LEARNING_RATE * group.lr_multiplier,
-        }
-        for group in build_parameter_groups(named.items(), OPTIMIZER)
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8)
-    losses, norms = [], []
-    for step in range(steps):
-        batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
-        loss = mean_loss(model, batch)
-        loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)))
-        optimizer.step()
-        optimizer.zero_grad()
-        update_expert_balance(model)
-        losses.append(loss.item())
-    state = {f"parameter/{name}": parameter.detach() for name, parameter in named.items()}
-    for name, parameter in named.items():
-        state[f"first_moment/{name}"] = optimizer.state[parameter]["exp_avg"]
-        state[f"second_moment/{name}"] = optimizer.state[parameter]["exp_avg_sq"]
-    return losses, norms, state
-
-
-def build(kind: str, layout: ParallelLayout, clip: float, micro_batches: int, **changes: object) -> Engine:
-    """An engine as the trainer would build it: "torch", "accelerate", "zero3" or "bitwise", and what more words say.
-
-    "bf16", "fp16", "offload", "ddp" and "whole" gradients (of torch), "full" and "selective" (recomputation).
-    """
-    device = torch.device("cpu")
-    config = tiny_config(**changes)
-    with torch.device("meta"):
-        model = Transformer(config)
-    words = kind.split()
-    for what in {"full", "selective"} & set(words):
-        apply_activation_checkpoint(model, what)  # type: ignore[arg-type]
-    common: dict[str, Any] = {
-        "meshes": build_device_meshes(layout.resolve(torch.distributed.get_world_size(), config), device),
-        "optimizer": OPTIMIZER.model_copy(update={"max_grad_norm": clip}),
-        "loss": build_training_loss(LossConfig()),
-        "compute_dtype": next((dtype for word, dtype in DTYPES.items() if word in words), torch.float32),
-        "seed": 7,
-        "device": device,
-    }
-    if kind.startswith("torch"):
-        from llmsys.engine.torch_engine import TorchEngine
-
-        ways: dict[str, Any] = {"data_parallel": "ddp" if "ddp" in words else "fsdp"}
-        ways |= {"gradients": "whole" if "whole" in words else "sharded"}
-        return TorchEngine(model, **common, **ways, offload="state" if "offload" in words else "none")
-    if words[0] == "bitwise":
-        from llmsys.engine.bitwise_engine import BitwiseEngine
-
-        return BitwiseEngine(model, **common)
-    if kind.startswith("accelerate"):
-        from llmsys.engine.accelerate_engine import AccelerateEngine
-
-        return AccelerateEngine(model, **common)
-    from llmsys.engine.deepspeed_engine import DeepSpeedEngine
-
-    stage: Any
-    offload: Any
-    stage, offload = int(kind.removeprefix("zero")[0]), "optimizer" if "offload" in kind else "none"
-    return DeepSpeedEngine(model, zero_stage=stage, offload=offload, **common)
-
-
-def share_of(step: int, rank: int, world_size: int, micro_batches: int) -> list[Batch]:
-    """This rank's micro-batches. The first sequence of the step has no target at all: rank 0 has less to learn from."""
-    size = SEQUENCES // world_size // micro_batches
-    first = rank * size * micro_batches
-    starts = range(first, first + size * micro_batches, size)
-    return [sequences(step, start, size, ignored=LENGTH if start == 0 else 0) for start in starts]
-
-
-def whole_state(engine: Engine) -> Moments:
-    """The logical state with every tensor whole, which only works because names and shapes do not depend on layouts."""
-    from torch.distributed.tensor import DTensor
-
-    state = engine.get_state()
-    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).numpy() for n, t in state.tensors.items()}
 
 
 def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -133,12 +28,12 @@ def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
     world_size = torch.distributed.get_world_size()
     results = []
     for kind, layout, clip, micro_batches, changes in cases:
-        engine = build(kind, layout, clip, micro_batches, **changes)
+        engine = build_engine(kind, layout, clip, micro_batches, **changes)
         steps = []
         for step in range(STEPS):
-            steps.append(engine.train_step(share_of(step, rank, world_size, micro_batches), LEARNING_RATE))
+            steps.append(engine.train_step(select_rank_batches(step, rank, world_size, micro_batches), LEARNING_RATE))
             update_expert_balance(engine.module)
-        state = whole_state(engine)
+        state = gather_full_state(engine)
         results.append(([s.loss for s in steps], [s.gradient_norm for s in steps], state) if rank == 0 else None)
     return results
 
@@ -213,7 +108,7 @@ def test_every_engine_and_layout_follows_the_plain_run(finished: tuple[int, list
     for (name, (_, _, clip, _, changes)), (losses, norms, state) in zip(
         CASES[world_size].items(), results, strict=True
     ):
-        expected_losses, expected_norms, expected = plain_run(clip, **changes)
+        expected_losses, expected_norms, expected = run_reference(clip, **changes)
         torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         torch.testing.assert_close(norms, expected_norms, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         for key, value in expected.items():

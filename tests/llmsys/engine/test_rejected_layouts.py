@@ -11,8 +11,8 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.engine.accelerate_engine import find_config_violations
 from llmsys.errors import ConfigError
+from tests.helpers.parity_runs import build_engine
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_parity import build
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -67,7 +67,7 @@ def refused(rank: int) -> tuple[str, str]:
     get_accelerator().is_fp16_supported = lambda: False  # some processors have fp16
     for kind in ("accelerate", "zero2 fp16"):
         try:
-            build(kind, ParallelLayout(), 0.0, 1)
+            build_engine(kind, ParallelLayout(), 0.0, 1)
         except Exception as error:
             messages.append(f"{type(error).__name__}: {error}")
         os.environ["LOCAL_RANK"] = str(rank)

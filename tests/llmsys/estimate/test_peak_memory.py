@@ -23,8 +23,8 @@ from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp, materialize_parameters
 from llmsys.train import cross_entropy
+from tests.helpers.fake_ranks import pretend_ranks
 from tests.helpers.live_memory import Followed
-from tests.llmsys.estimate.test_state_memory import pretended_ranks
 
 CPU = MemoryProfile(device="cpu")
 
@@ -140,7 +140,7 @@ CASES: dict[str, RunConfig] = {
 
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 def test_the_peak_is_that_of_living_tensors_or_up_to_a_tenth_above(config: RunConfig) -> None:
-    with pretended_ranks(config.layout.world_size):
+    with pretend_ranks(config.layout.world_size):
         rank = Rank(config)
         rank.step()
         with Followed(*rank.model.parameters()) as followed:
@@ -154,7 +154,7 @@ def test_the_peak_is_that_of_living_tensors_or_up_to_a_tenth_above(config: RunCo
 @pytest.mark.filterwarnings("ignore")
 def test_the_peak_is_that_of_torchs_tracker_within_a_few_percent(name: str) -> None:
     config = CASES[name]
-    with pretended_ranks(config.layout.world_size):
+    with pretend_ranks(config.layout.world_size):
         rank = Rank(config)
         rank.step()
         tracker = FSDPMemTracker(rank.model, rank.optimizer)

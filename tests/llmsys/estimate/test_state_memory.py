@@ -1,13 +1,10 @@
 """Bytes of state equal what the sharded module holds, and the estimate's text and data say the same."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from launch.main import main
@@ -24,6 +21,7 @@ from llmsys.estimate.summary_table import format_count, format_estimate
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp
+from tests.helpers.fake_ranks import pretend_ranks
 from tests.helpers.model_sections import SHAPE, VARIANTS
 
 MODEL = {
@@ -49,22 +47,10 @@ def test_weights_in_the_compute_dtype_take_four_bytes_in_fp32_and_two_in_bf16() 
     assert sizes["fp32"].weights == sizes["fp32"].masters == 2 * sizes["bf16"].weights
 
 
-@contextmanager
-def pretended_ranks(world_size: int) -> Iterator[None]:
-    """This process as rank 0 of many that do not exist; collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
-
-
 def held_by_rank_0(config: RunConfig) -> int:
     """Parameter elements of the sharded module on the first of the ranks that its layout wants."""
     fitted = resolve_planned_layout(config)
-    with pretended_ranks(fitted.world_size):
+    with pretend_ranks(fitted.world_size):
         with torch.device("meta"):
             model = Transformer(config.model)
         meshes = build_device_meshes(fitted, torch.device("cpu"))

@@ -33,7 +33,7 @@ def test_steps_on_whole_matrices_are_those_of_torchs_own_muon() -> None:
         oracle.step()
     for parameter, other, before in zip(ours.values(), theirs, start, strict=True):
         apart, moved = (parameter - other).norm(), (other - before).norm()
-        assert apart < 0.04 * moved, "bf16 products in another order"
+        assert apart < 0.04 * moved, "bf16 matmuls in another order"
 
 
 def test_orthogonal_makes_singular_values_near_one_for_each_matrix_of_a_stack() -> None:

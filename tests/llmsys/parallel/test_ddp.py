@@ -17,9 +17,9 @@ from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import compile_blocks
 from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
+from tests.helpers.parity_runs import LEARNING_RATE, OPTIMIZER, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import tiny_config
-from tests.llmsys.engine.test_parity import LEARNING_RATE, OPTIMIZER, share_of, whole_state
 
 BERT = ModelConfig(
     vocab_size=64,
@@ -53,11 +53,11 @@ def engine_of(config: ModelConfig, way: str, *, compiled: bool = False) -> Torch
 def train(engine: TorchEngine, rank: int, steps: range) -> State:
     for step in steps:
         engine.train_step(batches_of(engine, step, rank), LEARNING_RATE)
-    return {name: value.copy() for name, value in whole_state(engine).items()}
+    return {name: value.copy() for name, value in gather_full_state(engine).items()}
 
 
 def batches_of(engine: TorchEngine, step: int, rank: int) -> list[Batch]:
-    return share_of(step, rank, torch.distributed.get_world_size(), 1)
+    return select_rank_batches(step, rank, torch.distributed.get_world_size(), 1)
 
 
 def both_ways(rank: int, folder: Path) -> dict[str, tuple[State, State]]:

@@ -16,9 +16,9 @@ from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.parity_runs import STEPS, compute_mean_loss, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
-from tests.llmsys.engine.test_parity import STEPS, mean_loss, share_of, whole_state
 
 RATE = 1e-2
 MUON = MuonConfig(learning_rate=RATE, embedding_lr_multiplier=2.0, max_grad_norm=0)
@@ -38,7 +38,7 @@ def plain() -> dict[str, Any]:
     named = dict(model.named_parameters())
     optimizer = build_optimizer(named, MUON, compute_dtype=torch.float32)
     for step in range(STEPS):
-        mean_loss(model, sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
+        compute_mean_loss(model, sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
         for group in optimizer.param_groups:
             group["lr"] = RATE * group["rate_scale"]
         optimizer.step()
@@ -65,9 +65,9 @@ def split(rank: int) -> dict[str, dict[str, Any]]:
             compute_dtype=torch.float32, seed=7, device=torch.device("cpu"),
         )  # fmt: skip
         for step in range(STEPS):
-            engine.train_step(share_of(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1), RATE)
+            engine.train_step(select_rank_batches(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1), RATE)
             update_expert_balance(engine.module)
-        states[label] = whole_state(engine)
+        states[label] = gather_full_state(engine)
     return states
 
 

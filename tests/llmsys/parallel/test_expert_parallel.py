@@ -14,9 +14,17 @@ from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.parity_runs import (
+    LEARNING_RATE,
+    OPTIMIZER,
+    STEPS,
+    build_engine,
+    compute_mean_loss,
+    gather_full_state,
+    select_rank_batches,
+)
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
-from tests.llmsys.engine.test_parity import LEARNING_RATE, OPTIMIZER, STEPS, build, mean_loss, share_of, whole_state
 
 BASE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 DROPS: dict[str, Any] = {
@@ -76,7 +84,7 @@ def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
     reports = []
     for step in range(STEPS):
         batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
-        loss = mean_loss(model, batch)
+        loss = compute_mean_loss(model, batch)
         optimizer.zero_grad()
         (loss + model.compute_auxiliary_loss()).backward()
         optimizer.step()
@@ -92,12 +100,12 @@ def engine_run(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
     """All cases in one set of processes."""
     results = []
     for kind, layout, micro_batches, changes in cases:
-        engine = build(kind, layout, 0.0, micro_batches, moe=BASE | changes)
+        engine = build_engine(kind, layout, 0.0, micro_batches, moe=BASE | changes)
         reports = []
         for step in range(STEPS):
-            result = engine.train_step(share_of(step, rank, 2, micro_batches), LEARNING_RATE)
+            result = engine.train_step(select_rank_batches(step, rank, 2, micro_batches), LEARNING_RATE)
             reports.append({"loss": result.loss, **update_expert_balance(engine.module).to_dict()})
-        results.append((reports, whole_state(engine)))
+        results.append((reports, gather_full_state(engine)))
     return results
 
 

@@ -16,10 +16,10 @@ from llmsys.model.transformer import Transformer
 from llmsys.train import checkpoint_load
 from llmsys.train.evaluator import sum_over_rows
 from llmsys.train.expert_load import update_expert_balance
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, run_reference, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.sharded_steps import whole_tensor
 from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
-from tests.llmsys.engine.test_parity import LEARNING_RATE, build, plain_run, share_of
 
 LAYOUTS = [
     ParallelLayout(context=2, tensor=2, expert=2),
@@ -66,7 +66,7 @@ def journey(rank: int, folder: Path) -> list[dict[str, Any]]:
     """Two steps under each layout, each begun from the checkpoint of the one before."""
     found: list[dict[str, Any]] = []
     for leg, layout in enumerate(LAYOUTS):
-        engine = build("torch", layout, CLIP, 1, **CHANGES)
+        engine = build_engine("torch", layout, CLIP, 1, **CHANGES)
         fitted = layout.resolve(4, engine.module.config)
         if leg:
             newest = checkpoint_load.find_newest_checkpoint(folder)
@@ -74,7 +74,7 @@ def journey(rank: int, folder: Path) -> list[dict[str, Any]]:
             checkpoint_load.load_checkpoint(engine, newest)
         losses = []
         for step in (2 * leg, 2 * leg + 1):
-            batches = share_of(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
+            batches = select_rank_batches(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
             losses.append(engine.train_step(batches, LEARNING_RATE).loss)
             update_expert_balance(engine.module)
         found.append(asked(engine, fitted) | {"losses": losses})
@@ -109,7 +109,7 @@ def travelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list
 @pytest.mark.distributed
 def test_layouts_may_change_at_every_checkpoint(travelled: tuple[Path, list[list[dict[str, Any]]]]) -> None:
     *legs, state = travelled[1][0]
-    losses, _, expected = plain_run(CLIP, steps=2 * len(LAYOUTS), **CHANGES)
+    losses, _, expected = run_reference(CLIP, steps=2 * len(LAYOUTS), **CHANGES)
     torch.testing.assert_close([loss for leg in legs for loss in leg["losses"]], losses, rtol=2e-5, atol=2e-6)
     for key, value in expected.items():
         allowed = 0.05 * LEARNING_RATE if key.startswith("parameter/") else 1e-3 * float(value.abs().max())

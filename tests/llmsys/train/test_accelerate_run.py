@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from llmsys.events import read_events, read_latest_events
+from tests.helpers.command_line import read_final_loss, run_llmsys
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.paths import ROOT
 from tests.helpers.paused_run import standstill
 from tests.helpers.process import PATIENCE_SECONDS
-from tests.llmsys.train.test_run import read_final_loss, run_llmsys
 
 STEPS = 8
 

@@ -15,8 +15,8 @@ from llmsys.train.checkpoint_record import compute_digests, find_checkpoint_erro
 from llmsys.train.checkpoint_write import build_save_error, publish_checkpoint
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.initial_state import require_same_settings
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, run_reference, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_parity import LEARNING_RATE, build, plain_run, share_of, whole_state
 
 BEFORE, AFTER = 2, 3
 
@@ -25,14 +25,16 @@ def train(rank: int, engine: Any, first: int, stop: int) -> list[float]:
     losses = []
     for step in range(first, stop):
         losses.append(
-            engine.train_step(share_of(step, rank, torch.distributed.get_world_size(), 1), LEARNING_RATE).loss
+            engine.train_step(
+                select_rank_batches(step, rank, torch.distributed.get_world_size(), 1), LEARNING_RATE
+            ).loss
         )
         update_expert_balance(engine.module)
     return losses
 
 
 def start_and_save(rank: int, kind: str, layout: ParallelLayout, folder: Path) -> list[float]:
-    engine = build(kind, layout, 0.5, 1)
+    engine = build_engine(kind, layout, 0.5, 1)
     losses = train(rank, engine, 0, BEFORE)
     checkpoint_load.save_checkpoint(engine, folder, {"note": "from the test"}, keep_last=2)
     return losses
@@ -42,12 +44,12 @@ def resume(rank: int, cases: list[tuple[str, ParallelLayout, Path]]) -> list[Any
     """Each case resumed in turn: the losses of the later steps, the state at the end, and what was saved with it."""
     results = []
     for kind, layout, folder in cases:
-        engine = build(kind, layout, 0.5, 1)
+        engine = build_engine(kind, layout, 0.5, 1)
         newest = checkpoint_load.find_newest_checkpoint(folder)
         assert newest is not None
         run_state = checkpoint_load.load_checkpoint(engine, newest)
         losses = train(rank, engine, BEFORE, BEFORE + AFTER)
-        results.append((losses, whole_state(engine), run_state, engine.get_state().steps))
+        results.append((losses, gather_full_state(engine), run_state, engine.get_state().steps))
     return results if rank == 0 else []
 
 
@@ -68,7 +70,7 @@ def test_any_engine_and_layout_resumes_any_checkpoint_on_the_same_trajectory(
     cases = [("torch", layout, saved["zero2"]), ("torch", ParallelLayout(), saved["torch"])]
     if world_size > 1:
         cases.append(("zero2", layout, saved["torch"]))
-    expected_losses, _, expected = plain_run(0.5, BEFORE + AFTER)
+    expected_losses, _, expected = run_reference(0.5, BEFORE + AFTER)
     for losses, state, run_state, steps in run_ranks(resume, world_size, cases)[0]:
         torch.testing.assert_close(losses, expected_losses[BEFORE:], rtol=1e-5, atol=1e-6)
         assert run_state == {"note": "from the test"}

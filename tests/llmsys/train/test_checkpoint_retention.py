@@ -9,7 +9,8 @@ from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_retention import remove_old_checkpoints, select_kept_steps
-from llmsys.train.checkpoint_write import publish_checkpoint, remove_partial_checkpoints
+from llmsys.train.checkpoint_write import remove_partial_checkpoints
+from tests.helpers.interrupted_saves import publish_empty_checkpoint
 
 STEPS = range(100, 1100, 100)
 SCORES = {step: abs(step - 450) / 100 for step in STEPS}  # 400 and 500 are best, and equal
@@ -30,19 +31,10 @@ def test_what_any_rule_keeps_is_kept(rule: dict[str, object], expected: set[int]
     assert select_kept_steps(STEPS, SCORES, CheckpointConfig.model_validate(rule)) == expected
 
 
-def publish_steps(folder: Path, step: int, score: float | None = None) -> Path:
-    partial = folder / f".step-{step:08d}.partial"
-    partial.mkdir(parents=True)
-    evaluation = None if score is None else {"loss": score}
-    target = folder / f"step-{step:08d}"
-    publish_checkpoint(partial, target, {"steps": step, "run": {}, "files": {}, "evaluation": evaluation})
-    return target
-
-
 def test_removing_as_one_saves_keeps_what_removing_at_the_end_would(tmp_path: Path) -> None:
     rule = CheckpointConfig(keep_last=2, keep_best=2, keep_every_steps=500)
     for step in STEPS:
-        publish_steps(tmp_path, step, SCORES[step])
+        publish_empty_checkpoint(tmp_path, step, SCORES[step])
         remove_old_checkpoints(tmp_path, rule)
     left = {int(path.name.removeprefix("step-")) for path in tmp_path.iterdir()}
     assert left == select_kept_steps(STEPS, SCORES, rule) == {400, 500, 900, 1000}
@@ -50,13 +42,13 @@ def test_removing_as_one_saves_keeps_what_removing_at_the_end_would(tmp_path: Pa
 
 def test_a_checkpoint_without_an_evaluation_is_never_the_best(tmp_path: Path) -> None:
     for step, score in ((100, 2.0), (200, None), (300, None)):
-        publish_steps(tmp_path, step, score)
+        publish_empty_checkpoint(tmp_path, step, score)
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000100", "step-00000300"]
 
 
 def test_a_save_killed_between_its_two_renames_gives_the_old_one_back(tmp_path: Path) -> None:
-    old = publish_steps(tmp_path, 100, 1.0)
+    old = publish_empty_checkpoint(tmp_path, 100, 1.0)
     old.rename(tmp_path / ".step-00000100.replaced")
     (tmp_path / ".step-00000100.partial").mkdir()
     (tmp_path / ".step-00000050.removed").mkdir()

@@ -18,9 +18,9 @@ from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, r
 from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from tests.helpers.interrupted_saves import PHASES, die_in, save, save_with_little_room, state_of
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, select_rank_batches
 from tests.helpers.process import PATIENCE_SECONDS
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_parity import LEARNING_RATE, build, share_of
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +166,13 @@ WRITE_TENSORS, MAY_WRITE = checkpoint_write._write_tensors, threading.Event()
 
 def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
     """A save in the background beside one at once, a failure on one rank, and a verification in shares."""
-    engine = build("torch", ParallelLayout(expert=2), 0.5, 1)
+    engine = build_engine("torch", ParallelLayout(expert=2), 0.5, 1)
     savers = {
         mode: CheckpointSaver(folder / mode, CheckpointConfig.model_validate({"mode": mode}))
         for mode in ("sync", "async")
     }
     for step in range(2):
-        engine.train_step(share_of(step, rank, 2, 1), LEARNING_RATE)
+        engine.train_step(select_rank_batches(step, rank, 2, 1), LEARNING_RATE)
         for mode, saver in savers.items():
             MAY_WRITE.set()
             saver.wait_for_save()
@@ -181,7 +181,7 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
             checkpoint_write._write_tensors = _write_late if mode == "async" else WRITE_TENSORS  # type: ignore[assignment]
             saver.save_state(engine.get_state(), step + 1, {})
     alone = savers["async"]._thread is not None and savers["async"]._thread.is_alive()
-    engine.train_step(share_of(2, rank, 2, 1), LEARNING_RATE)  # while the second is still being written
+    engine.train_step(select_rank_batches(2, rank, 2, 1), LEARNING_RATE)  # while the second is still being written
     MAY_WRITE.set()
     savers["async"].finish_saves()
     failed = _fail_on_rank_one(rank, savers["async"], engine)

@@ -20,9 +20,8 @@ from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_ch
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.initial_state import resume_from_checkpoint
 from llmsys.train.step_guard import StepGuard
-from tests.helpers.interrupted_saves import save, state_of
+from tests.helpers.interrupted_saves import publish_empty_checkpoint, save, state_of
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.train.test_checkpoint_retention import publish_steps
 
 EVERYTHING = CheckpointConfig(keep_last=1, keep_every_steps=10)
 
@@ -336,6 +335,6 @@ def test_a_failing_removal_is_told_and_the_save_counts(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checkpoint_retention, "remove_checkpoint", raise_forbidden)
     for step in (10, 20):
-        publish_steps(tmp_path, step)
+        publish_empty_checkpoint(tmp_path, step)
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1))
     assert list_steps(tmp_path) == [10, 20]

@@ -13,8 +13,8 @@ from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
 from llmsys.train.evaluator import TargetEvaluation, compute_row_metrics
 from llmsys.train.multiple_choice_evaluator import EvaluatorWithTasks, MultipleChoiceEvaluator, QuestionScores
+from tests.helpers.letter_tokenizer import Letters
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.data.test_multiple_choice import Letters
 
 CPU = torch.device("cpu")
 

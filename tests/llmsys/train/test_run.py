@@ -16,6 +16,7 @@ import yaml
 
 from launch.train import HUNG, LOST_PEER, STOPPED
 from llmsys.events import read_events, read_latest_events
+from tests.helpers.command_line import read_final_loss, run_llmsys
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
 from tests.helpers.paths import ROOT
@@ -58,18 +59,6 @@ def config(tmp_path: Path, dataset: Path) -> Path:
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
-
-
-def run_llmsys(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch.main", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
-    assert not check or done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-def read_final_loss(config: Path) -> float:
-    events = read_latest_events(config.parent / "run" / "events.jsonl")
-    return [event["loss"] for event in events if event["event"] == "evaluation"][-1]
 
 
 @pytest.mark.timeout(900)  # four starts of two processes, on a machine that may have other work

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmsys.config.violation import format_choices
+from llmsys.config.section import format_choices
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import DeviceProfile

@@ -32,7 +32,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         Plain values.
     """
     request, books, config = session.request, session.books, session.config
-    memory = build_memory_result(books.memory)
+    memory = build_memory_result(books.memory, 1 / config.model.num_hidden_layers)
     capacity = int(session.profile.memory_bytes)
     needed = int(memory["peak_bytes"] * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
     repeats = session.count_repeats
@@ -70,11 +70,14 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     }
 
 
-def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
-    """Return the peak, its composition, the timeline and the peak of each phase."""
+def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:
+    """Return the peak, its composition, the timeline and the peak of each phase.
+
+    A backward is two phases: the second begins where no more activations are left than `block_share`, those of a block.
+    """
     peak, event = tracker.find_peak()
     composition = tracker.compute_composition(event)
-    phases = [_build_phase(tracker, *phase) for phase in _iter_phases(tracker)]
+    phases = [_build_phase(tracker, *phase) for phase in _iter_phases(tracker, block_share)]
     return {
         "peak_bytes": peak,
         "peak_phase": tracker.get_phase(event),
@@ -87,15 +90,19 @@ def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
     }
 
 
-def _iter_phases(tracker: MemoryTracker) -> Iterator[tuple[str, int, int]]:
-    """Yield name, first event and end of each phase; a backward is two: of the last blocks, then of the first."""
+def _iter_phases(tracker: MemoryTracker, block_share: float) -> Iterator[tuple[str, int, int]]:
+    """Yield name, first event and end of each phase."""
     ends = [start for start, _ in tracker.marks[1:]] + [tracker.num_events]
     for (start, name), end in zip(tracker.marks, ends, strict=True):
-        half = tracker.find_half(start, end, SAVED) if name.endswith(": backward") else end
-        if half > start:
-            yield f"{name} of the last blocks" if name.endswith(": backward") else name, start, half
-        if end > half:
-            yield f"{name} of the first blocks", half, end
+        if not name.endswith(": backward"):
+            if end > start:
+                yield name, start, end
+            continue
+        first_block = tracker.find_share(start, end, SAVED, 1.01 * block_share)
+        if first_block > start:
+            yield f"{name} to the second block", start, first_block
+        if end > first_block:
+            yield f"{name} of the first block", first_block, end
 
 
 def _build_phase(tracker: MemoryTracker, name: str, start: int, end: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
 from llmsys.engine.engine import Engine, Loss
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.micro_batch_size import find_largest_micro_batch
+from llmsys.estimate.peak_memory import find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
@@ -200,8 +200,7 @@ class RankSession:
             def mark() -> None:
                 self.watch.begin_forward(f"step {step}, {name} micro-batch", name)
 
-            with torch._subclasses.fake_tensor.unset_fake_temporarily():
-                return build_synthetic_batch(self.config, sequences, self.request.documents).attach_mark(mark)
+            return build_synthetic_batch(self.config, sequences, self.request.documents).attach_mark(mark)
 
         return [build_batch(name) for name in names]
 

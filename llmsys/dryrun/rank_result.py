@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from llmsys.config.attention_kernel import AttentionDevice
+from llmsys.config.attention_layers import list_attention_groups
+from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
+from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
@@ -55,6 +59,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "recorded_micro_batches": min(2, session.num_micro_batches),
         "num_waits": sum(one.count for one in books.waits.list_waits()),
         "waits": [asdict(one) for one in books.waits.list_waits()],
+        "kernels": list_kernels(config, session.profile),
         "attention": {name: n for name, n in operations.items() if any(word in name for word in ATTENTION_WORDS)},
         "operations": dict(operations.most_common(MAX_OPERATIONS)),
         "num_operations": sum(operations.values()),
@@ -68,6 +73,14 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "seconds": session.seconds,
         "process_bytes": outcome.process_bytes,
     }
+
+
+def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, Any]]:
+    """Return the kernel of each group of attention layers by the decision table, with the reason."""
+    return [
+        {"stack": group.stack, "attention": group.attention, "layers": len(group.layers), **asdict(group.choice)}
+        for group in list_attention_groups(config, AttentionDevice("cuda", profile.compute_capability))
+    ]
 
 
 def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
+from llmsys.model import token_dispatcher
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import compute_capacity
@@ -204,3 +205,14 @@ def test_generation_with_experts_that_choose_is_refused() -> None:
 def test_expert_choice_refuses_what_belongs_to_tokens(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MoeConfig.model_validate(EIGHT | changes | {"routing": {"kind": "expert_choice"}})
+
+
+@pytest.mark.parametrize("name", ["softmax, whole", "capacity", "expert choice, few", "shared, gated"])
+def test_the_one_kernel_sum_of_accelerators_follows_the_formulas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_dispatcher, "is_on_host", lambda x: False)
+    compare(layer_of(CHOICES[name]), torch.randn(2, 11, WIDTH, requires_grad=True))
+    own = torch.randn(6, WIDTH).bfloat16()
+    slot_NK, weights_NK = torch.tensor([[0, 5], [3, 3], [2, 1]]), torch.rand(3, 2)
+    plain_ND = (own.float()[slot_NK] * weights_NK[..., None]).sum(1)
+    sums_ND = token_dispatcher._sum_over_assignments(own, slot_NK, weights_NK)
+    assert relative_error(sums_ND.float(), plain_ND) < 1e-2

@@ -13,7 +13,7 @@ def test_a_skipped_step_moves_no_bias_and_its_load_does_not_count_in_the_next(ap
     layers = model.list_moe_layers()
     before = [layer.balance_bias_E.clone() for layer in layers]
     model(tiny_tokens(3, 7))
-    report = update_expert_balance(model, applied)
+    report = update_expert_balance(model, applied).read_report()
     for layer, bias_E, load in zip(layers, before, report.load, strict=True):
         step_E = 0.25 * torch.sign(1 / len(load) - torch.tensor(load))
         assert step_E.any()

@@ -38,11 +38,13 @@ def build_tiny_head(head: dict[str, Any]) -> LmHead | MlmHead:
     return module
 
 
+@pytest.mark.parametrize("is_on_host", [True, False], ids=["rows selected", "rows masked"])
 @pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 1e-2)])
 @pytest.mark.parametrize("kind", HEADS)
 def test_loss_and_gradients_equal_those_of_whole_logits(
-    kind: str, smoothing: float, z: float, monkeypatch: pytest.MonkeyPatch
+    kind: str, smoothing: float, z: float, is_on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(room, "is_on_host", lambda x: is_on_host)
     monkeypatch.setattr(room, "LOGITS_BYTES_ON_CPU", 16 * 37 * 4)  # several blocks
     head = build_tiny_head(HEADS[kind])
     generator = torch.Generator().manual_seed(1)

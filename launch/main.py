@@ -74,6 +74,10 @@ VERBS = {
         "find the fastest layouts that fit a cluster, and why the others do not",
         "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 batch.sequences=256",
     ),
+    "dryrun": CommandSpec(
+        "run the training step of one rank of any cluster without a GPU: memory, collectives, waits, kernels",
+        "llmsys dryrun train/llama-8b-64xh100 nodes=8:8 rank=17 device=h100-sxm",
+    ),
     "scale": CommandSpec(
         "recommend model size and tokens for a compute budget, or fit a scaling law to your runs",
         "llmsys scale budget=1e21 unique_tokens=2e9",

@@ -15,11 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmsys.arrow_checksums import (
-    compute_file_digest,
-    describe_document_file,
-    describe_token_file,
-)
 from llmsys.arrow_file import (
     DAMAGED,
     NEXT_STEP,
@@ -46,7 +41,12 @@ from llmsys.manifest import (
     load_manifest,
     write_manifest,
 )
-from llmsys.token_file import MappedTokenFile
+from llmsys.token_file import (
+    MappedTokenFile,
+    compute_file_digest,
+    describe_document_file,
+    describe_token_file,
+)
 
 __all__ = [
     "ArrowFileWriter",

@@ -1,16 +1,53 @@
 """Columns of documents, kept or dropped, and the numbers that follow from a document id.
 
+Arrow writers of documents buffer rows in memory until their block ends.
+
 Invariants:
-    - An id depends on URL, date and payload only.
-    - Shard, split, sample and shuffle position follow from ids and seeds, never from the order of files.
+- An id depends on URL, date and payload only.
+- Shard, split, sample and shuffle position follow from ids and seeds, never from the order of files.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+
+from llmsys.token_shards import ArrowFileWriter
+
+
+class BlockWriter(ABC):
+    """A file that is published with its buffered rows when its block ends. A failed block publishes nothing."""
+
+    def __init__(self, writer: ArrowFileWriter) -> None:
+        self._writer = writer
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Write the buffered rows."""
+
+    def __enter__(self) -> Self:
+        """Open a temporary file next to the final name."""
+        self._writer.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Publish the file. Leave nothing when the block failed."""
+        if kind is None:
+            try:
+                self._flush()
+            except BaseException as failure:
+                # A failed flush must not publish a truncated file.
+                self._writer.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+        self._writer.__exit__(kind, error, trace)
+
 
 Positions = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -163,3 +200,35 @@ def concat_batches(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(
         [*pieces, pieces[0].slice(0, 0)]
     )  # pyarrow returns a single batch unchanged, slack bytes included
+
+
+class PartitionWriter(BlockWriter):
+    """Writer that splits batches by document file. `batches` holds [document file, rows] per written batch, in file
+    order.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
+        """Write to `path`. Buffer about `limit_bytes` of text in memory."""
+        super().__init__(ArrowFileWriter(path, schema, "zstd"))
+        self._shards, self._limit = shards, limit_bytes
+        self._waiting: dict[int, list[pa.RecordBatch]] = {}
+        self._bytes = 0
+        self.batches: list[list[int]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Buffer a batch with the columns `id` and `text`."""
+        shards = assign_shards(batch.column("id").to_pylist(), self._shards)
+        for shard in np.unique(shards).tolist():
+            self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
+        self._bytes += int(count_text_bytes(batch.column("text")).sum())
+        if self._bytes >= self._limit:
+            self._flush()
+
+    def _flush(self) -> None:
+        # Sorted, so that the bytes do not depend on the order of documents in memory.
+        for shard in sorted(self._waiting):
+            batch = concat_batches(self._waiting[shard])
+            self._writer.write(batch)
+            self.batches.append([shard, batch.num_rows])
+        self._waiting.clear()
+        self._bytes = 0

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from data_pipeline.core.block_writer import BlockWriter
+from data_pipeline.core.document_schema import BlockWriter
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]

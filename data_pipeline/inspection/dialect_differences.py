@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_pipeline.core.funnel import format_reason
 from data_pipeline.graph.resource_files import list_rule_libraries
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.readers.input_files import find_inputs
 from data_pipeline.rules.chain import build_rule
 from data_pipeline.rules.dialects import translate_rules
-from data_pipeline.rules.rule import DocumentBatch, Rule, RuleVerdicts, WordSplitters, format_reason
+from data_pipeline.rules.rule import DocumentBatch, Rule, RuleVerdicts, WordSplitters
 from data_pipeline.stages.apply_rules import prepare_rule_input
 from data_pipeline.stages.extract_text import extract_file
 from data_pipeline.text.word_columns import WordSplitter

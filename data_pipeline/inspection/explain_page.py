@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import is_heldout
+from data_pipeline.core.funnel import format_measured_value
 from data_pipeline.core.staging import is_change_unfinished
 from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.inspection.dataset_config import read_dataset_config
-from data_pipeline.inspection.near_thresholds import LanguageThresholds
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.rules.rule import format_measured_value
 from data_pipeline.stages.apply_rules import explain_one_page
+from data_pipeline.stages.near_thresholds import LanguageThresholds
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest

@@ -13,12 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from llmsys.arrow_checksums import (
-    compute_file_digest,
-    compute_frame_checksum,
-    describe_batch,
-    describe_document_file,
-)
 from llmsys.arrow_file import (
     get_document_lengths,
     get_text_bytes,
@@ -28,6 +22,12 @@ from llmsys.arrow_file import (
 )
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
+from llmsys.token_file import (
+    compute_file_digest,
+    compute_frame_checksum,
+    describe_batch,
+    describe_document_file,
+)
 
 
 @dataclass(frozen=True)

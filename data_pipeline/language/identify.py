@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from data_pipeline.language.codes import BAYES_CODES, normalize_language_code
 from data_pipeline.language.naive_bayes import load_naive_bayes_model
-from data_pipeline.language.rules_by_language import BAYES_CODES, normalize_language_code
 from llmsys.config.language import LanguageConfig
 
 # Rejected by CLD2's input check: controls other than white space, and code points that are not characters.
@@ -183,7 +183,7 @@ def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Arra
         config: the identifier, and the number of characters to read.
 
     Returns:
-        Codes as in `rules_by_language` (string) and probabilities (float32).
+        Codes as in `language.codes` (string) and probabilities (float32).
     """
     beginnings = [text[: config.max_characters] for text in texts.to_pylist()]
     match config.kind:

@@ -1,67 +1,29 @@
-"""Resolve the config of a dataset into rules per language, and give each language one code.
+"""Resolve the config of a dataset into rules per language.
 
 Reads the config and its language profiles, once and in the first process; tasks get the result as text. A language that
 no document can have, or one without a profile, is rejected.
-
-Codes are ISO 639-1 where it has one and ISO 639-3 otherwise. nb and nn are distinct; `no`, which both identifiers use
-for Bokmål as opposed to nn, becomes nb. Traditional and simplified Chinese are both zh.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from pathlib import Path
 
+from pydantic import ValidationError
+
+from data_pipeline.language.codes import list_known_codes
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import (
+    DEFAULT,
     DictionaryWordsConfig,
+    LanguageConfig,
     LanguageProfile,
-    load_language_profiles,
     serialize_language_rules,
 )
+from llmsys.config.paths import PROFILES, find_config, format_path, list_config_roots
 from llmsys.config.quality_rules import RuleConfig
-
-CODE_OF = {
-    "no": "nb",
-    "iw": "he",
-    "in": "id",
-    "jw": "jv",
-    "mo": "ro",
-    "sh": "sr",
-    "zh-Hant": "zh",
-}
-
-# The codes that each identifier can return. Listed here to reject a wrong code before the slow models are loaded.
-_BAYES = """
-ace af am an ar ary arz as az ba bcl be bg bn br bs ca crh cs cy da de dz el en eo es et eu ext fa fi fo fr fuv
-fy ga gcf gcr gd gl gom grc gu gug guw ha hbo he hi hr ht hu hy id ig is it ja jv ka kab kik kk km kn ko ku ky
-la lb lg lij ln lo lt ltg lv mg mk ml mn mr ms mt my nb ne nl nn nso oc om or pa pcm pl ps pt qu ro ru rw sa sdh
-se si sk sl sn so sq sr st sv sw ta te tg th tk tl tr tt ug uk ur uz uzs vec vi vo wa wuu xh yo yue zh zu zxx
-"""
-_COMPACT = """
-aa ab af ak am ar as ay az ba be bg bh bi bn bo br bs ca ceb chr co crs cs cy da de dv dz el en eo es et eu fa
-fi fj fo fr fy ga gd gl gn gu gv ha haw he hi hmn hr ht hu hy ia id ie ig ik is it iu ja jv ka kha kk kl km kn
-ko ks ku ky la lb lg lif ln lo lt lv mfe mg mi mk ml mn mr ms mt my na nb ne nl nn nr nso ny oc om or pa pl ps
-pt qu rm rn ro ru rw sa sco sd sg si sk sl sm sn so sq sr ss st su sv sw syr ta te tg th ti tk tl tlh tn to tr
-ts tt ug uk ur uz ve vi vo war wo xh xx-Bugi xx-Goth yi yo za zh zu zzp
-"""
-
-BAYES_CODES = frozenset(_BAYES.split())
-COMPACT_CODES = frozenset(_COMPACT.split())
-
-
-def normalize_language_code(code: str) -> str:
-    """Return the pipeline's code for an identifier's label."""
-    return CODE_OF.get(code, code)
-
-
-def list_known_codes(kind: str) -> frozenset[str]:
-    """List the codes that an identifier can return.
-
-    Args:
-        kind: `py3langid`, `cld2` or `combined`.
-
-    Returns:
-        Codes, without `und` (unknown).
-    """
-    return {"py3langid": BAYES_CODES, "cld2": COMPACT_CODES}.get(kind, BAYES_CODES | COMPACT_CODES)
+from llmsys.config.yaml_parser import parse_yaml
+from llmsys.errors import ConfigError
 
 
 def serialize_rules_by_language(data: CrawlConfig, rules: Sequence[RuleConfig] | None = None) -> str:
@@ -107,3 +69,82 @@ def list_dictionaries(data: CrawlConfig) -> list[str]:
 
 def _load_profiles(data: CrawlConfig) -> dict[str, LanguageProfile]:
     return load_language_profiles(data.language, list_known_codes(data.language.kind))
+
+
+def list_profile_codes() -> list[str]:
+    """Return the language codes with a profile in the config folders, sorted."""
+    codes = {path.stem for root in list_config_roots() for path in (root / PROFILES).glob("*.yaml")}
+    return sorted(codes - {DEFAULT})
+
+
+def read_profile(name: str) -> LanguageProfile:
+    """Return the profile of a path, or of a name such as `data/languages/zh`.
+
+    Raises:
+        ConfigError: for a missing file or an invalid value.
+    """
+    path = find_config(name, Path.cwd(), "data.language.profiles")
+    # The modification time is a cache key: a changed file is read again.
+    return _read_profile_file(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
+    values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
+    try:
+        return LanguageProfile.model_validate(values or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = tuple(str(key) for key in first["loc"])
+        line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), 1)
+        raise ConfigError(f"{format_path(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}.") from None
+
+
+def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[str, LanguageProfile]:
+    """Return the profiles of the languages to keep.
+
+    Args:
+        config: the `data.language:` section.
+        known: codes that the identifier can return.
+
+    Returns:
+        Profiles by language code; `default` is the profile of all other languages.
+
+    Raises:
+        ConfigError: for a code that the identifier cannot return, and for one without a profile.
+    """
+    own = list_profile_codes()
+    for code in (*config.languages, *config.profiles):
+        if code not in known:
+            raise ConfigError(_format_unknown_code(code, config, known))
+        if code not in own and code not in config.profiles:
+            raise ConfigError(
+                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and English thresholds "
+                f"do not apply. {_format_closest_codes(code, own)} Write a profile, or use the default one: "
+                f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
+            )
+    codes = config.languages or sorted({*own, *config.profiles} & set(known))
+    named = {code: config.profiles.get(code, f"{PROFILES}/{code}") for code in codes}
+    return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()}
+
+
+def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
+    where = "languages" if code in config.languages else "profiles"
+    return (
+        f"data.language.{where}: the identifier {config.kind} does not know {code!r}. "
+        f"{_format_closest_codes(code, known)}"
+    )
+
+
+def _format_closest_codes(code: str, codes: Collection[str]) -> str:
+    """Return a sentence with the codes closest to `code`."""
+    if code == "no":
+        return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
+    named = [
+        known for known in list_profile_codes() if read_profile(f"{PROFILES}/{known}").name.lower() == code.lower()
+    ]
+    if named:
+        return f"{code.capitalize()} is {named[0]}."
+    close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)
+    close = close or [known for known in sorted(codes) if known[:1] == code[:1].lower()][:3] or sorted(codes)[:3]
+    return f"The nearest codes are {', '.join(close)}."

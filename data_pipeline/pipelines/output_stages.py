@@ -8,7 +8,7 @@ from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_write_path
 from data_pipeline.core.task import Stage, Task
 from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.inspection.near_thresholds import (
+from data_pipeline.stages.near_thresholds import (
     LanguageThresholds,
     merge_threshold_reports,
     summarize_near_thresholds,

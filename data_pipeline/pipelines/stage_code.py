@@ -32,8 +32,8 @@ class StageCode:
 
 _COMMON = (
     "data_pipeline/core/document_schema.py",
-    "data_pipeline/core/block_writer.py",
-    "llmsys/arrow_checksums.py",
+    "data_pipeline/core/document_schema.py",
+    "llmsys/token_file.py",
     "llmsys/arrow_file.py",
     "llmsys/manifest_section.py",
 )
@@ -92,7 +92,7 @@ DOCUMENT_STAGES = {
         1,
         (
             *("readers", "extract", "stages/extract_text.py"),
-            *("rules/url.py", "rules/entry_lists.py"),
+            *("stages/url_gate.py", "rules/url.py", "rules/entry_lists.py"),
         ),
         "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),
@@ -108,9 +108,7 @@ DOCUMENT_STAGES = {
         "pyarrow numpy",
     ),
     "copies": _describe_code(1, ("stages/export_documents.py",), "pyarrow zstandard"),
-    "thresholds": _describe_code(
-        1, ("inspection/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"
-    ),
+    "thresholds": _describe_code(1, ("stages/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"),
     "index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "contamination": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
     "matches": _describe_code(1, ("stages/find_contamination.py",), "numpy pyarrow"),

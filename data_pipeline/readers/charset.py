@@ -3,7 +3,7 @@
 Invariants:
 - A declared charset is accepted only if almost nothing of the page has to be replaced.
 - A page that is valid UTF-8 throughout is UTF-8, whatever it declares: other charsets do not produce that by accident.
-- A declared charset that decodes the page without an error is overruled only on strong evidence (`charset_evidence`),
+- A declared charset that decodes the page without an error is overruled only on strong evidence (`charset_likelihood`),
   and the page gets a note.
 """
 

@@ -150,38 +150,6 @@ class RuleOutcome:
     changes: dict[str, int]
 
 
-def format_reason(rule: str, test: str, value: float | None, threshold: float | None, match: str | None = None) -> str:
-    """Format the reason for a drop in one line, such as `gopher_quality: mean word length 11.2 > 10`.
-
-    Args:
-        rule: name of the rule.
-        test: name of the failed test: the measured quantity, or a description such as `curly bracket` if it has no
-            value.
-        value: the measured value; None if nothing is measured.
-        threshold: its limit; a value above it was dropped for being too large, one below for being too small.
-        match: the match of the test, shown in brackets.
-
-    Returns:
-        One line of text.
-    """
-    found = f" ({match})" if match else ""
-    if value is None or threshold is None:
-        return f"{rule}: {test}{found}"
-    return f"{rule}: {test} {format_measured_value(value)} {'>' if value > threshold else '<'} {threshold:.10g}{found}"
-
-
-def format_measured_value(value: float) -> str:
-    """Format a number for reasons.
-
-    Args:
-        value: the number.
-
-    Returns:
-        Four significant digits, and all digits before the decimal point.
-    """
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
 Floats = npt.NDArray[np.float64]
 
 

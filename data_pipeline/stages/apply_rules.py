@@ -8,63 +8,32 @@ Invariants:
     - Memory is bounded by the bytes of buffered text.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.block_writer import BlockWriter
 from data_pipeline.core.document_schema import (
     DROPPED_SCHEMA,
-    assign_shards,
+    PartitionWriter,
     build_document_schema,
-    concat_batches,
     count_text_bytes,
 )
-from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, sort_in_file_order
+from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, format_reason, sort_in_file_order
 from data_pipeline.executors.base import Report
-from data_pipeline.language.identify import compute_keep_mask, identify_languages
-from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains, get_language_chains
-from data_pipeline.rules.rule import RuleOutcome, format_reason
-from data_pipeline.rules.url import STAGE as URL
+from data_pipeline.stages.url_gate import STAGE as URL
 from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.token_shards import read_batches
 
-
-class PartitionWriter(BlockWriter):
-    """Writer that splits batches by document file. `batches` holds [document file, rows] per written batch, in file
-    order.
-    """
-
-    def __init__(self, path: Path, schema: pa.Schema, shards: int, limit_bytes: int) -> None:
-        """Write to `path`. Buffer about `limit_bytes` of text in memory."""
-        super().__init__(ArrowFileWriter(path, schema, "zstd"))
-        self._shards, self._limit = shards, limit_bytes
-        self._waiting: dict[int, list[pa.RecordBatch]] = {}
-        self._bytes = 0
-        self.batches: list[list[int]] = []
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Buffer a batch with the columns `id` and `text`."""
-        shards = assign_shards(batch.column("id").to_pylist(), self._shards)
-        for shard in np.unique(shards).tolist():
-            self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
-        self._bytes += int(count_text_bytes(batch.column("text")).sum())
-        if self._bytes >= self._limit:
-            self._flush()
-
-    def _flush(self) -> None:
-        # Sorted, so that the bytes do not depend on the order of documents in memory.
-        for shard in sorted(self._waiting):
-            batch = concat_batches(self._waiting[shard])
-            self._writer.write(batch)
-            self.batches.append([shard, batch.num_rows])
-        self._waiting.clear()
-        self._bytes = 0
+if TYPE_CHECKING:
+    from data_pipeline.rules.language_chains import LanguageRuleChains
+    from data_pipeline.rules.rule import RuleOutcome
 
 
 UNICODE = "unicode"
@@ -96,6 +65,8 @@ def apply_rules_to_file(
         Funnel counts (`tally`), documents and bytes per language, and [document file, rows] of the batches in both
         files.
     """
+    from data_pipeline.rules.language_chains import get_language_chains  # not where the stage is only planned
+
     document_filter = _DocumentFilter(get_language_chains(rules, files), config.language, config.unicode)
     names = document_filter.chains.list_statistics()
     limit = config.documents.batch_bytes
@@ -128,6 +99,8 @@ def prepare_rule_input(texts: pa.RecordBatch, config: CrawlConfig) -> pa.RecordB
     Returns:
         Documents after URL filter, extraction failures, Unicode repair and language filter.
     """
+    from data_pipeline.rules.language_chains import NO_RULES, LanguageRuleChains
+
     return _DocumentFilter(LanguageRuleChains(NO_RULES), config.language, config.unicode).filter_batch(texts)[0]
 
 
@@ -144,6 +117,8 @@ def explain_one_page(
     Returns:
         Counts by stage in order, the document as it left each stage, and its row of `DROPPED_SCHEMA` if it was dropped.
     """
+    from data_pipeline.rules.language_chains import get_language_chains
+
     document_filter = _TracingDocumentFilter(get_language_chains(rules, ()), config.language, config.unicode)
     _, drops = document_filter.filter_batch(page)
     return document_filter.tally.stages, document_filter.left, drops
@@ -209,6 +184,11 @@ class _DocumentFilter:
         )
 
     def _filter_by_language(self, batch: pa.RecordBatch, drops: list[dict[str, Any]]) -> pa.RecordBatch:
+        from data_pipeline.language.identify import (  # not where it is only planned
+            compute_keep_mask,
+            identify_languages,
+        )
+
         self._add_input_counts("language", batch)
         codes, scores = identify_languages(batch.column("text"), self.language)
         for code, size in zip(codes.to_pylist(), count_text_bytes(batch.column("text")).tolist(), strict=True):

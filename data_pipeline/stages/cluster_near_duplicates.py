@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.dedup_index import EarlierDataset
-from data_pipeline.dedup.document_table import DocumentIdLookup, DocumentTable
+from data_pipeline.dedup.dedup_index import DocumentIdLookup, DocumentTable, EarlierDataset
 from data_pipeline.dedup.duplicate_decisions import DROP_SCHEMA, NEAR, write_decisions
 from data_pipeline.dedup.keys import Columns, mask_repeated_keys, take_rows
 from data_pipeline.executors.base import Report

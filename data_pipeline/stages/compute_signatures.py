@@ -4,13 +4,15 @@ Reads one filtered file. Writes one file of documents (id, offset, length) and o
 that an earlier comparison dropped have no keys.
 """
 
+from __future__ import annotations
+
 import re
 from binascii import unhexlify
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +21,12 @@ import xxhash
 
 from data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA, Columns, KeyWriter, hash_texts, take_rows
-from data_pipeline.dedup.minhash import MinHasher
 from data_pipeline.executors.base import Report
-from data_pipeline.text.word_tokenizers import insert_spaces
 from llmsys.config.deduplication import MinHashDedupConfig, UrlDedupConfig
 from llmsys.token_shards import ArrowFileWriter, read_batches
+
+if TYPE_CHECKING:
+    from data_pipeline.dedup.minhash import MinHasher
 
 DOCUMENT_SCHEMA = pa.schema([("id", pa.string()), ("offset", pa.int64()), ("characters", pa.int64())])
 _HEXADECIMAL = re.compile(r"(?:[0-9a-f]{32})+")
@@ -33,6 +36,8 @@ _LARGEST = (1 << 64) - 1  # ranks sort ascending: subtract to keep the longest o
 @lru_cache(maxsize=1)
 def _get_min_hasher(config: MinHashDedupConfig) -> MinHasher:
     """Return one hasher per process: it caches spaCy's answers about unusual words."""
+    from data_pipeline.dedup.minhash import MinHasher  # not where the stage is only planned
+
     return MinHasher(config)
 
 
@@ -148,6 +153,8 @@ def _space_unspaced_texts(batch: pa.RecordBatch, unspaced: Sequence[str]) -> pa.
     # Most batches hold no such language.
     if not any(pc.is_in(languages, pa.array(unspaced, pa.string())).to_pylist()):
         return texts
+    from data_pipeline.text.word_tokenizers import insert_spaces  # only for such languages
+
     pairs = zip(texts.to_pylist(), languages.to_pylist(), strict=True)
     return pa.array([insert_spaces(text) if code in unspaced else text for text, code in pairs], pa.large_string())
 

@@ -7,21 +7,24 @@ Invariants:
     - Unreadable records are counted with their reason. They stop neither the file nor the run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, TEXT_SCHEMA, compute_document_id
 from data_pipeline.executors.base import Report
-from data_pipeline.extract.extractor import ExtractionResult, extract_pages
-from data_pipeline.readers.page_batch import SkippedRecord
-from data_pipeline.readers.page_reader import read_pages
-from data_pipeline.rules.url import UrlGate, build_text_schema
+from data_pipeline.stages.url_gate import UrlGate, build_text_schema
 from llmsys.config.cleaning import ExtractConfig, NoUrlFilter, ReadConfig, UrlConfig
 from llmsys.token_shards import ArrowFileWriter
+
+if TYPE_CHECKING:
+    from data_pipeline.extract.extractor import ExtractionResult
+    from data_pipeline.readers.page_batch import SkippedRecord
 
 _MAX_REASONS = 1_000  # a hostile file may have a new reason for every record
 
@@ -56,13 +59,13 @@ def extract_file(
         lists: Digests of its list files. They key the cache of loaded lists.
 
     Returns:
-        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether the next run should
-        read the block again because its storage failed.
+        Counts of records, pages and bytes; skips and notes by file and reason; `again`: whether its storage failed.
     """
+    from data_pipeline.readers.page_reader import read_pages  # not where the stage is only planned
+
     gate = UrlGate(urls, lists)
     records = pages = html_bytes = given_text_bytes = position = 0
-    skipped, noted = _SkipCounts(), _SkipCounts()
-    dropped_batches: list[list[int]] = []
+    skipped, noted, dropped_batches = _SkipCounts(), _SkipCounts(), list[list[int]]()
     with (
         ArrowFileWriter(output, build_text_schema(urls), "zstd") as writer,
         ArrowFileWriter(unread, DROPPED_SCHEMA, "zstd") as unread_writer,
@@ -108,7 +111,7 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
     ids = [name or compute_document_id(url, date, content) for name, url, date, content in named]
     columns["id"] = pa.array(ids, pa.string())
     columns["bytes_html"] = pa.array(map(len, contents), pa.int64())
-    none = ExtractionResult(pa.nulls(len(given), pa.large_string()), [None] * len(given))
+    none = (pa.nulls(len(given), pa.large_string()), [None] * len(given))
     columns["text"], limit_hits = _extract_missing_texts(pages, given, config) if config else none
     for field in ("test", "value", "threshold"):
         limits = [violation and getattr(violation, field) for violation in limit_hits]
@@ -118,6 +121,8 @@ def _build_text_batch(pages: pa.RecordBatch, config: ExtractConfig | None) -> pa
 
 def _extract_missing_texts(pages: pa.RecordBatch, given: list[str | None], config: ExtractConfig) -> ExtractionResult:
     """Return the texts of a batch: given texts unchanged (null if blank), the others extracted."""
+    from data_pipeline.extract.extractor import ExtractionResult, extract_pages  # not where the stage is only planned
+
     if not any(text is not None for text in given):
         return extract_pages(pages, config)
     is_html = pa.array([text is None for text in given])

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.dedup_index import EarlierDataset, read_earlier_items
-from data_pipeline.dedup.document_table import DocumentIdLookup
+from data_pipeline.dedup.dedup_index import DocumentIdLookup, EarlierDataset, read_earlier_items
 from data_pipeline.dedup.duplicate_decisions import (
     DROP_SCHEMA,
     PLACE_SCHEMA,

@@ -32,10 +32,10 @@ from data_pipeline.dedup.duplicate_decisions import (
     read_dropped_rows,
 )
 from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA, KeyWriter
+from data_pipeline.dedup.simplified_words import INVERSE_BASE, Hashes, RollingHasher
 from data_pipeline.dedup.text_segments import get_sentence_splitter
 from data_pipeline.executors.base import Report
 from data_pipeline.stages.compute_signatures import split_document_ids
-from data_pipeline.text.rolling_hash import INVERSE_BASE, Hashes, RollingHasher
 from data_pipeline.text.simplify_text import Codes, to_code_points
 from llmsys.config.deduplication import SubstringDedupConfig
 from llmsys.token_shards import read_batches

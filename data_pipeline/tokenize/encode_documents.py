@@ -8,9 +8,11 @@ Invariants:
   is chosen by the hash of document ids, so it is the same on every machine.
 """
 
+from __future__ import annotations
+
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,6 @@ import xxhash
 from data_pipeline.core.document_schema import count_text_bytes, hash_positions, is_heldout
 from data_pipeline.executors.base import Report
 from data_pipeline.text.ragged_arrays import compute_offsets
-from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind, build_column_encoder
 from data_pipeline.tokenize.token_cache import RaggedTokens
 from data_pipeline.tokenize.tokenizer_usage import TokenizerUsageCounter
 from llmsys.config.data import CrawlConfig
@@ -27,6 +28,9 @@ from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_token_dtype, read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind
 
 ONE_OF = 256
 """One document in this many is checked, which takes a few percent of the encoding time."""
@@ -71,6 +75,8 @@ _log = get_logger(__name__)
 @lru_cache(maxsize=1)
 def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tokenizer, ColumnEncoder]:
     """Load the tokenizer once per process; the fingerprint detects a new model or end token at the same path."""
+    from data_pipeline.tokenize.column_encoder import build_column_encoder  # not where the stage is only planned
+
     tokenizer = load_tokenizer(model)
     encoder = build_column_encoder(tokenizer, kind)
     if encoder.reason is not None:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="list every tensor with its parameter count")
     parser.add_argument(
         "--documents",
-        type=_parse_lengths,
+        type=parse_lengths,
         default=(),
         metavar="N,N,…",
         help="document lengths in tokens, repeated to fill a packed sequence (default: one document)",
@@ -78,7 +78,8 @@ def _resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":
     return cluster if price is None else cluster.model_copy(update={"price_per_hour": price})
 
 
-def _parse_lengths(text: str) -> tuple[int, ...]:
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Return the document lengths in tokens of `100,300`."""
     try:
         lengths = tuple(int(part) for part in text.split(","))
     except ValueError:

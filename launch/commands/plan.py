@@ -48,7 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.output, _format_chosen_config(arguments.config, resolved, words, data).encode()
         )
         data["config"] = str(arguments.output)
-    print(json.dumps(data) if arguments.json else f"{format_plan(data)}\n\nstart it: {data['launch']}")
+    data["dryrun"] = _format_dry_run_command(arguments, words, data["best"], cluster, device.node_devices)
+    if arguments.json:
+        print(json.dumps(data))
+    else:
+        offer = f"\ntry one rank of the fastest torch layout without a GPU: {data['dryrun']}" if data["dryrun"] else ""
+        print(f"{format_plan(data)}\n\nstart it: {data['launch']}{offer}")
     return 0
 
 
@@ -76,6 +81,29 @@ def _format_launch_command(best: dict[str, Any], devices: int, node_devices: int
         f"torchrun --nnodes={nodes} --nproc-per-node={node_devices} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 "
         f"-m launch.train {config}"
     )
+
+
+def _format_dry_run_command(
+    arguments: argparse.Namespace, words: list[str], best: list[dict[str, Any]], cluster: Any, node_devices: int
+) -> str:
+    """Return the command that runs one rank of the fastest layout of the torch engine; empty where none is listed."""
+    fastest = next((one for one in best if one["engine"]["kind"] == "torch"), None)
+    if fastest is None:
+        return ""
+    from llmsys.dryrun.dry_run_request import format_dry_run_command
+
+    devices = min(cluster.devices, node_devices)
+    nodes = -(-cluster.devices // node_devices)
+    if arguments.output is not None and fastest is best[0]:
+        return format_dry_run_command(str(arguments.output), (), nodes, devices, cluster.device)
+    chosen = {
+        "batch.micro_sequences": fastest["micro_sequences"],
+        "train.activation_checkpoint": fastest["recompute"],
+    }
+    for section in ("engine", "layout"):
+        chosen |= {f"{section}.{key}": value for key, value in fastest[section].items()}
+    overrides = [*words, *(f"{key}={value}" for key, value in chosen.items() if value is not None)]
+    return format_dry_run_command(arguments.config, overrides, nodes, devices, cluster.device)
 
 
 def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], data: dict[str, Any]) -> str:

@@ -19,13 +19,16 @@ NODES_HELP = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the time limit. nodes= is given among the overrides."""
+    """Add the time limit and the dry run. nodes= is given among the overrides."""
     parser.add_argument(
         "--patience",
         type=int,
         default=PATIENCE_SECONDS,
         metavar="SECONDS",
         help="seconds to wait for a host's answer (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dryrun", action="store_true", help="also run the step of rank 0 on pretended accelerators (minutes)"
     )
     parser.epilog = f"{NODES_HELP}\n{parser.epilog}"
 
@@ -39,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     from launch.preflight.run_preflight import PreflightRequest, run_preflight
 
     began = time.monotonic()
-    found = list(run_preflight(PreflightRequest(arguments.config, words, config, hosts, arguments.patience)))
+    request = PreflightRequest(arguments.config, words, config, hosts, arguments.patience, arguments.dryrun)
+    found = list(run_preflight(request))
     seconds, wrong = time.monotonic() - began, sum(bool(one.remedy) for one in found)
     if arguments.json:
         rows = [one._asdict() | {"fails": bool(one.remedy)} for one in found]

@@ -1,18 +1,38 @@
-"""Run `llmsys show`: print the resolved config, what differs from the defaults, or the schema for editors."""
+"""Run `llmsys show`: print the resolved config, what differs from the defaults, its kernels, or the schema."""
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
+from launch.commands.arguments import split_arguments
 from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmsys.config.attention_kernel import AttentionDevice
+    from llmsys.config.attention_layers import AttentionGroup
+    from llmsys.config.load import LoadedConfig
+
+CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0)}
+"""Devices that need no profile."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --schema, which prints the JSON schema of a run's YAML file instead of a config."""
+    """Add --schema and --kernels, which print something else than the config. device= is given among the overrides."""
+    parser.epilog = (
+        f"device=NAME (with --kernels) is cpu, {', '.join(CAPABILITIES)} or a device profile such as h100-sxm; "
+        f"left out: the first four.\n{parser.epilog}"
+    )
     parser.add_argument("--schema", action="store_true", help="print the JSON schema for editors; needs no CONFIG")
+    parser.add_argument(
+        "--kernels", action="store_true", help="print the attention kernel of each layer on a device, why, and its cost"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print YAML that loads back to the same config; with --json, {config, differences}."""
+    """Print YAML that loads back to the same config; with --json, {config, differences} or {kernels}."""
     if arguments.schema:
         from llmsys.config.json_schema import build_json_schema
 
@@ -20,15 +40,24 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.config is None:
         raise ConfigError("No config was given. Give a CONFIG such as train/demo, or --schema.")
-    from llmsys.config.format_yaml import find_differences, format_annotated_yaml
     from llmsys.config.load import read_config
 
-    resolved = read_config(arguments.config, arguments.overrides)
+    if arguments.kernels:
+        own, words = split_arguments(arguments.overrides, ("device",))
+        _print_kernels(read_config(arguments.config, words), own.get("device"), as_json=arguments.json)
+        return 0
+    _print_config(read_config(arguments.config, arguments.overrides), as_json=arguments.json)
+    return 0
+
+
+def _print_config(resolved: "LoadedConfig", *, as_json: bool) -> None:
+    from llmsys.config.format_yaml import find_differences, format_annotated_yaml
+
     config = resolved.run.model if resolved.is_model_only else resolved.run
     origins = resolved.origins
     if resolved.is_model_only:
         origins = {keys[1:]: where for keys, where in origins.items() if keys[:1] == ("model",)}
-    if arguments.json:
+    if as_json:
         changed = {
             one.key: {"value": one.value, "default": one.default, "origin": one.origin}
             for one in find_differences(config, origins)
@@ -36,4 +65,62 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"config": config.model_dump(mode="json"), "differences": changed}, ensure_ascii=False))
     else:
         print(format_annotated_yaml(config, origins), end="")
-    return 0
+
+
+def _print_kernels(resolved: "LoadedConfig", name: str | None, *, as_json: bool) -> None:
+    from llmsys.config.attention_layers import list_attention_groups
+
+    devices = [_resolve_device(one) for one in (["cpu", *CAPABILITIES] if name is None else [name])]
+    groups = {str(device): list_attention_groups(resolved.run, device) for device in devices}
+    if as_json:
+        print(json.dumps({"kernels": {device: [_to_dict(one) for one in found] for device, found in groups.items()}}))
+        return
+    for device, found in groups.items():
+        traits = found[0].traits
+        print(f"{device}, {traits.dtype}, sequences of {traits.length} tokens, training")
+        for group in found:
+            print("\n".join(f"  {line}" for line in _iter_group_lines(group)))
+
+
+def _resolve_device(name: str) -> "AttentionDevice":
+    """Return the device of a name; raise ConfigError where no kernel is known for it."""
+    from llmsys.config.attention_kernel import AttentionDevice
+
+    if name == "cpu":
+        return AttentionDevice("cpu")
+    if name in CAPABILITIES:
+        return AttentionDevice("cuda", CAPABILITIES[name])
+    from llmsys.estimate.device_profile import load_device_profile
+
+    profile = load_device_profile(name)
+    if profile.compute_capability is None:
+        raise ConfigError(
+            f"The profile of {profile.name} has no compute_capability, and attention kernels are known for CPUs and "
+            f"CUDA devices. Use cpu, {', '.join(CAPABILITIES)}, or give compute_capability in the profile."
+        )
+    return AttentionDevice("cuda", profile.compute_capability)
+
+
+def _to_dict(group: "AttentionGroup") -> dict[str, Any]:
+    return {
+        "stack": group.stack,
+        "attention": group.attention,
+        "layers": list(group.layers),
+        **asdict(group.choice),
+        "traits": asdict(group.traits),
+    }
+
+
+def _iter_group_lines(group: "AttentionGroup") -> Iterator[str]:
+    choice = group.choice
+    instead = f", not {choice.preferred}" if choice.preferred else ""
+    yield f"{group.stack} {_format_layers(group.layers)}, {group.attention}: {choice.kernel}{instead}"
+    yield f"  {choice.reason}"
+    if choice.cost:
+        yield f"  cost: {choice.cost}"
+
+
+def _format_layers(layers: Sequence[int]) -> str:
+    """Return layers as runs, such as `layers 0-2, 4`."""
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
+    return "layers " + ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,11 +1,11 @@
 """Check hosts before a launch: ask each by ssh, and turn the answers into findings.
 
 Reads a config and hosts. Yields findings in this order: reach and clock, facts of each host, the shared folder, the
-layout, and collectives between all hosts.
+layout, collectives between all hosts, and a dry run.
 
 Invariants:
 - Every question has a limit, and the first one that a host does not answer is a finding.
-- The whole preflight ends within `PreflightRequest.timeout_seconds`.
+- The whole preflight ends within `PreflightRequest.timeout_seconds`; a dry run, where it is asked for, comes after it.
 """
 
 import json
@@ -24,6 +24,7 @@ from launch.hosts.ssh import TIMED_OUT, SshResult, format_python_command, parse_
 from launch.launchers.host_commands import strip_user
 from launch.launchers.launch_plan import PORT
 from launch.preflight.cluster_checks import check_collectives, check_memory_fit
+from launch.preflight.dry_run_check import check_dry_run
 from llmsys.config.run import RunConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
@@ -43,6 +44,7 @@ class PreflightRequest(NamedTuple):
     config: RunConfig
     hosts: Sequence[Host]
     patience_seconds: int
+    runs_dry: bool = False
 
     @property
     def host_names(self) -> list[str]:
@@ -107,6 +109,7 @@ def run_preflight(request: PreflightRequest) -> Iterator[HostFinding]:
     yield from check_collectives(
         request.host_names, request.rendezvous_host, facts, cap_seconds(request.patience_seconds)
     )
+    yield from check_dry_run(request.given, request.overrides, request.hosts, facts, runs=request.runs_dry)
 
 
 def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:

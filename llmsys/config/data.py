@@ -48,13 +48,20 @@ class PairsConfig(Section):
 
     kind: Literal["pairs"] = "pairs"
     name: str = Field("pairs", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(Path("runs/pairs"), description="Folder that `prepare` writes and `train` reads.")
+    folder: LocalPath = Field(
+        Path("runs/pairs"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
     source: tuple[LocalPath, ...] = Field((), description="Source files, one sentence per line.")
     target: tuple[LocalPath, ...] = Field((), description="Target files, one for each source file.")
     heldout_source: tuple[LocalPath, ...] = Field((), description="Held-out source files.")
-    heldout_target: tuple[LocalPath, ...] = Field((), description="Their reference translations.")
+    heldout_target: tuple[LocalPath, ...] = Field(
+        (), description="Reference translations of the held-out source files."
+    )
     max_tokens: int = Field(
-        256, ge=2, description="Maximum tokens of either side, with the end token; longer training pairs are dropped."
+        256,
+        ge=2,
+        description="Maximum tokens of either side of a training pair, including the end token; longer pairs are "
+        "dropped.",
     )
     shard_pairs: int = Field(500_000, ge=1, description="Approximate number of pairs per token file.")
     executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
@@ -84,10 +91,14 @@ class LabelledTextConfig(Section):
 
     kind: Literal["labelled"] = "labelled"
     name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(Path("runs/labelled"), description="Folder that `prepare` writes and `train` reads.")
+    folder: LocalPath = Field(
+        Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
     inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
     heldout_inputs: tuple[LocalPath, ...] = Field((), description="Held-out files.")
-    labels: tuple[str, ...] = Field((), description="Labels in order of their ids. Empty: as in the files, sorted.")
+    labels: tuple[str, ...] = Field(
+        (), description="Labels in order of their ids. Empty: the labels of the files, sorted."
+    )
     max_tokens: int = Field(
         256, ge=2, description="Maximum tokens of a text, including the end token; longer texts are truncated."
     )
@@ -131,7 +142,9 @@ class MixtureConfig(Section):
     kind: Literal["mixture"] = "mixture"
     name: str = Field("mixture", min_length=1, description="Display name of the mixture.")
     sources: tuple[MixtureSourceConfig, ...] = Field(min_length=1, description="Dataset folders and their weights.")
-    stages: tuple[MixtureStageConfig, ...] = Field((), description="Weights for later parts of the run.")
+    stages: tuple[MixtureStageConfig, ...] = Field(
+        (), description="Weights for later parts of the run, such as its end."
+    )
 
     @property
     def folder(self) -> Path:
@@ -212,7 +225,7 @@ class HeldoutSplitConfig(Section):
     """The held-out split: documents that are evaluated and not trained on."""
 
     heldout_fraction: float = Field(
-        0.005, ge=0, le=0.5, description="Share of documents to hold out, selected by the hash of their id."
+        0.005, ge=0, le=0.5, description="Share of the documents held out for evaluation, by the hash of their id."
     )
     seed: int = Field(0, ge=0, description="Seed of that selection.")
 
@@ -234,9 +247,7 @@ class DocumentFilesConfig(Section):
     """Layout of the document files."""
 
     num_shards: int = Field(8, ge=1, le=4096, description="Number of files; the id of a document selects its file.")
-    batch_bytes: int = Field(
-        8_000_000, ge=1, description="Approximate UTF-8 bytes of text per record batch; bounds memory."
-    )
+    batch_bytes: int = Field(8_000_000, ge=1, description="UTF-8 bytes of text per record batch; bounds memory.")
     export_formats: tuple[Literal["parquet", "jsonl.zst"], ...] = Field(
         (), description="Additional formats of the documents, for other tools; later stages read Arrow."
     )
@@ -247,7 +258,7 @@ class CrawlConfig(Section):
 
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(Path("runs/data"), description="Folder that `prepare` writes and `train` reads.")
+    folder: LocalPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
     inputs: tuple[str, ...] = Field(
         (),
         description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "
@@ -260,9 +271,7 @@ class CrawlConfig(Section):
     language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
     rules: tuple[RuleConfig, ...] = Field((), description="Rules, applied in this order.")
     deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
-    decontaminate: DecontaminateConfig = Field(
-        NoDecontamination(), description="Removal of documents that contain evaluation items."
-    )
+    decontaminate: DecontaminateConfig = Field(NoDecontamination(), description="Removal of evaluation items.")
     pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
     split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
     tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")

@@ -11,21 +11,15 @@ Invariants:
 - The English profile changes nothing, because the published rules are for English.
 """
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 from pydantic_core import from_json, to_json
 
 from llmsys.config.migration import find_new_key, to_current_names, to_recorded_names
-from llmsys.config.paths import PROFILES, find_config, format_path, list_config_roots
 from llmsys.config.quality_rules import RuleConfig, Script
 from llmsys.config.section import Section
-from llmsys.config.yaml_parser import parse_yaml
-from llmsys.errors import ConfigError
 
 
 class LanguageConfig(Section):
@@ -160,82 +154,3 @@ def parse_language_rules(text: str) -> dict[str, LanguageRules]:
     for language_rules in values.values():
         language_rules["rules"] = to_current_names(language_rules["rules"], "data.rules")
     return _BY_CODE.validate_python(values)
-
-
-def list_profile_codes() -> list[str]:
-    """Return the language codes with a profile in the config folders, sorted."""
-    codes = {path.stem for root in list_config_roots() for path in (root / PROFILES).glob("*.yaml")}
-    return sorted(codes - {DEFAULT})
-
-
-def read_profile(name: str) -> LanguageProfile:
-    """Return the profile of a path, or of a name such as `data/languages/zh`.
-
-    Raises:
-        ConfigError: for a missing file or an invalid value.
-    """
-    path = find_config(name, Path.cwd(), "data.language.profiles")
-    # The modification time is a cache key: a changed file is read again.
-    return _read_profile_file(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _read_profile_file(path: Path, changed: int) -> LanguageProfile:
-    values, lines = parse_yaml(path.read_text(encoding="utf-8"), format_path(path))
-    try:
-        return LanguageProfile.model_validate(values or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        keys = tuple(str(key) for key in first["loc"])
-        line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), 1)
-        raise ConfigError(f"{format_path(path)}:{line}: {'.'.join(keys) or 'profile'}: {first['msg']}.") from None
-
-
-def load_language_profiles(config: LanguageConfig, known: Collection[str]) -> dict[str, LanguageProfile]:
-    """Return the profiles of the languages to keep.
-
-    Args:
-        config: the `data.language:` section.
-        known: codes that the identifier can return.
-
-    Returns:
-        Profiles by language code; `default` is the profile of all other languages.
-
-    Raises:
-        ConfigError: for a code that the identifier cannot return, and for one without a profile.
-    """
-    own = list_profile_codes()
-    for code in (*config.languages, *config.profiles):
-        if code not in known:
-            raise ConfigError(_format_unknown_code(code, config, known))
-        if code not in own and code not in config.profiles:
-            raise ConfigError(
-                f"data.language.languages: {code} has no profile in configs/{PROFILES}, and English thresholds "
-                f"do not apply. {_format_closest_codes(code, own)} Write a profile, or use the default one: "
-                f"data.language.profiles: {{{code}: {PROFILES}/{DEFAULT}}}."
-            )
-    codes = config.languages or sorted({*own, *config.profiles} & set(known))
-    named = {code: config.profiles.get(code, f"{PROFILES}/{code}") for code in codes}
-    return {code: read_profile(name) for code, name in {**named, DEFAULT: f"{PROFILES}/{DEFAULT}"}.items()}
-
-
-def _format_unknown_code(code: str, config: LanguageConfig, known: Collection[str]) -> str:
-    where = "languages" if code in config.languages else "profiles"
-    return (
-        f"data.language.{where}: the identifier {config.kind} does not know {code!r}. "
-        f"{_format_closest_codes(code, known)}"
-    )
-
-
-def _format_closest_codes(code: str, codes: Collection[str]) -> str:
-    """Return a sentence with the codes closest to `code`."""
-    if code == "no":
-        return "Norwegian is nb (Bokmål) or nn (Nynorsk)."
-    named = [
-        known for known in list_profile_codes() if read_profile(f"{PROFILES}/{known}").name.lower() == code.lower()
-    ]
-    if named:
-        return f"{code.capitalize()} is {named[0]}."
-    close = difflib.get_close_matches(code.lower(), sorted(codes), n=3, cutoff=0.3)
-    close = close or [known for known in sorted(codes) if known[:1] == code[:1].lower()][:3] or sorted(codes)[:3]
-    return f"The nearest codes are {', '.join(close)}."

@@ -63,14 +63,10 @@ class ModelConfig(Section):
     num_hidden_layers: int = Field(ge=1, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(
-        default_factory=_get_key_value_heads,
-        ge=1,
-        description="Key and value heads. Default: num_attention_heads.",
+        default_factory=_get_key_value_heads, ge=1, description="Key and value heads. Default: num_attention_heads."
     )
     head_dim: int = Field(
-        default_factory=_compute_head_dim,
-        ge=1,
-        description="Channels of one head. Default: hidden_size / num_attention_heads.",
+        default_factory=_compute_head_dim, ge=1, description="Channels per head. Default: hidden_size / heads."
     )
     max_position_embeddings: int = Field(2048, ge=1, description="Maximum sequence length, in positions.")
     sliding_window: int | None = Field(
@@ -95,9 +91,7 @@ class ModelConfig(Section):
     head: HeadConfig = Field(LmHeadConfig(), description="Output head.")
     dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout probabilities in training.")
     encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
-    multi_token_prediction: MultiTokenPredictionConfig | None = Field(
-        None, description="Multi-token prediction modules."
-    )
+    multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:

@@ -15,7 +15,11 @@ PROFILES = "data/languages"
 
 
 def list_config_roots() -> list[Path]:
-    """Return the folders searched for config names, without duplicates; the first match wins."""
+    """Return the folders searched for config names, without duplicates; the first match wins.
+
+    Returns:
+        Existing folders: ./configs, that of the checkout, that of the installed package.
+    """
     package = Path(llmsys.__file__).resolve().parent
     wanted = [Path("configs").resolve(), package.parent / "configs", package / "configs"]
     return [root for i, root in enumerate(wanted) if root.is_dir() and root not in wanted[:i]]
@@ -70,7 +74,14 @@ def _list_config_files(root: Path, pattern: str) -> list[Path]:
 
 
 def format_path(path: Path) -> str:
-    """Return a path for messages: relative to the working directory if it is below it."""
+    """Return a path for messages.
+
+    Args:
+        path: any path.
+
+    Returns:
+        The path relative to the working directory if it is below it, otherwise the path itself.
+    """
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

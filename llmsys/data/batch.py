@@ -8,8 +8,9 @@ Invariants:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from llmsys.data.packed_windows import WindowBatch
 from llmsys.data.shuffle import hash_splitmix64
+from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
 
 # B sequences, T positions, S source positions
 
@@ -26,6 +28,14 @@ IGNORED = -100
 
 PADDING = -1
 """Document number of padding; no token of a document attends to it."""
+
+
+class TokenCounts(NamedTuple):
+    """Numbers of a batch that a step divides its losses by."""
+
+    valid_targets: int
+    tokens: int
+    source_tokens: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ class Batch:
         source_BS: Token ids of the source.
         source_documents_BS: Document numbers of the source.
         token_types_BT: Segment of each token.
+        document_lengths: Lengths of the documents, see `count_documents`.
+        source_document_lengths: Lengths of the documents of the source.
         real_BT: False at padding, for batches whose padding has no document number. None: `documents_BT` marks it.
     """
 
@@ -52,28 +64,50 @@ class Batch:
     source_documents_BS: Tensor | None = None
     token_types_BT: Tensor | None = None
     real_BT: Tensor | None = None
+    document_lengths: DocumentLengths | None = None
+    source_document_lengths: DocumentLengths | None = None
 
     @property
     def num_valid_targets(self) -> int:
         """Number of targets with a loss."""
-        return int((self.targets_BT != IGNORED).sum())
+        return self.token_counts.valid_targets
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that are not padding; in an encoder-decoder those of the target."""
-        real_BT = self.real_BT
-        if real_BT is None and self.documents_BT is not None:
-            real_BT = self.documents_BT >= 0
-        return self.tokens_BT.numel() if real_BT is None else int(real_BT.sum())
+        return self.token_counts.tokens
 
     @property
     def num_source_tokens(self) -> int:
         """Number of source tokens that are not padding; 0 without a source."""
-        if self.source_documents_BS is not None:
-            return int((self.source_documents_BS >= 0).sum())
-        return 0 if self.source_BS is None else self.source_BS.numel()
+        return self.token_counts.source_tokens
 
-    def to_model_inputs(self) -> dict[str, Tensor]:
+    @cached_property
+    def token_counts(self) -> TokenCounts:
+        """The three counts. `pin_memory` and `to` carry them along, so that nobody waits for a device to count."""
+        real_BT = self.real_BT
+        if real_BT is None and self.documents_BT is not None:
+            real_BT = self.documents_BT >= 0
+        tokens = self.tokens_BT.numel() if real_BT is None else int(real_BT.sum())
+        if self.source_documents_BS is not None:
+            source_tokens = int((self.source_documents_BS >= 0).sum())
+        else:
+            source_tokens = 0 if self.source_BS is None else self.source_BS.numel()
+        return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens)
+
+    def count_documents(self) -> Self:
+        """Return the batch with the lengths of its documents, which attention on an accelerator takes; on the host."""
+        counted: dict[str, Any] = {
+            name: build_document_lengths(documents)
+            for name, documents, lengths in (
+                ("document_lengths", self.documents_BT, self.document_lengths),
+                ("source_document_lengths", self.source_documents_BS, self.source_document_lengths),
+            )
+            if documents is not None and lengths is None
+        }
+        return replace(self, **counted) if counted else self
+
+    def to_model_inputs(self) -> dict[str, Tensor | DocumentLengths]:
         """Return the arguments of the model's forward, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
@@ -83,19 +117,28 @@ class Batch:
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on `device`."""
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        """Return the batch on `device`, on an accelerator with the lengths of its documents."""
+        batch = self if device.type == "cpu" else self.count_documents()
+        return batch._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = {name: change(value) for name, value in self.to_model_inputs().items()}
-        return type(self)(targets_BT=change(self.targets_BT), **changed)
+        changed: dict[str, Any] = {
+            name: value.map_tensors(change) if isinstance(value, DocumentLengths) else change(value)
+            for name, value in self.to_model_inputs().items()
+        }
+        moved = replace(self, targets_BT=change(self.targets_BT), **changed)
+        moved.__dict__["token_counts"] = self.token_counts
+        return moved
 
 
 def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
     """Build a batch from windows of T + 1 tokens; with `separate_documents` a token sees its own document only."""
     # Copied by numpy: torch would start threads that compete with training.
-    arrays = [rows.tokens[:, :-1], rows.tokens[:, 1:]] + ([rows.documents[:, :-1]] if separate_documents else [])
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+    tokens_BT, targets_BT, documents_BT = (
+        torch.from_numpy(np.ascontiguousarray(array))
+        for array in (rows.tokens[:, :-1], rows.tokens[:, 1:], rows.documents[:, :-1])
+    )
+    return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)
 
 
 # B rows, T positions

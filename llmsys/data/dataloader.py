@@ -22,7 +22,11 @@ class StepLoader:
     """
 
     def __init__(self, source: StepBatches, ahead: int = 2, *, pinned: bool = False) -> None:
-        """Read from `source`; `pinned` batches are in pinned memory, which an accelerator copies while it computes."""
+        """Read from `source`.
+
+        `pinned` is for accelerators: batches are in pinned memory, which is copied while the device computes, and have
+        the lengths of their documents.
+        """
         self.source = source
         self.ahead = ahead
         self.pinned = pinned
@@ -56,7 +60,7 @@ class StepLoader:
             item: list[Batch] | BaseException
             try:
                 batches = self.source.get_micro_batches(step)
-                item = [batch.pin_memory() for batch in batches] if self.pinned else batches
+                item = [batch.count_documents().pin_memory() for batch in batches] if self.pinned else batches
             except Exception as error:
                 item = error
             while not closed.is_set():

@@ -29,7 +29,7 @@ from llmsys.engine.engine import (
     StepResult,
     accept_all,
     iter_persistent_buffers,
-    reduce_sums,
+    reduce_step_numbers,
     reduce_token_counts,
 )
 from llmsys.engine.grad_scaler import GradScaler
@@ -101,15 +101,15 @@ class AccelerateEngine:
             last = number == len(batches)
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._wrapped):
                 total += self._train_micro_batch(batch.to(self.device), counts, factor)
-        norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
-        loss, sums = reduce_sums(total, counts[0], extras)
+        clipped = clip_gradients(self.module.parameters(), self._clip, scale)
+        loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
         applied = fits and accept(loss, norm)
         if applied:
             set_rates(self._optimizer.param_groups, learning_rate)
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm, int(counts[0]), applied, sums)
+        return StepResult(loss, norm, targets, applied, sums)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
         share, nats = compute_loss_share(self.module, self._wrapped, batch, self._loss, counts)

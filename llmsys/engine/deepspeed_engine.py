@@ -36,7 +36,7 @@ from llmsys.engine.engine import (
     StepResult,
     accept_all,
     iter_persistent_buffers,
-    reduce_sums,
+    reduce_step_numbers,
     reduce_token_counts,
 )
 from llmsys.engine.grad_scaler import GradScaler
@@ -113,9 +113,9 @@ class DeepSpeedEngine:
         for number, batch in enumerate(batches, start=1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
             total += self._train_micro_batch(batch.to(self.device), counts, factor)
-        loss, sums = reduce_sums(total, counts[0], extras)
+        loss, _, targets, sums = reduce_step_numbers(total, counts, extras)
         norm, applied = self._state.step_optimizer(loss, self._add_overflow_check(accept))
-        return StepResult(loss, norm, int(counts[0]), applied, sums)
+        return StepResult(loss, norm, targets, applied, sums)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
         share, nats = compute_loss_share(self.module, self._engine, batch, self._loss, counts)

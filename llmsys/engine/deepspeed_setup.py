@@ -123,7 +123,7 @@ def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device
         return
     size, rank = meshes.expert.size(), meshes.expert.get_local_rank()
     for layer in model.list_moe_layers():
-        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config)
         for name, parameter in list(layer.experts.named_parameters(recurse=False)):
             local = nn.Parameter(parameter.data.chunk(size, dim=0)[rank].clone())
             local.allreduce = False  # type: ignore[attr-defined]

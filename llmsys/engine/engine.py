@@ -8,7 +8,7 @@ Invariants:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -107,13 +107,43 @@ def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tenso
     """
     counts = [(batch.num_valid_targets, batch.num_tokens, batch.num_source_tokens) for batch in batches]
     sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * 3
-    return all_reduce_sum(torch.tensor(sums, device=device)).clamp_(min=1)
+    return all_reduce_sum(_copy_to_device(sums, device)).clamp_(min=1)
 
 
-def reduce_sums(nats: Tensor, targets: Tensor, extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
-    """Return the loss in nats per target and the sums of `extras` over all ranks, in one reduction. Collective."""
-    sums = all_reduce_sum(torch.cat([nats.detach().float().view(1), nats.new_tensor(extras, dtype=torch.float32)]))
-    return float(sums[0] / targets), tuple(sums[1:].tolist())
+class StepNumbers(NamedTuple):
+    """The numbers of a step that the host needs; see `StepResult`. `gradient_norm` is NaN where none was given."""
+
+    loss: float
+    gradient_norm: float
+    targets: int
+    extras: tuple[float, ...]
+
+
+def reduce_step_numbers(
+    nats: Tensor, counts: Tensor, extras: Sequence[float], norm: Tensor | None = None
+) -> StepNumbers:
+    """Sum the loss and `extras` over all ranks in one reduction, and read all numbers at once. Collective.
+
+    This is the one place where the host waits for the device in a step.
+
+    Args:
+        nats: Loss of this rank's targets, a scalar tensor.
+        counts: Counts of the step, see `reduce_token_counts`.
+        extras: Numbers of this rank.
+        norm: Gradient norm over all ranks, a scalar tensor.
+
+    Returns:
+        The numbers, equal on all ranks.
+    """
+    sums = all_reduce_sum(torch.cat([nats.detach().float().view(1), _copy_to_device(extras, nats.device)]))
+    norm = torch.full_like(counts[0], torch.nan) if norm is None else norm.float()
+    loss, norm_, targets, *summed = torch.cat([torch.stack([sums[0] / counts[0], norm, counts[0]]), sums[1:]]).tolist()
+    return StepNumbers(loss, norm_, int(targets), tuple(summed))
+
+
+def _copy_to_device(numbers: Sequence[float], device: torch.device) -> Tensor:
+    # `torch.tensor(..., device=)` would wait until the device has copied.
+    return torch.tensor(numbers, dtype=torch.float32).to(device, non_blocking=True)
 
 
 def iter_persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

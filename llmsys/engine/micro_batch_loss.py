@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import Loss
+from llmsys.model.host_read import is_on_host
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.sequence_sharding import SequenceSharding
 
@@ -39,11 +40,37 @@ def compute_loss_share(
 
     def compute_head_loss(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
         targets_BT = shift_targets(batch, places)
-        return loss(head, x_BTD, targets_BT if sharding is None else sharding.shard_targets(targets_BT, batch))
+        targets_BT = targets_BT if sharding is None else sharding.shard_targets(targets_BT, batch)
+        if head is not None and not is_on_host(x_BTD):
+            x_BTD, targets_BT = select_valid_positions(x_BTD, targets_BT, batch.num_valid_targets)
+        return loss(head, x_BTD, targets_BT)
 
     nats = forward(**batch.to_model_inputs(), finish=compute_head_loss)
     total = nats + compute_mtp_loss(model)
     return total / counts[0] + model.compute_auxiliary_share(counts[1], counts[2]), nats.detach()
+
+
+def select_valid_positions(x_BTD: Tensor, targets_BT: Tensor, max_valid: int) -> tuple[Tensor, Tensor]:
+    """Leave out positions without a target, without waiting for a device to say which: shapes follow from `max_valid`.
+
+    Args:
+        x_BTD: Hidden states.
+        targets_BT: Targets, or IGNORED.
+        max_valid: Number of valid targets, or more. It is rounded up to a sixteenth of the positions: few shapes.
+
+    Returns:
+        (1, N, D) and (1, N): all valid positions in their order, then position 0 with targets IGNORED. The arguments
+        themselves where nothing can be left out.
+    """
+    positions = targets_BT.numel()
+    quantum = max(1, positions // 16)
+    size = -(-max_valid // quantum) * quantum
+    if size >= positions:
+        return x_BTD, targets_BT
+    index_N = torch.nonzero_static(targets_BT.flatten() != IGNORED, size=size, fill_value=-1)[:, 0]
+    place_N = index_N.clamp(min=0)
+    targets_N = targets_BT.flatten().index_select(0, place_N).where(index_N >= 0, IGNORED)
+    return x_BTD.flatten(0, 1).index_select(0, place_N)[None], targets_N[None]
 
 
 def compute_mtp_loss(model: Transformer) -> Tensor:

@@ -18,7 +18,7 @@ from llmsys.engine.engine import (
     StepResult,
     accept_all,
     iter_persistent_buffers,
-    reduce_sums,
+    reduce_step_numbers,
     reduce_token_counts,
 )
 from llmsys.engine.grad_scaler import GradScaler
@@ -109,14 +109,14 @@ class TorchEngine:
             if self.after_micro_batch is not None:
                 self.after_micro_batch(number)
         self._data_parallel.finish_gradients()
-        norm = float(clip_gradients(self.module.parameters(), self._clip, scale))
-        loss, sums = reduce_sums(total, counts[0], extras)
+        clipped = clip_gradients(self.module.parameters(), self._clip, scale)
+        loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
         applied = fits and accept(loss, norm)
         if applied:
             self._step_optimizer(learning_rate)
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm, int(counts[0]), applied, sums)
+        return StepResult(loss, norm, targets, applied, sums)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, scale: float) -> Tensor:
         share, nats = compute_loss_share(

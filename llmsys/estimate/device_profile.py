@@ -77,6 +77,9 @@ class DeviceProfile(Section):
         25e9, gt=0, description="Bandwidth between a device and host memory, in bytes per second."
     )
     watts: float | None = Field(None, gt=0, description="Power limit of one device, in watts. null: unknown.")
+    compute_capability: tuple[int, int] | None = Field(
+        None, description="CUDA compute capability, such as [9, 0], by which kernels are chosen. null: no CUDA device."
+    )
     driver_names: tuple[str, ...] = Field(
         (), description="Names that the driver reports, by which a run finds its profile."
     )

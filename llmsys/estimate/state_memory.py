@@ -13,6 +13,7 @@ from math import ceil, prod
 from typing import assert_never
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
+from llmsys.config.expert_sharding import select_shard_dim
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
@@ -213,13 +214,18 @@ def count_full_elements(row: ParameterTensor, layout: ParallelLayout, model: Mod
 
 
 def count_local_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Elements of one copy on rank 0: its part of the first dim.
+    """Elements of one copy on rank 0: its part of the first dim, or of another one of experts (`select_shard_dim`).
 
-    Experts dealt first and split then come to the same: (E / expert) / (ranks / expert), rounded up once. What stands
-    outside of blocks is split over all ranks of a copy, what is inside over those that do not split it by tensor.
+    Parameters outside of blocks are sharded over all ranks of a copy, those inside over the ranks that do not split
+    them by tensor.
     """
+    if row.is_routed:
+        shards = layout.ranks_per_replica // layout.expert
+        shape = (row.shape[0] // layout.expert, *row.shape[1:])
+        dim = select_shard_dim(shape, shards)
+        return ceil(shape[dim] / shards) * prod(shape) // shape[dim]
     parts = count_tensor_shards(row, layout, model)
-    ranks = layout.shard * layout.context if is_in_block(row) and not row.is_routed else layout.ranks_per_replica
+    ranks = layout.shard * layout.context if is_in_block(row) else layout.ranks_per_replica
     if row.name.rpartition(".")[0].rpartition(".")[2] in SPLIT_BY_INPUTS:
         return ceil(ceil(row.shape[0] / ranks) * prod(row.shape[1:]) / parts)
     return ceil(ceil(row.shape[0] / parts) / ranks) * prod(row.shape[1:])  # the first dim is split twice

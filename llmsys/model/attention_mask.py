@@ -1,7 +1,8 @@
 """Attention masks, built once per forward pass and layer type and shared by all layers of that type.
 
 A mask is the weakest form that is exact, so that attention can take the cheapest kernel: none, "causal", a boolean
-table of visible keys, or a bias that is added to the scores (minus infinity where a key is hidden).
+table of visible keys, or a bias that is added to the scores (minus infinity where a key is hidden). Kernels of
+accelerators take lengths (`VarlenMask`) or key ranges (`FlexMask`) in place of a table.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from functools import reduce
 
 import torch
 from torch import Tensor
+
+from llmsys.model.flex_attention import FlexMask
+from llmsys.model.varlen_attention import VarlenMask
 
 # B rows, T query positions, S key positions, H heads
 
@@ -39,6 +43,9 @@ class AttentionMask:
 
 
 EVERYTHING = AttentionMask()
+
+LayerMask = AttentionMask | VarlenMask | FlexMask
+"""The mask of a layer, in the form that its kernel takes."""
 
 
 def build_self_attention_mask(

@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.config.attention_kernel import MAX_CHUNKED_LENGTH
+
 # B rows, T positions, H query heads, G key-value heads, R = H / G query heads per key-value head, K width of a head,
 # C queries of a chunk, S keys up to the chunk's end
 
 CHUNK = 128
-LONGEST = 2048  # positions; the saved probabilities grow with their square
 
 
 def is_cpu_attention_supported(q_BTHK: Tensor, k_BSGK: Tensor) -> bool:
-    """Return whether this path applies: bfloat16 on the CPU, more than one query, at most LONGEST positions."""
+    """Return whether this path applies: bfloat16 on the CPU, several queries, at most MAX_CHUNKED_LENGTH positions."""
     bfloat16_on_cpu = q_BTHK.device.type == "cpu" and q_BTHK.dtype == torch.bfloat16
-    return bfloat16_on_cpu and q_BTHK.shape[1] > 1 and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= LONGEST
+    return bfloat16_on_cpu and q_BTHK.shape[1] > 1 and max(q_BTHK.shape[1], k_BSGK.shape[1]) <= MAX_CHUNKED_LENGTH
 
 
 def compute_chunked_attention(

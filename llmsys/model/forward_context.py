@@ -18,20 +18,11 @@ from llmsys.config.position import (
     TransformerXlPositionConfig,
 )
 from llmsys.errors import ConfigError
-from llmsys.model.attention_mask import (
-    EVERYTHING,
-    AttentionMask,
-    build_cross_attention_mask,
-    build_self_attention_mask,
-    compute_document_positions,
-)
-from llmsys.model.embedding import (
-    RelativePositionBias,
-    SinusoidalPositionEmbedding,
-    compute_alibi_bias,
-    compute_alibi_slopes,
-)
+from llmsys.model.attention_mask import EVERYTHING, LayerMask, compute_document_positions
+from llmsys.model.document_lengths import DocumentLengths
+from llmsys.model.embedding import RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
+from llmsys.model.mask_builder import MaskBuilder, MaskInputs
 from llmsys.model.rotary_embedding import RotaryBuilder, RotaryCosSin
 
 # B rows, T query positions, S key positions, H heads, D width, R distances
@@ -58,14 +49,14 @@ class ForwardContext:
         heads: The query heads of this rank. Per-head parameters and biases are cut to them.
     """
 
-    masks: Mapping[LayerType, AttentionMask]
+    masks: Mapping[LayerType, LayerMask]
     positions_BT: Tensor
     rotations: Mapping[LayerType, RotaryCosSin] = field(default_factory=dict)
     distances_RD: Tensor | None = None
     segments: tuple[Tensor, Tensor] | None = None
     cache: KeyValueCache | None = None
     memory: EncoderOutput | None = None
-    cross_mask: AttentionMask = EVERYTHING
+    cross_mask: LayerMask = EVERYTHING
     real_BT: Tensor | None = None
     """False where a token is padding, which experts must not count. None: no padding."""
     heads: slice = field(default_factory=lambda: ALL_HEADS)
@@ -96,10 +87,7 @@ class ContextBuilder:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.heads = ALL_HEADS
-        self.causal = config.family != "encoder"
-        self.windows = {
-            config.get_layer_type(i): config.get_attention_window(i) for i in range(config.num_hidden_layers)
-        }
+        self.masks = MaskBuilder(config)
         self.rotations: RotaryBuilder | None = None
         self.sinusoids: SinusoidalPositionEmbedding | None = None
         match config.position:
@@ -110,7 +98,7 @@ class ContextBuilder:
                 halves = SinusoidalPositionConfig(arrangement="halves")
                 self.sinusoids = SinusoidalPositionEmbedding(config, halves)
             case AlibiConfig() | RelativeBiasConfig():
-                pass  # Added to the scores: see _compute_bias.
+                pass  # Added to the scores: see MaskBuilder.
             case LearnedPositionConfig() | SinusoidalPositionConfig() | NoPositionConfig():
                 pass  # Added to the embedding by LayerStack, or absent.
             case unreachable:
@@ -123,73 +111,34 @@ class ContextBuilder:
         *,
         bias_table: RelativePositionBias | None = None,
         documents_BT: Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
         cache: KeyValueCache | None = None,
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
+        training: bool = False,
     ) -> ForwardContext:
-        """Return the context of `length` new tokens, on the device and in the dtype of `like`."""
+        """Return the context of `length` new tokens, on the device and in the dtype of `like`, (B, …)."""
         start = 0 if cache is None else cache.length
         _check_inputs(self.config, start + length, documents_BT, cache)
         device = like.device
-        padding_B = cache.padding_B.to(device) if cache is not None and cache.is_padded else None
-        masks = {
-            kind: build_self_attention_mask(
-                length,
-                causal=self.causal,
-                start=start,
-                window=window,
-                documents_BT=documents_BT,
-                padding_B=padding_B,
-                device=device,
-            )
-            for kind, window in self.windows.items()
-        }
+        inputs = MaskInputs(
+            length, like, self.heads, bias_table, documents_BT, document_lengths, cache=cache, training=training
+        )
         if real_BT is None and documents_BT is not None:
             real_BT = documents_BT >= 0
-        bias_HTS = self._compute_bias(bias_table, start, length, device)
-        if bias_HTS is not None:
-            masks = {kind: mask.add_bias(bias_HTS.to(like.dtype)) for kind, mask in masks.items()}
         return ForwardContext(
-            masks=masks,
+            masks=self.masks.build_self_masks(inputs),
             positions_BT=_compute_positions(length, documents_BT, cache, device),
             rotations={} if self.rotations is None else self.rotations(length, cache, device),
             distances_RD=self._compute_distance_sinusoids(start, length, like),
             segments=None if token_types_BT is None else _collect_segments(token_types_BT, cache),
             cache=cache,
             memory=memory,
-            cross_mask=_build_cross_mask(length, documents_BT, memory),
+            cross_mask=self.masks.build_cross_mask(inputs, memory),
             real_BT=real_BT,
             heads=self.heads,
         )
-
-    def _compute_bias(
-        self, table: RelativePositionBias | None, start: int, length: int, device: torch.device
-    ) -> Tensor | None:
-        """Return the ALiBi or T5 bias of the scores, (H, T, S).
-
-        It depends on distances alone, so slots of the cache serve as positions, also where rows are padded or packed.
-        """
-        queries_T = torch.arange(start, start + length, device=device)
-        keys_S = torch.arange(start + length, device=device)
-        match self.config.position:
-            case AlibiConfig() as position:
-                slopes_H = compute_alibi_slopes(self.config.num_attention_heads)[self.heads].to(device)
-                return position.factor * compute_alibi_bias(slopes_H, queries_T, keys_S)
-            case RelativeBiasConfig():
-                assert table is not None
-                bias_HTS: Tensor = table(queries_T, keys_S, bidirectional=not self.causal)[self.heads]
-                return bias_HTS
-            case (
-                RopeConfig()
-                | LearnedPositionConfig()
-                | SinusoidalPositionConfig()
-                | TransformerXlPositionConfig()
-                | NoPositionConfig()
-            ):
-                return None
-            case unreachable:
-                assert_never(unreachable)
 
     def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:
         """Return the sinusoids of distances start + length - 1 down to 1 - length, (R, D)."""
@@ -229,9 +178,3 @@ def _collect_segments(token_types_BT: Tensor, cache: KeyValueCache | None) -> tu
     if cache is None:
         return token_types_BT, token_types_BT
     return token_types_BT, cache.append_layer("segments", token_types_BT)[0]
-
-
-def _build_cross_mask(length: int, documents_BT: Tensor | None, memory: EncoderOutput | None) -> AttentionMask:
-    if memory is None:
-        return EVERYTHING
-    return build_cross_attention_mask(documents_BT, memory.documents_BS, length, memory.hidden_BSD.shape[1])

@@ -25,6 +25,7 @@ from llmsys.config.position import (
     SinusoidalPositionConfig,
     TransformerXlPositionConfig,
 )
+from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.embedding import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
@@ -71,6 +72,7 @@ class LayerStack(nn.Module):
         embedded_BTD: Tensor,
         *,
         documents_BT: Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
         cache: KeyValueCache | None = None,
         memory: EncoderOutput | None = None,
@@ -82,10 +84,12 @@ class LayerStack(nn.Module):
             embedded_BTD,
             bias_table=self.relative_bias,
             documents_BT=documents_BT,
+            document_lengths=document_lengths,
             token_types_BT=token_types_BT,
             cache=cache,
             memory=memory,
             real_BT=real_BT,
+            training=self.training,
         )
         x_BTD = self._prepare_embedding(embedded_BTD, context.positions_BT)
         for block in self.blocks:

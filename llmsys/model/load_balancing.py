@@ -92,7 +92,26 @@ def update_balance_bias(bias_E: Tensor, tokens_E: Tensor, rate: float) -> Tensor
     return bias_E + rate * torch.sign(tokens_E.mean() - tokens_E)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.library.custom_op("llmsys::add_step_counts", mutates_args=("sums",))
+def add_step_counts(sums: list[Tensor], values: list[Tensor]) -> None:
+    """Add to the counters of a step, but not in a pass that activation checkpointing repeats.
+
+    An operation of its own, which compiled graphs call as it is: they cannot ask whether they are repeated.
+
+    Args:
+        sums: The counters, changed in place.
+        values: What is added to each.
+    """
+    if not is_recomputation():
+        for total, value in zip(sums, values, strict=True):
+            total += value
+
+
+@add_step_counts.register_fake
+def _(sums: list[Tensor], values: list[Tensor]) -> None:
+    return None
+
+
 def is_recomputation() -> bool:
     """Return whether this forward pass runs inside a backward pass, as activation checkpointing does.
 

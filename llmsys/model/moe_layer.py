@@ -6,6 +6,7 @@ counted again.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 import torch
@@ -25,6 +26,7 @@ from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.float32_buffers import Float32BufferModule
 from llmsys.model.load_balancing import (
+    add_step_counts,
     compute_auxiliary_losses,
     compute_router_z_loss,
     count_tokens_by_row,
@@ -108,11 +110,12 @@ class MoELayer(Float32BufferModule):
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
         scores = self.router.compute_scores(x_ND)
         routing = self._route_tokens(scores, real_BT)
-        y_ND = self.dispatcher(x_ND, routing.experts_NK, routing.weights_NK, self.experts, partial=routing.partial)
-        if self.shared is not None:
-            shared_ND = self.shared(x_ND)
-            y_ND = y_ND + (shared_ND if self.shared_gate is None else self.shared_gate(x_ND).sigmoid() * shared_ND)
-        return y_ND.view_as(x_BTD)
+        shared = None if self.shared is None else partial(self._compute_shared, self.shared, x_ND)
+        return self.dispatcher(x_ND, routing, self.experts, shared).view_as(x_BTD)
+
+    def _compute_shared(self, shared: nn.Module, x_ND: Tensor) -> Tensor:
+        shared_ND: Tensor = shared(x_ND)
+        return shared_ND if self.shared_gate is None else self.shared_gate(x_ND).sigmoid() * shared_ND
 
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the weighted balance and router z losses of the last training forward.
@@ -168,19 +171,18 @@ class MoELayer(Float32BufferModule):
         # A recomputed forward must save the tensors that the first one saved, so the loss is computed there too.
         counts_BE = self.reduce_row_counts(asked_BE)
         loss = compute_auxiliary_losses(self.config, scores, counts_BE, self.expert_share_E, real_BT)
-        if is_recomputation():
+        # A compiled graph is that of the first pass: its backward repeats operations, never this function.
+        if not torch.compiler.is_compiling() and is_recomputation():
             self._require_auxiliary_gradient(loss)
             return
         num_tokens = real_BT.sum()
         self._auxiliary = None if loss is None else (loss, num_tokens)
         with torch.no_grad():
-            self.expert_tokens_E += asked_BE.sum(0)
-            # Not as a matmul: selective checkpointing matches saved matmuls by order, and this one is not repeated.
-            self.probability_sum_E += (scores.compute_probabilities() * real_BT.view(-1, 1)).sum(0)
-            self.router_z_sum += compute_router_z_loss(scores, real_BT)
-            self.num_tokens += num_tokens
+            probability_E = (scores.compute_probabilities() * real_BT.view(-1, 1)).sum(0)
+            values = [asked_BE.sum(0), probability_E, compute_router_z_loss(scores, real_BT), num_tokens]
             if routing is not asked:
-                self.num_dropped += asked_BE.sum() - (routing.experts_NK >= 0).sum()
+                values.append(asked_BE.sum() - (routing.experts_NK >= 0).sum())
+            add_step_counts(list(self.get_step_counters()[: len(values)]), values)
 
     def _require_auxiliary_gradient(self, loss: Tensor | None) -> None:
         stored = self._auxiliary

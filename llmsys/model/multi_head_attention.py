@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
-from llmsys.model.attention_mask import AttentionMask
+from llmsys.model.attention_mask import LayerMask
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.normalization import build_norm
 from llmsys.model.scaled_dot_product import compute_attention
@@ -54,7 +54,7 @@ class AttentionProjections(nn.Module):
         return x_BTHK if self.clip is None else x_BTHK.clamp(-self.clip, self.clip)
 
     def _compute_attention_output(
-        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: AttentionMask, sinks_H: Tensor | None = None
+        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: LayerMask, sinks_H: Tensor | None = None
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         y_BTHK = compute_attention(

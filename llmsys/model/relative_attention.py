@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import TransformerXlPositionConfig
+from llmsys.model.attention_mask import AttentionMask
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.multi_head_attention import MultiHeadAttention
 
@@ -42,7 +43,9 @@ class RelativeAttention(MultiHeadAttention):
         bias_BHTS = self._compute_distance_scores(q_BTHK, context) + self._compute_segment_scores(
             q_BTHK, k_BSGK.shape[1], context
         )
-        mask = context.masks[self.layer_type].add_bias(self.scale * bias_BHTS)
+        mask = context.masks[self.layer_type]
+        assert isinstance(mask, AttentionMask), "choose_attention_kernel gives distance scores a table"
+        mask = mask.add_bias(self.scale * bias_BHTS)
         return self._compute_attention_output(_add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
 
     def _compute_distance_scores(self, q_BTHK: Tensor, context: ForwardContext) -> Tensor:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.moe import GroupLimitedRoutingConfig, MoeConfig
+from llmsys.model.host_read import read_once
 
 # N tokens, D width, E experts, K experts per token
 
@@ -216,7 +217,7 @@ def drop_overflow(routing: RoutingDecision, factor: float, num_experts: int, rea
 
 
 def compute_capacity(tokens_B: Tensor, per_token: float) -> Tensor:
-    """Return ceil(tokens · per_token), tolerant of float64 rounding: 1.1 · 10 is 11, not 12."""
+    """Return ceil(tokens · per_token), tolerant of float64 rounding: 1.1 · 50 is 55, not 56."""
     # 1e-9 is far below one token and far above the rounding error of the product.
     return (tokens_B.double() * per_token - 1e-9).ceil().long()
 
@@ -243,7 +244,7 @@ def choose_tokens(scores: RouterScores, factor: float, real_BT: Tensor) -> Routi
     chosen_NE = _compute_choice_mask(
         scores.log_scores_NE.detach().unflatten(0, real_BT.shape), factor, real_BT
     ).flatten(0, 1)
-    most = max(1, int(chosen_NE.sum(-1).max())) if len(chosen_NE) else 1
+    most = max(1, read_once(lambda: int(chosen_NE.sum(-1).max()))) if len(chosen_NE) else 1
     # Stable: chosen experts come first, by number.
     experts_NK = chosen_NE.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :most]
     kept_NK = chosen_NE.gather(-1, experts_NK)

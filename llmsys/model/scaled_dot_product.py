@@ -1,18 +1,23 @@
 """Scaled dot-product attention by the cheapest kernel that computes it exactly.
 
-Kernels: chunked products for bfloat16 on the CPU; torch's fused kernels without mask, causal, with a boolean mask or
-with a bias; eager operations for what no kernel supports (soft cap, sinks) or the CPU's does slowly (dropout).
+Kernels: on accelerators flash attention over packed sequences and flex_attention, where the mask was built for one of
+them; chunked products for bfloat16 on the CPU; torch's fused kernels without mask, causal, with a boolean mask or with
+a bias; eager operations for what no kernel supports (on the CPU soft cap and sinks) or the CPU's does slowly (dropout).
+llmsys/config/attention_kernel.py holds the rules.
 """
 
 import math
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from llmsys.model import cpu_attention
-from llmsys.model.attention_mask import AttentionMask
+from llmsys.model.attention_mask import AttentionMask, LayerMask
 from llmsys.model.dropout import apply_dropout as drop
+from llmsys.model.flex_attention import FlexMask, compute_flex_attention
+from llmsys.model.varlen_attention import VarlenMask, compute_varlen_attention
 
 # B rows, T query positions, S key positions, H query heads, G key-value heads, K width of a head, V width of a value
 
@@ -21,7 +26,7 @@ def compute_attention(
     q_BTHK: Tensor,
     k_BSGK: Tensor,
     v_BSGV: Tensor,
-    mask: AttentionMask,
+    mask: LayerMask,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -34,12 +39,25 @@ def compute_attention(
         q_BTHK: Queries.
         k_BSGK: Keys.
         v_BSGV: Values.
-        mask: Visible keys, and the bias.
+        mask: Visible keys, and the bias, in the form that the kernel takes.
         scale: Factor on the scores; None: 1 / sqrt(K).
         softcap: Scores become cap · tanh(score / cap) before the bias is added.
         sinks_H: An extra score per head that takes weight and has no value.
         dropout: Probability of dropping a weight; the caller passes 0 outside of training.
+
+    Returns:
+        The output, in the dtype of the values.
+
+    Raises:
+        ValueError: A mask that was built for a kernel without dropout or soft cap, and a request for them.
     """
+    if not isinstance(mask, AttentionMask):
+        if dropout or (softcap is not None and isinstance(mask, VarlenMask)):
+            raise ValueError(
+                f"{type(mask).__name__} with dropout={dropout} and softcap={softcap}: its kernel has neither a dropout "
+                f"nor, over packed sequences, a soft cap. Build the mask as choose_attention_kernel decides."
+            )
+        return _compute_without_table(q_BTHK, k_BSGK, v_BSGV, mask, scale, softcap, sinks_H)
     if softcap is not None or sinks_H is not None or (dropout and not q_BTHK.is_cuda):
         return compute_eager_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale, softcap, sinks_H, dropout)
     if _can_use_chunked_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale, dropout):
@@ -61,6 +79,25 @@ def compute_attention(
         enable_gqa=grouped,
     )
     return y_BHTV.transpose(1, 2)
+
+
+def _compute_without_table(
+    q_BTHK: Tensor,
+    k_BSGK: Tensor,
+    v_BSGV: Tensor,
+    mask: VarlenMask | FlexMask,
+    scale: float | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    scale = 1 / math.sqrt(q_BTHK.shape[-1]) if scale is None else scale
+    match mask:
+        case VarlenMask():
+            return compute_varlen_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, sinks_H=sinks_H)
+        case FlexMask():
+            return compute_flex_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, softcap=softcap, sinks_H=sinks_H)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def compute_eager_attention(

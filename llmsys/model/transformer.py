@@ -18,6 +18,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.norm import DeepNormConfig
 from llmsys.errors import ConfigError
 from llmsys.model.deepnorm import compute_deepnorm_constants
+from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
 from llmsys.model.forward_context import ForwardContext
@@ -67,8 +68,10 @@ class Transformer(LayerStack):
         tokens_BT: Tensor,
         *,
         documents_BT: Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
         source_BS: Tensor | None = None,
         source_documents_BS: Tensor | None = None,
+        source_document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
         real_BT: Tensor | None = None,
         memory: EncoderOutput | None = None,
@@ -83,12 +86,12 @@ class Transformer(LayerStack):
             tokens_BT: Token ids, integer; in an encoder-decoder those of the target.
             documents_BT: Document number of each token; tokens of other documents are hidden. None: one document.
                 Padding is a document of its own. Added positions count from the start of each document.
+            document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source. A target sees the source of equal number; tokens
                 without numbers count as 0.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
-            real_BT: False at padding, which experts do not count; attention does not use it. None: padding is where
-                documents_BT is negative.
+            real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
             cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
@@ -98,17 +101,16 @@ class Transformer(LayerStack):
             ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
                 that is missing, given twice or not supported.
         """
+        encoded = None
         if source_BS is not None:
-            if memory is not None:
-                raise ConfigError("Both a source and its encoder output were given. Give one of them.")
-            memory = self.encode_source(source_BS, source_documents_BS)
-        memory = self._resolve_encoder_output(memory, cache)
+            encoded = self.encode_source(source_BS, source_documents_BS, source_document_lengths)
+        memory = self._resolve_encoder_output(encoded, memory, cache)
         new = tokens_BT.shape[1]
         tokens_BT = tokens_BT if cache is None else self._select_input_tokens(tokens_BT, cache)
-        embedded_BTD = self._embed_tokens(tokens_BT, token_types_BT)
         x_BTD, context = self.run_blocks(
-            embedded_BTD,
+            self._embed_tokens(tokens_BT, token_types_BT),
             documents_BT=documents_BT,
+            document_lengths=document_lengths,
             token_types_BT=token_types_BT,
             cache=cache,
             memory=memory,
@@ -120,15 +122,23 @@ class Transformer(LayerStack):
         hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
-        output: Tensor = hidden_BTD if self.head is None else self.head(hidden_BTD)
-        return output
+        return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
-    def encode_source(self, source_BS: Tensor, source_documents_BS: Tensor | None = None) -> EncoderOutput:
+    def encode_source(
+        self,
+        source_BS: Tensor,
+        source_documents_BS: Tensor | None = None,
+        source_document_lengths: DocumentLengths | None = None,
+    ) -> EncoderOutput:
         """Return the encoder output of a source, for any number of forward passes."""
         if self.encoder is None:
             raise ConfigError(f"A source was given, but model.family={self.config.family} has no encoder. Omit it.")
         embed = self.embed if self.source_embed is None else self.source_embed
-        x_BSD, _ = self.encoder.run_blocks(self._scale_embedding(embed(source_BS)), documents_BT=source_documents_BS)
+        x_BSD, _ = self.encoder.run_blocks(
+            self._scale_embedding(embed(source_BS)),
+            documents_BT=source_documents_BS,
+            document_lengths=source_document_lengths,
+        )
         return EncoderOutput(self.encoder.apply_final_norm(x_BSD), source_documents_BS)
 
     def pool_first_position(self, hidden_BTD: Tensor) -> Tensor:
@@ -186,9 +196,12 @@ class Transformer(LayerStack):
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
     def _resolve_encoder_output(
-        self, memory: EncoderOutput | None, cache: KeyValueCache | None
+        self, encoded: EncoderOutput | None, memory: EncoderOutput | None, cache: KeyValueCache | None
     ) -> EncoderOutput | None:
         """Return the encoder output to attend to; a cache keeps the one that it is given."""
+        if encoded is not None and memory is not None:
+            raise ConfigError("Both a source and its encoder output were given. Give one of them.")
+        memory = encoded if memory is None else memory
         if cache is not None and memory is not None:
             if cache.memory is not None:
                 raise ConfigError("The cache already has a source. Give the source with the first call only.")

@@ -3,6 +3,8 @@
 Invariants:
 - The same bits with and without: random numbers are drawn again from the same state, routing and all-to-alls repeat,
   and counters are updated in the first pass only (`llmsys.model.load_balancing.is_recomputation`).
+- The host reads the splits of all-to-alls in the first pass only (llmsys/model/host_read.py), except where blocks are
+  compiled.
 
 Saved from forward to backward, which llmsys/estimate restates:
 
@@ -10,7 +12,8 @@ Saved from forward to backward, which llmsys/estimate restates:
 - `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
 - `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
   fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
-  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert, and
+  Recomputed are norms, rotations, activations, dropout, casts, residual sums, the sorting of tokens by expert,
+  flex_attention (compiled code, which no dispatch mode sees), and
   eager attention (soft caps, sinks, distances, dropout on CPUs), whose T × T tensors Korthikanti 2022
   (arXiv:2205.05198, 5) recomputes too.
 
@@ -18,7 +21,8 @@ The last matmul of a block is not recomputed where no saved tensor depends on it
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, assert_never
 
@@ -28,7 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from llmsys.model import cpu_attention, cpu_kernels
+from llmsys.model import cpu_attention, cpu_kernels, varlen_attention
+from llmsys.model.host_read import RepeatedReads
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 
@@ -44,18 +49,37 @@ class _SavedOutputs(NamedTuple):
 Store = dict[Any, deque[_SavedOutputs]]
 
 
-def build_eager_contexts(operations: Collection[Any]) -> Callable[[], tuple[TorchDispatchMode, TorchDispatchMode]]:
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+"""Of the first pass, and of the pass that repeats it."""
+
+
+def build_read_contexts() -> Contexts:
+    """Return the contexts in which the second pass reuses what the host has read in the first."""
+    reads = RepeatedReads()
+    return reads.record(), reads.replay()
+
+
+def build_eager_contexts(operations: Collection[Any]) -> Callable[[], Contexts]:
     """Return the `context_fn` of `torch.utils.checkpoint.checkpoint` for eager blocks.
 
     torch's own contexts intercept every operation of a block, those of FSDP's hooks included, and fail when the second
     pass gathers weights that were already gathered in the first. These intercept the saved operations only.
     """
 
-    def build_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    def build_contexts() -> Contexts:
         store: Store = defaultdict(deque)
-        return _SavingMode(operations, store), _RecomputingMode(operations, store)
+        record, replay = build_read_contexts()
+        return _enter_both(record, _SavingMode(operations, store)), _enter_both(
+            replay, _RecomputingMode(operations, store)
+        )
 
     return build_contexts
+
+
+@contextmanager
+def _enter_both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def build_compiled_contexts(operations: Collection[Any]) -> Callable[[], Any]:
@@ -132,6 +156,7 @@ SAVED_OPERATIONS = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     cpu_attention.OPERATION,
+    varlen_attention.OPERATION,
     cpu_kernels.OPERATION,
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,
@@ -153,7 +178,7 @@ def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMo
         case "none":
             return
         case "full":
-            options = {}
+            options = {} if compiled else {"context_fn": build_read_contexts}
         case "selective":
             options = {"context_fn": (build_compiled_contexts if compiled else build_eager_contexts)(SAVED_OPERATIONS)}
         case unreachable:

@@ -99,6 +99,81 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     return total
 
 
+class RowExchange:
+    """One all-to-all of rows with uneven splits, in two halves: what is computed between them overlaps it.
+
+    In backward the second half starts the exchange of gradients and the first one finishes it, so the backward of what
+    was computed between them overlaps that.
+
+    Args:
+        send: Rows for each rank.
+        receive: Rows from each rank.
+        group: The ranks.
+    """
+
+    def __init__(self, send: list[int], receive: list[int], group: Group) -> None:
+        self.send, self.receive, self.group = send, receive, group
+        # Autograd would compare its shape with that of the received rows.
+        self.pending_gradient: Tensor | None = None
+
+    def start(self, x_MD: Tensor) -> Tensor:
+        """Start sending rows, in the order of the ranks; only `finish` may read the result. Collective."""
+        pending_MD: Tensor = _StartExchange.apply(x_MD, self)  # type: ignore[no-untyped-call]
+        return pending_MD
+
+    def finish(self, pending_MD: Tensor) -> Tensor:
+        """Return the received rows, in the order of the ranks. On accelerators the stream waits, not the host."""
+        arrived_MD: Tensor = _FinishExchange.apply(pending_MD, self)  # type: ignore[no-untyped-call]
+        return arrived_MD
+
+
+def exchange_rows(x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    """Send `send[r]` rows to rank r, and receive `receive[r]` from it. Collective.
+
+    Args:
+        x_MD: Rows, in the order of the ranks; integers have no gradients.
+        send: Rows for each rank.
+        receive: Rows from each rank.
+        group: The ranks.
+
+    Returns:
+        The received rows, in the order of the ranks.
+    """
+    exchange = RowExchange(send, receive, group)
+    return exchange.finish(exchange.start(x_MD))
+
+
+class _StartExchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_MD: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        return _start_all_to_all(x_MD, exchange.send, exchange.receive, exchange.group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        pending, ctx.exchange.pending_gradient = ctx.exchange.pending_gradient, None
+        return _wait_tensor(pending), None
+
+
+class _FinishExchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pending_MD: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        return _wait_tensor(pending_MD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        exchange = ctx.exchange
+        exchange.pending_gradient = _start_all_to_all(gradients[0], exchange.receive, exchange.send, exchange.group)
+        # Without values: `_StartExchange` has the gradient.
+        return gradients[0].new_zeros(()).expand_as(gradients[0]), None
+
+
+def _start_all_to_all(x_MD: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
+    pending: Tensor = collectives.all_to_all_single(x_MD.contiguous(), receive, send, group.group_name)
+    return pending
+
+
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:

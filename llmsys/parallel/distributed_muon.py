@@ -1,4 +1,4 @@
-"""Functions of full matrices over matrices that are sharded by rows.
+"""Functions of full matrices over matrices that are sharded by rows or columns.
 
 Reads and writes local shards (DTensors). Each matrix is sent to one rank, processed there and sent back, so that no
 work is repeated and every rank receives about as much as it holds: two all-to-alls for a whole model.
@@ -6,6 +6,7 @@ work is repeated and every rank receives about as much as it holds: two all-to-a
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,13 @@ Function = Callable[[Tensor], Tensor]
 # R ranks of a shard axis, M rows of a matrix, N columns
 
 
+class _RowShard(NamedTuple):
+    """This rank's rows of one matrix of `num_rows` rows."""
+
+    local: Tensor
+    num_rows: int
+
+
 def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tensor]:
     """Apply `function` to each full matrix. Collective.
 
@@ -28,7 +36,7 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
 
     Args:
         parts: Shards of matrices: DTensors, or plain full matrices.
-        function: Maps a full matrix, or a stack of them, to one of the same shape.
+        function: Maps a full matrix, or a stack of them, to one of the same shape; commutes with transposition.
 
     Returns:
         The results, sharded as the inputs.
@@ -36,7 +44,7 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
     results: list[Tensor | None] = [None] * len(parts)
     by_axis: dict[tuple[DeviceMesh, int], list[int]] = defaultdict(list)
     for index, part in enumerate(parts):
-        axis = _find_row_axis(part)
+        axis = _find_split_axis(part)
         if not isinstance(part, DTensor) or (axis is None and _has_full_matrices(part)):
             results[index] = _apply_locally(part, function)
         elif axis is not None:
@@ -45,9 +53,11 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
             results[index] = _to_dtensor_like(get_local_slice(function(part.full_tensor()), part), part)
     for (mesh, axis), indices in by_axis.items():
         members = [parts[index] for index in indices]
-        locals_ = _apply_on_owners(members, function, mesh.get_group(axis))  # type: ignore[arg-type]
-        for index, local, part in zip(indices, locals_, members, strict=True):
-            results[index] = _to_dtensor_like(local, part)
+        shards = [_list_row_shards(part, axis) for part in members]  # type: ignore[arg-type]
+        mapped = iter(_apply_on_owners([shard for each in shards for shard in each], function, mesh.get_group(axis)))
+        for index, part, each in zip(indices, members, shards, strict=True):
+            locals_ = [next(mapped) for _ in each]
+            results[index] = _to_dtensor_like(_join_row_shards(locals_, part, axis), part)  # type: ignore[arg-type]
     return [result for result in results if result is not None]
 
 
@@ -57,13 +67,39 @@ def _has_full_matrices(part: Tensor) -> bool:
     return all(p.is_replicate() or (part.ndim > 2 and p.is_shard(0)) for p in part.placements)
 
 
-def _find_row_axis(part: Tensor) -> int | None:
-    """Return the mesh axis that shards the rows of a matrix, if nothing else is sharded."""
-    if not isinstance(part, DTensor) or part.ndim != 2:
+def _find_split_axis(part: Tensor) -> int | None:
+    """Return the mesh axis that splits matrices: a matrix by rows, or every matrix of a stack. None if there are more.
+
+    An axis that shards the stack leaves its matrices full.
+    """
+    if not isinstance(part, DTensor):
         return None
-    split = [axis for axis, placement in enumerate(part.placements) if not placement.is_replicate()]
-    plain = len(split) == 1 and type(part.placements[split[0]]) is Shard and part.placements[split[0]].is_shard(0)
-    return split[0] if plain and part.device_mesh.size(split[0]) > 1 else None
+    split = [
+        axis
+        for axis, placement in enumerate(part.placements)
+        if not placement.is_replicate() and not (part.ndim == 3 and placement.is_shard(0))
+    ]
+    plain = len(split) == 1 and type(part.placements[split[0]]) is Shard
+    if not plain or part.device_mesh.size(split[0]) == 1:
+        return None
+    return split[0] if part.ndim == 3 or (part.ndim == 2 and part.placements[split[0]].is_shard(0)) else None
+
+
+def _list_row_shards(part: DTensor, axis: int) -> list[_RowShard]:
+    """List this rank's rows of each matrix; columns, where those are split, as rows of the transposed matrix."""
+    local, placement = part.to_local(), part.placements[axis]
+    stack = local if local.ndim == 3 else local[None]
+    by_columns = placement.is_shard(2)
+    num_rows = part.shape[-1] if by_columns else part.shape[-2]
+    return [_RowShard(matrix.T if by_columns else matrix, num_rows) for matrix in stack.unbind()]
+
+
+def _join_row_shards(locals_: list[Tensor], part: DTensor, axis: int) -> Tensor:
+    """Invert `_list_row_shards`."""
+    if part.ndim == 2:
+        return locals_[0]
+    stack = torch.stack(locals_) if locals_ else part.to_local().clone()
+    return stack.mT.contiguous() if part.placements[axis].is_shard(2) else stack
 
 
 def _apply_locally(part: Tensor, function: Function) -> Tensor:
@@ -79,16 +115,17 @@ def _to_dtensor_like(local: Tensor, part: Tensor) -> Tensor:
     )
 
 
-def _apply_on_owners(parts: Sequence[DTensor], function: Function, group: dist.ProcessGroup) -> list[Tensor]:
+def _apply_on_owners(parts: Sequence[_RowShard], function: Function, group: dist.ProcessGroup) -> list[Tensor]:
     """Send each matrix to its owner and back; return the local shards of the results, in the order of `parts`."""
     ranks, own = dist.get_world_size(group), dist.get_rank(group)
-    owners = assign_matrices([part.shape for part in parts], ranks)
+    columns = [part.local.shape[1] for part in parts]
+    owners = assign_matrices([torch.Size((part.num_rows, n)) for part, n in zip(parts, columns, strict=True)], ranks)
     mine = [index for index, owner in enumerate(owners) if owner == own]
     order = sorted(range(len(parts)), key=lambda index: (owners[index], index))
-    locals_ = [part.to_local() for part in parts]
+    locals_ = [part.local for part in parts]
     send = [sum(locals_[index].numel() for index in order if owners[index] == r) for r in range(ranks)]
-    rows_by_rank = [[_count_rows(parts[index].shape[0], ranks, r) for index in mine] for r in range(ranks)]
-    widths = [parts[index].shape[1] for index in mine]
+    rows_by_rank = [[_count_rows(parts[index].num_rows, ranks, r) for index in mine] for r in range(ranks)]
+    widths = [columns[index] for index in mine]
     receive = [sum(m * n for m, n in zip(rows, widths, strict=True)) for rows in rows_by_rank]
     sent = torch.cat([locals_[index].reshape(-1) for index in order])
     received = sent.new_empty(sum(receive))

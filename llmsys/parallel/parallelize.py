@@ -13,6 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from llmsys.config.expert_sharding import MAX_IMBALANCE, compute_dim_imbalance, select_shard_dim
+from llmsys.log import get_logger
+from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel.collectives import configure_gradient_reduction
@@ -22,6 +25,8 @@ from llmsys.parallel.dtensor_slices import get_local_slice
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.sequence_sharding import SequenceSharding, divide_positions
 from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
+
+log = get_logger(__name__)
 
 
 def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
@@ -33,6 +38,8 @@ def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
         model: Changed in place.
         backend: A backend of torch.compile.
     """
+    # Experts count tokens and set their balance losses in the first pass; a repeated pass must not do it again.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     for block in _list_blocks(model):
         block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
@@ -47,7 +54,7 @@ def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
             # A DTensor, so that checkpoints see one parameter of all experts.
             shared = DTensor.from_local(local.contiguous(), meshes.expert, [Shard(0)], run_check=False)
             layer.experts.register_parameter(name, nn.Parameter(shared))
-        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+        layer.dispatcher = AllToAllTokenDispatcher(meshes.expert.get_group(), layer.config)
 
 
 def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> SequenceSharding:
@@ -78,9 +85,40 @@ def apply_fsdp(
     if meshes.expert_fsdp is not None:
         # Inner modules first: FSDP2 leaves the parameters of inner units out of outer ones.
         units = [(layer.experts, meshes.expert_fsdp) for layer in model.list_moe_layers()] + units
+    place = build_expert_placement(model, meshes)
     for module, mesh in units:
-        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage)
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=storage, shard_placement_fn=place)
         configure_gradient_reduction(module, mesh)
+
+
+def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable[[nn.Parameter], Shard | None]:
+    """Return FSDP2's `shard_placement_fn`: experts are split inside where whole experts would make uneven shards.
+
+    Logs a warning where neither is even.
+
+    Args:
+        model: The model, after `apply_expert_parallel`.
+        meshes: The sub-meshes.
+
+    Returns:
+        A function from a parameter to its placement; None for dim 0.
+    """
+    mesh = meshes.dense if meshes.expert_fsdp is None else meshes.expert_fsdp
+    shards, dims, uneven = mesh.size(mesh.ndim - 1), dict[nn.Parameter, int](), ""
+    for layer in model.list_moe_layers():
+        for name, parameter in layer.experts.named_parameters(recurse=False):
+            shape = tuple(get_local_tensor(parameter).shape)
+            dims[parameter] = dim = select_shard_dim(shape, shards)
+            if len(shape) > 2 and compute_dim_imbalance(shape[dim], shards) > MAX_IMBALANCE:
+                uneven = f"{name} {shape}"
+    if uneven:
+        log.warning(
+            "%s has no dim that %d ranks share evenly, so some ranks hold more of the experts than others. Use a "
+            "layout.expert that divides the experts, or a number of ranks that divides the widths.",
+            uneven,
+            shards,
+        )
+    return lambda parameter: Shard(dims[parameter]) if dims.get(parameter) else None
 
 
 def _list_blocks(model: Transformer) -> list[TransformerBlock]:

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
+from llmsys.config.moe import MoeConfig
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.feed_forward import apply_gated_activation
 from llmsys.model.local_tensor import get_local_tensor
@@ -29,7 +31,7 @@ from llmsys.parallel.collectives import CustomReduceScatter, configure_gradient_
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.fsdp import configure_prefetch
-from llmsys.parallel.parallelize import apply_expert_parallel
+from llmsys.parallel.parallelize import apply_expert_parallel, build_expert_placement
 from llmsys.parallel.process_group import all_gather_tensor
 from llmsys.parallel.reproducible_sum import sum_tree
 
@@ -45,11 +47,15 @@ def apply_reproducible_expert_parallel(model: Transformer, meshes: DeviceMeshes,
     for layer in model.list_moe_layers():
         layer.experts.forward = SequentialExperts(layer.experts, compute_dtype)  # type: ignore[method-assign,assignment]
         if meshes.expert is not None:
-            layer.dispatcher = ReproducibleTokenDispatcher(meshes.expert.get_group(), layer.config.num_experts)
+            layer.dispatcher = ReproducibleTokenDispatcher(meshes.expert.get_group(), layer.config)
 
 
 class ReproducibleTokenDispatcher(AllToAllTokenDispatcher):
-    """All-to-all dispatcher whose experts see which rows came from which rank."""
+    """All-to-all dispatcher whose experts see which rows came from which rank; every assignment is a row."""
+
+    def __init__(self, group: dist.ProcessGroup, config: MoeConfig) -> None:
+        super().__init__(group, config)
+        self.sends_once_per_rank = False  # sums of a rank's experts would depend on the number of ranks
 
     def _compute_expert_outputs(self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts) -> Tensor:
         outputs_MD: Tensor = experts(arrived_MD, received_RL)
@@ -158,23 +164,26 @@ def apply_reproducible_fsdp(model: Transformer, meshes: DeviceMeshes, compute_dt
     """
     policy = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     apply_reproducible_expert_parallel(model, meshes, compute_dtype)
+    place = build_expert_placement(model, meshes)
     if meshes.expert_fsdp is not None:
         for layer in model.list_moe_layers():
             # These experts compute micro-batches of other ranks too, so their gradients leave autograd in float32.
-            _shard_module(layer.experts, meshes.expert_fsdp, policy(param_dtype=torch.float32))
+            _shard_module(layer.experts, meshes.expert_fsdp, policy(param_dtype=torch.float32), place)
     for block in model.modules():
         if isinstance(block, TransformerBlock):
-            _shard_module(block, meshes.dense, policy(param_dtype=compute_dtype))
-    _shard_module(model, meshes.dense, policy(param_dtype=compute_dtype))
+            _shard_module(block, meshes.dense, policy(param_dtype=compute_dtype), place)
+    _shard_module(model, meshes.dense, policy(param_dtype=compute_dtype), place)
     if meshes.expert is not None:
         configure_prefetch(model)
 
 
-def _shard_module(module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+def _shard_module(
+    module: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy, place: Callable[[nn.Parameter], Shard | None]
+) -> None:
     """Make one FSDP unit over the last axis of `mesh`; an axis before it holds replicas."""
     axes = mesh.mesh_dim_names or ()
     shards = mesh if len(axes) == 1 else mesh[axes[-1]]
-    fully_shard(module, mesh=shards, mp_policy=policy)
+    fully_shard(module, mesh=shards, mp_policy=policy, shard_placement_fn=place)
     configure_gradient_reduction(module, shards, ReproducibleReduceScatter())
     if len(axes) > 1:
         add: Callable[[Tensor], None] = partial(all_reduce_replicas, group=mesh.get_group(axes[0]))

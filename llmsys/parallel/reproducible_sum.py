@@ -94,7 +94,7 @@ def compute_gradient_norm(parameters: Sequence[Tensor], gradients: Sequence[Tens
     """Compute the norm over all parameters, from the rows that this rank holds of each gradient. Collective.
 
     Args:
-        parameters: Parameters sharded along rows only, or not at all.
+        parameters: Parameters, full or sharded; of the axes, at most one shards another dim than the first.
         gradients: This rank's shard of each gradient.
         counts: False on ranks whose rows another rank counts.
 
@@ -105,18 +105,33 @@ def compute_gradient_norm(parameters: Sequence[Tensor], gradients: Sequence[Tens
     squares = torch.zeros(1, sum(map(len, parameters)), dtype=torch.float64, device=gradients[0].device)
     first = 0
     for parameter, gradient in zip(parameters, gradients, strict=True):
+        first_row, rows = gather_rows(parameter, gradient)
         if counts:
-            start = first + get_first_row(parameter)
-            squares[0, start : start + len(gradient)] = compute_row_squared_norms(gradient)
+            start = first + first_row
+            squares[0, start : start + len(rows)] = compute_row_squared_norms(rows)
         first += len(parameter)
     return float(sum_rows_pairwise(all_reduce_sum(squares)).sqrt())
 
 
-def get_first_row(parameter: Tensor) -> int:
-    """Return the number of this rank's first row in the full parameter; only rows may be sharded."""
+def gather_rows(parameter: Tensor, gradient: Tensor) -> tuple[int, Tensor]:
+    """Return full rows of a gradient, and the number of the first of them in the full parameter.
+
+    Collective where an axis shards another dim than the first, as for experts that are split inside: there each rank of
+    the axis gets the rows that Shard(0) would give it.
+
+    Args:
+        parameter: The parameter; rows are indices of its first dim.
+        gradient: This rank's shard of its gradient.
+    """
     if not isinstance(parameter, DTensor):
-        return 0
-    if any(isinstance(placement, Shard) and placement.dim != 0 for placement in parameter.placements):
-        raise ValueError(f"{parameter.placements} splits rows, whose squares are summed on one rank. Split dim 0.")
-    _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return offset[0]
+        return 0, gradient
+    mesh, placements = parameter.device_mesh, parameter.placements
+    _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard) and placement.dim:
+            line = mesh if mesh.ndim == 1 else mesh[(mesh.mesh_dim_names or ())[axis]]
+            split = DTensor.from_local(gradient, line, [placement], run_check=False)
+            rows = split.redistribute(line, [Shard(0)])
+            _, own = compute_local_shape_and_global_offset(split.shape, line, [Shard(0)])
+            return offset[0] + own[0], rows.to_local()
+    return offset[0], gradient

@@ -3,7 +3,8 @@
 Fused: tokens × vocabulary is the largest activation of a model with a large vocabulary (16 GiB for 32k tokens and 256k
 pieces in bfloat16). Only valid targets are computed, one block of rows at a time: logits, their loss, and at once the
 gradients of hidden states and weight. No second pass over the logits is needed, because training asks for a sum, whose
-gradient is each token's gradient times one number. An encoder that fills masks computes a seventh of its logits.
+gradient is each token's gradient times one number. An encoder that fills masks computes a seventh of its logits;
+on accelerators llmsys/engine/micro_batch_loss.py selects those rows.
 
 The caller divides once by the valid targets of all ranks.
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from llmsys.config.objective import LossConfig
 from llmsys.data.batch import IGNORED
 from llmsys.engine.engine import Loss
+from llmsys.model.host_read import is_on_host
 from llmsys.model.output_head import LmHead, MlmHead
 
 # N tokens, V vocabulary
@@ -127,8 +129,10 @@ def compute_linear_cross_entropy(
         label_smoothing: see `compute_sequence_losses`.
         z_loss: see `compute_sequence_losses`.
     """
-    valid_BT = targets_BT != IGNORED
-    x_ND = head.prepare_hidden(x_BTD[valid_BT])
+    # Indexing with a mask makes the host wait for an accelerator. There the engine has left out most rows without a
+    # target, and the loss masks the others.
+    rows = targets_BT != IGNORED if is_on_host(x_BTD) else slice(None)
+    x_ND, targets_N = head.prepare_hidden(x_BTD[rows].reshape(-1, x_BTD.shape[-1])), targets_BT[rows].flatten()
     fixed_V: Tensor | None = None
     softcap: float | None = None
     match head:
@@ -138,7 +142,7 @@ def compute_linear_cross_entropy(
             pass
         case unreachable:
             assert_never(unreachable)
-    arguments = x_ND, head.weight, head.bias, fixed_V, targets_BT[valid_BT], label_smoothing, z_loss, softcap
+    arguments = x_ND, head.weight, head.bias, fixed_V, targets_N, label_smoothing, z_loss, softcap
     loss: Tensor = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss
 

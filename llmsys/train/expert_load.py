@@ -47,10 +47,6 @@ class ExpertLoadReport:
         """Return a list per number with one entry per layer, `busiest` (worst imbalance) and the sum `dead_experts`."""
         return asdict(self) | {"busiest": max(self.imbalance, default=0.0), "dead_experts": sum(self.dead)}
 
-    def __bool__(self) -> bool:
-        """Return whether the model has experts."""
-        return bool(self.load)
-
 
 def set_balance_factor(model: Transformer, factor: float) -> None:
     """Multiply the rates and weights of load balancing in all layers.
@@ -63,9 +59,48 @@ def set_balance_factor(model: Transformer, factor: float) -> None:
         layer.balance_factor = factor
 
 
+@dataclass(frozen=True)
+class ExpertLoad:
+    """Sums of one step on the device. They are read, which makes the host wait, when a report is asked for.
+
+    Attributes:
+        sums_LS: per layer the tokens of each expert, the sums of its probabilities, and three scalars, float64;
+            None for dense models.
+    """
+
+    sums_LS: Tensor | None
+
+    def __bool__(self) -> bool:
+        """Return whether the model has experts."""
+        return self.sums_LS is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `ExpertLoadReport.to_dict()`."""
+        return self.read_report().to_dict()
+
+    def read_report(self) -> ExpertLoadReport:
+        """Return the report; the host waits once."""
+        if self.sums_LS is None:
+            return ExpertLoadReport([], [], [], [], [], [], [])
+        tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = _split_sums(self.sums_LS)
+        num_experts, tokens_L, share_LE = tokens_LE.shape[1], tokens_L.clamp(min=1), _compute_shares(tokens_LE)
+        numbers_L = [
+            torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2)),
+            (tokens_LE == 0).sum(1),
+            num_experts * share_LE.amax(1),
+            num_experts * (share_LE * probability_LE / tokens_L[:, None]).sum(1),
+            z_L / tokens_L,
+            dropped_L / tokens_LE.sum(1).clamp(min=1),
+        ]
+        rows = torch.cat([torch.stack(numbers_L), share_LE.T]).tolist()
+        entropy, dead, imbalance, balance, router_z, dropped, *shares = rows
+        load = [list(share) for share in zip(*shares, strict=True)]
+        return ExpertLoadReport(load, entropy, [int(count) for count in dead], imbalance, balance, router_z, dropped)
+
+
 @torch.no_grad()
-def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoadReport:
-    """Update the balancing biases from the load of one step, reset the counts, and report the load. Collective.
+def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoad:
+    """Update the balancing biases from the load of one step, and reset the counts. Collective; the host waits nowhere.
 
     The bias moves by the sign rule of DeepSeek-V3 (arXiv:2412.19437, 2.1.2).
 
@@ -74,35 +109,30 @@ def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoa
         applied: whether the optimizer step was applied. A skipped step updates no bias.
 
     Returns:
-        The load over all ranks; empty for dense models.
+        The load over all ranks, for a report; empty for dense models.
     """
     layers = model.list_moe_layers()
     if not layers:
-        return ExpertLoadReport([], [], [], [], [], [], [])
+        return ExpertLoad(None)
     # float64 holds every count that sums of float32 can reach.
-    sums = all_reduce_sum(torch.stack([_stack_layer_sums(layer) for layer in layers]).double())
-    num_experts = layers[0].config.num_experts
-    tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = (
-        sums[:, :num_experts],
-        sums[:, num_experts:-3],
-        sums[:, -3:].unbind(1),
-    )
-    # At least 1: a layer without tokens has zeros, not NaN.
-    asked_L, tokens_L = tokens_LE.sum(1).clamp(min=1), tokens_L.clamp(min=1)
-    share_LE = tokens_LE / asked_L[:, None]
-    for layer, tokens_E, share_E in zip(layers, tokens_LE, share_LE, strict=True):
+    sums_LS = all_reduce_sum(torch.stack([_stack_layer_sums(layer) for layer in layers]).double())
+    tokens_LE = _split_sums(sums_LS)[0]
+    for layer, tokens_E, share_E in zip(layers, tokens_LE, _compute_shares(tokens_LE), strict=True):
         if applied:
             _update_layer_balance(layer, tokens_E, share_E)
         layer.reset_counts()
-    return ExpertLoadReport(
-        load=share_LE.tolist(),
-        entropy=(torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2))).tolist(),
-        dead=(tokens_LE == 0).sum(1).tolist(),
-        imbalance=(num_experts * share_LE.amax(1)).tolist(),
-        balance=(num_experts * (share_LE * probability_LE / tokens_L[:, None]).sum(1)).tolist(),
-        router_z=(z_L / tokens_L).tolist(),
-        dropped=(dropped_L / asked_L).tolist(),
-    )
+    return ExpertLoad(sums_LS)
+
+
+def _split_sums(sums_LS: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return tokens and probabilities of each expert, (L, E), and the scalars (L,) of `_stack_layer_sums`."""
+    num_experts = (sums_LS.shape[1] - 3) // 2
+    return sums_LS[:, :num_experts], sums_LS[:, num_experts:-3], sums_LS[:, -3:].unbind(1)
+
+
+def _compute_shares(tokens_LE: Tensor) -> Tensor:
+    # At least 1: a layer without tokens has zeros, not NaN.
+    return tokens_LE / tokens_LE.sum(1, keepdim=True).clamp(min=1)
 
 
 def _stack_layer_sums(layer: MoELayer) -> Tensor:
@@ -119,6 +149,6 @@ def _update_layer_balance(layer: MoELayer, tokens_E: Tensor, share_E: Tensor) ->
             pass  # an auxiliary loss acts through the gradients
         case unreachable:
             assert_never(unreachable)
-    if layer.expert_share_E is not None and tokens_E.any():
-        # The batch loss of the next step uses the shares of this one.
-        layer.expert_share_E.copy_(share_E)
+    if layer.expert_share_E is not None:
+        # The batch loss of the next step uses the shares of this one, if anybody was asked.
+        layer.expert_share_E.copy_(torch.where(tokens_E.any(), share_E, layer.expert_share_E))

@@ -24,7 +24,7 @@ from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_ra
 from llmsys.parallel.process_group import all_gather_object, get_rank
 from llmsys.progress import Progress
 from llmsys.train.evaluator import EvaluationResult
-from llmsys.train.expert_load import ExpertLoadReport, set_balance_factor, update_expert_balance
+from llmsys.train.expert_load import ExpertLoad, set_balance_factor, update_expert_balance
 from llmsys.train.run_checks import hash_state_if_bitwise
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
 
@@ -242,7 +242,7 @@ class Trainer:
         self.observability.metric_logger.log_event(event, self.steps_done, **fields)
 
     def _log_step(
-        self, batches: list[Batch], result: StepResult, rate: float, seconds: float, experts: ExpertLoadReport
+        self, batches: list[Batch], result: StepResult, rate: float, seconds: float, experts: ExpertLoad
     ) -> None:
         loader, step = self.data.loader, self.steps_done - 1
         self.observability.log_step(

@@ -210,7 +210,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.deduplicate.index", "kept", "none"),
     *_choose_each("data.deduplicate.key_filter", "sorted", "bloom", data__deduplicate__exact={"kind": "text"}),
     *_choose_each("data.decontaminate", "none"),
-    _choose("data.decontaminate", "ngram", {"tasks": [{"name": "s", "files": ["items.jsonl"], "query_fields": ["q"]}]}),
+    _choose("data.decontaminate", "ngram", {"sets": [{"name": "s", "files": ["items.jsonl"], "query_fields": ["q"]}]}),
     *_choose_each("data.pii", "none", "replace"),
     *_choose_each("data.executor", "local", "inline", "ray", "slurm"),
     *_choose_each("tokenizer", "sentencepiece"),

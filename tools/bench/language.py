@@ -18,8 +18,8 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
+from data_pipeline.language.codes import normalize_language_code
 from data_pipeline.language.identify import identify_languages
-from data_pipeline.language.rules_by_language import normalize_language_code
 from llmsys.config.language import LanguageConfig
 
 Kind = Literal["combined", "cld2", "py3langid"]

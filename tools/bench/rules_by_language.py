@@ -23,11 +23,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from data_pipeline.language.rules_by_language import list_profile_codes, read_profile
 from data_pipeline.rules.chain import RuleChain
 from data_pipeline.rules.rule import WordSplitters
 from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import build_word_tokenizer
-from llmsys.config.language import LanguageProfile, list_profile_codes, read_profile
+from llmsys.config.language import LanguageProfile
 from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig
 from llmsys.token_shards import read_batches
 

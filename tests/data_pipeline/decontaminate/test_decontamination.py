@@ -156,6 +156,7 @@ def test_a_cut_takes_the_margin_and_short_pieces_and_keeps_the_rest() -> None:
     places = [(start, start + 5) for start in range(0, 360, 60)]
     many = cut_spans(text, places, rules.model_copy(update={"min_piece_characters": 1, "max_pieces": 3}))
     assert (many.failure, many.pieces) == ("pieces", 6)
+    assert not cut_spans(text, places, rules.model_copy(update={"min_piece_characters": 1, "max_pieces": 6})).failure
     assert merge_spans("x" * 50, [(10, 40), (12, 15)], 1) == [(9, 41)]
     assert cut_spans("x" * 1_000, [(400, 500)], rules).text == "x" * 387 + "\n\n" + "x" * 487
 

@@ -137,6 +137,18 @@ def test_signatures_equal_the_plain_twin() -> None:
         assert (found.tolist() if present else None) == expected
 
 
+def test_bucket_keys_are_equal_where_every_hash_of_the_bucket_is() -> None:
+    signer, words = MinHasher(LOOSE), [f"w{number}" for number in range(40)]
+    texts = [" ".join([*words[:number], "other", *words[number:]]) for number in range(0, 40, 4)]
+    signatures, _ = signer.compute_signatures(texts)
+    hashes = signatures.reshape(len(texts), LOOSE.buckets, LOOSE.hashes_per_bucket)
+    equal = (hashes[:, None] == hashes[None]).all(axis=-1)
+    keys, present = signer.compute_bucket_keys(texts)
+    assert present.all()
+    assert ((keys[:, None] == keys[None]) == equal).all()
+    assert (hashes[:, None, :, :-1] == hashes[None, :, :, :-1]).all(axis=-1).sum() > equal.sum()
+
+
 def test_the_remainder_is_exact_at_its_edges() -> None:
     prime = int(PRIME)
     edges = [0, 1, prime - 1, prime, prime + 1, 2 * prime, 7 * prime + 6, 8 * prime, 8 * prime + 7, (1 << 64) - 1]

@@ -9,11 +9,11 @@ import re
 import pyarrow as pa
 import pytest
 
+from data_pipeline.core.funnel import format_reason
 from data_pipeline.dedup.minhash import MinHasher
 from data_pipeline.language.identify import compute_keep_mask, identify_languages
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.rules.language_chains import get_language_chains
-from data_pipeline.rules.rule import format_reason
 from data_pipeline.text.word_tokenizers import insert_spaces
 from llmsys.config.deduplication import MinHashDedupConfig
 from llmsys.config.load import load_run_config

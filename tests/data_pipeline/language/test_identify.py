@@ -8,6 +8,7 @@ import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from data_pipeline.language import naive_bayes
+from data_pipeline.language.codes import BAYES_CODES, COMPACT_CODES, normalize_language_code
 from data_pipeline.language.identify import (
     _EKAVIAN,
     _IJEKAVIAN,
@@ -20,7 +21,6 @@ from data_pipeline.language.identify import (
     identify_languages,
     list_cld2_codes,
 )
-from data_pipeline.language.rules_by_language import BAYES_CODES, COMPACT_CODES, normalize_language_code
 from llmsys.config.language import LanguageConfig
 
 SENTENCES = {

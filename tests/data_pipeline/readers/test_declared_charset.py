@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.readers.charset import decide_charset, detect_charset
+from data_pipeline.readers.charset_likelihood import (
+    compute_mean_likelihood,
+    extract_non_ascii_words,
+    is_strong_evidence,
+)
 from data_pipeline.readers.page_reader import read_pages
 from llmsys.token_shards import read_batches
 from tests.helpers.warc_records import members, response
@@ -113,3 +118,10 @@ def test_a_document_keeps_its_note_to_the_end(tmp_path: Path) -> None:
     (summary,) = load_manifest(tmp_path / "data").read.noted
     assert noted == {"https://example.org/noted": summary.reason}
     assert summary.count == 1
+
+
+def test_two_words_that_fit_another_charset_somewhat_better_are_no_strong_evidence() -> None:
+    for text, is_strong in (("těžký kůň", False), ("Příliš žluťoučký kůň pěl ďábelské ódy", True)):
+        words = extract_non_ascii_words(text.encode("cp1250"))
+        assert compute_mean_likelihood(words, "cp1250") > compute_mean_likelihood(words, "cp1252")
+        assert is_strong_evidence(words, "cp1250", "cp1252") == is_strong

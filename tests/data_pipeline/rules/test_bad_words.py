@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from data_pipeline.core.funnel import format_reason
 from data_pipeline.rules.bad_words import BadWordsRule
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.rule import DocumentBatch, RuleOutcome, WordSplitters, format_reason
+from data_pipeline.rules.rule import DocumentBatch, RuleOutcome, WordSplitters
 from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import WhitespaceTokenizer
 from llmsys.config.custom_rules import BadWordsConfig, WordListConfig

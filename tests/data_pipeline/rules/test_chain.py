@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from data_pipeline.core.funnel import format_reason
 from data_pipeline.rules.chain import RuleChain
-from data_pipeline.rules.rule import RuleOutcome, WordSplitters, format_reason
+from data_pipeline.rules.rule import RuleOutcome, WordSplitters
 from data_pipeline.text.word_columns import WordSplitter
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig
 from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig

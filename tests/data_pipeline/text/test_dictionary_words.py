@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from data_pipeline.graph.resource_files import list_rule_libraries, require_resource_files
-from data_pipeline.language.rules_by_language import get_character_dedup_flags
+from data_pipeline.language.rules_by_language import get_character_dedup_flags, read_profile
 from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import LONGEST_PIECE, DictionaryTokenizer, _load_segmenter, build_word_tokenizer
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language import DictionaryWordsConfig, read_profile
+from llmsys.config.language import DictionaryWordsConfig
 from llmsys.errors import ConfigError
 
 CODES = {"zh": "jieba", "ja": "sudachipy", "th": "pythainlp"}

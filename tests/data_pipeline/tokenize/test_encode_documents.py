@@ -169,6 +169,7 @@ def test_a_larger_share_holds_back_more_of_the_same_documents() -> None:
     assert not (small & ~large).any()
     assert abs(large.mean() - 0.10) < 0.02
     assert not is_heldout(ids, 0, 0).any()
+    assert (large & is_heldout(ids, 0.10, 1)).mean() < 0.03  # another seed holds back others
 
 
 def test_a_split_without_documents_has_no_files(tmp_path: Path) -> None:

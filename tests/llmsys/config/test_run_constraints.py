@@ -29,9 +29,9 @@ MOE: dict[str, Any] = {
         ({"engine": DDP | {"cpu_offload": "state"}},
          "engine.cpu_offload: state needs FSDP: engine.data_parallel=ddp keeps master weights and gradients "
          "on the compute device. Use engine.cpu_offload=none, or"),
-        ({"train": {"compile": "block", "activation_checkpoint": "full"}, "model": MOE},
-         "train.activation_checkpoint: full with experts cannot be compiled: torch.compile falls back to "
-         "eager for such blocks. Use train.compile=none or"),
+        ({"train": {"compile": "block", "activation_checkpoint": "full"}, "layout": {"expert": 2}, "model": MOE},
+         "train.activation_checkpoint: full cannot be compiled where the host reads counts inside a block, as for "
+         "layout.expert > 1 and routing by capacity or expert choice. Use train.compile=none or"),
         ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
         ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
          "engine.gradient_accumulation: whole sums over micro-batches before ranks, but "

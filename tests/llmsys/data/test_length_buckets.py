@@ -1,10 +1,12 @@
 """Laws of length-grouped batches: everything once, similar lengths together, shuffled, whoever handles the rows."""
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.data.dataloader import StepLoader
@@ -17,6 +19,18 @@ from tests.helpers.dataset import make_dataset
 from tests.helpers.tiny_pairs import pairs_config
 
 START = 1
+
+
+class ListedRows(NamedTuple):
+    rows: list[list[int]]
+
+    def get_tokens(self, document: int, /) -> NDArray[Any]:
+        return np.array(self.rows[document])
+
+
+class ListedPairs(NamedTuple):
+    sources: ListedRows
+    targets: ListedRows
 
 
 def lengths(count: int = 5000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -50,6 +64,22 @@ def test_steps_have_about_their_tokens_and_little_padding() -> None:
         for step in range(plan.steps_per_epoch)
     ]
     assert np.mean(shares) < 0.12
+
+
+def test_padding_is_counted_to_the_longest_of_each_bucket() -> None:
+    groups, sources, targets = [np.array([0, 2]), np.array([1])], np.array([3, 1, 5]), np.array([2, 4, 2])
+    assert compute_padding_stats(groups, sources, targets) == {
+        "tokens": [9, 8],
+        "padding": (2 * 5 + 1) + (2 * 2 + 4) - 17,
+        "padding_share": 1 - 17 / 19,
+    }
+
+
+def test_a_text_to_classify_begins_with_the_token_that_opens_it_and_loses_its_end() -> None:
+    pairs = ListedPairs(ListedRows([[5, 6, 7, 2], [8, 2]]), ListedRows([[0, 2], [1, 2]]))
+    batch = ClassificationCollator(START)(pairs, [0, 1])
+    assert batch.tokens_BT.tolist() == [[START, 5, 6, 7], [START, 8, 0, 0]]
+    assert batch.targets_BT.tolist() == [[0], [1]]
 
 
 def test_steps_are_shuffled_and_epochs_differ() -> None:

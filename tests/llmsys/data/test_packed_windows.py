@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from llmsys.config.batch import BatchConfig
+from llmsys.data.batch import build_batch
 from llmsys.data.dataloader import StepLoader
 from llmsys.data.heldout_batches import HeldoutWindows
 from llmsys.data.packed_windows import PackedDocuments
@@ -115,6 +116,29 @@ def test_every_heldout_token_is_a_target_once(shards: TokenShards) -> None:
     everything = np.concatenate([shards.get_tokens(document) for document in range(shards.num_documents)])
     assert [target for target in targets if target != -100] == everything.tolist()
     assert windows.text_bytes == shards.text_bytes.sum()
+
+
+def test_the_last_window_of_an_epoch_has_a_target_for_every_token(shards: TokenShards) -> None:
+    assert PackedDocuments(shards, length=1, seed=0).windows_per_epoch == shards.lengths.sum() - 1
+
+
+def test_a_batch_has_the_documents_of_its_tokens_and_the_tokens_after_them_as_targets(shards: TokenShards) -> None:
+    rows = PackedDocuments(shards, length=LENGTH, seed=5).get_rows(range(8))
+    batch = build_batch(rows, separate_documents=True)
+    assert batch.documents_BT is not None
+    assert batch.documents_BT.tolist() == rows.documents[:, :-1].tolist()
+    assert (batch.tokens_BT.tolist(), batch.targets_BT.tolist()) == (
+        rows.tokens[:, :-1].tolist(),
+        rows.tokens[:, 1:].tolist(),
+    )
+
+
+def test_a_heldout_document_begins_with_the_token_that_opens_it(shards: TokenShards) -> None:
+    windows = HeldoutWindows(shards, length=LENGTH, opening_token=2, separate_documents=True)
+    numbers = windows.get_batch(0, windows.windows).documents_BT
+    assert numbers is not None
+    expected = np.repeat(np.arange(shards.num_documents), shards.lengths)
+    assert numbers.flatten()[: windows.tokens].tolist() == expected.tolist()
 
 
 def test_a_limit_on_heldout_tokens_cuts_after_whole_documents(shards: TokenShards) -> None:

@@ -59,7 +59,7 @@ def rows_of(config: ModelConfig, first: int, count: int) -> Batch:
     targets_BT[3] = -100
     source = tiny_tokens(4, 5, vocab_size=config.embedding.source_vocab_size or config.vocab_size, seed=1)
     rows = slice(first, first + count)
-    sources = {"source_BS": source[rows]} if config.family == "encoder_decoder" else {}
+    sources: dict[str, Any] = {"source_BS": source[rows]} if config.family == "encoder_decoder" else {}
     return Batch(tokens_BT[rows], targets_BT[rows], **sources)
 
 

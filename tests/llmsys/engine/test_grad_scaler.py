@@ -32,6 +32,14 @@ def test_the_scale_halves_on_overflow_and_doubles_after_enough_steps(monkeypatch
     assert scale.state_dict()[LOSS_SCALE].tolist() == [start / 4, 0.0]
 
 
+def test_the_scale_grows_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grad_scaler, "GROWTH_STEPS", 1)
+    scale = GradScaler()
+    for _ in range(100):
+        scale.update_scale(2.0, 1.0)
+    assert scale.scale == grad_scaler.MAX_SCALE
+
+
 def test_what_no_scale_can_mend_is_left_to_others() -> None:
     scale = GradScaler()
     assert scale.update_scale(math.nan, math.nan)

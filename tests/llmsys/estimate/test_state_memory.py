@@ -38,6 +38,15 @@ def run_config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate({"model": MODEL, "train": {"precision": "bf16"}, **sections})
 
 
+def test_weights_in_the_compute_dtype_take_four_bytes_in_fp32_and_two_in_bf16() -> None:
+    engine, layout = {"kind": "deepspeed", "zero_stage": 1}, ParallelLayout().resolve(1, run_config().model)
+    sizes = {
+        precision: compute_state_bytes(run_config(engine=engine, train={"precision": precision}), layout)
+        for precision in ("fp32", "bf16")
+    }
+    assert sizes["fp32"].weights == sizes["fp32"].masters == 2 * sizes["bf16"].weights
+
+
 def held_by_rank_0(config: RunConfig) -> int:
     """Parameter elements of the sharded module on the first of the ranks that its layout wants."""
     fitted = resolve_planned_layout(config)

@@ -89,8 +89,8 @@ def test_a_tied_encoder_decoder_has_one_matrix_for_source_target_and_head() -> N
 
 def test_windows_of_an_encoder_decoder_are_the_decoders() -> None:
     model = Transformer(tiny_config(family="encoder_decoder", sliding_window=2))
-    assert model.shared.windows == {"sliding_attention": 2}
-    assert model.encoder.shared.windows == {"full_attention": None}
+    assert model.shared.masks.windows == {"sliding_attention": 2}
+    assert model.encoder.shared.masks.windows == {"full_attention": None}
 
 
 def test_the_permutation_head_is_counted_and_not_built() -> None:

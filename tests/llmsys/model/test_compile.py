@@ -1,17 +1,24 @@
 """Compiled blocks give the values and gradients of plain ones. (The backend is torch's own, without a C++ compiler.)"""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 
 from llmsys.config.model import ModelConfig
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.parallelize import compile_blocks
-from tests.helpers.tiny_model import tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.model_choices import ARCHITECTURES
+from tests.helpers.pretended_accelerator import pretend_accelerator
+from tests.helpers.tiny_model import tiny_config, tiny_model, tiny_moe_config, tiny_tokens
 
 
-def values(model: Transformer, tokens: torch.Tensor) -> list[torch.Tensor]:
-    logits = model(tokens)
+def values(
+    forward: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, model: Transformer
+) -> list[torch.Tensor]:
+    logits = forward(tokens)
     gradients = torch.autograd.grad(logits.float().square().mean(), list(model.parameters()))
     return [logits, *gradients]
 
@@ -29,10 +36,10 @@ def test_a_dense_model_is_compiled_whole_and_agrees() -> None:
     model = Transformer(config)
     initialize_parameters(model, seed=1)
     tokens = torch.randint(0, 101, (2, 9))
-    expected = values(model, tokens)
+    expected = values(model, tokens, model)
     torch._dynamo.reset()
     compile_blocks(model, backend="aot_eager")
-    for value, true in zip(values(model, tokens), expected, strict=True):
+    for value, true in zip(values(model, tokens, model), expected, strict=True):
         torch.testing.assert_close(value, true)
     frames = torch._dynamo.utils.counters["frames"]
     assert frames["ok"] >= 1
@@ -42,11 +49,38 @@ def test_a_dense_model_is_compiled_whole_and_agrees() -> None:
 def test_experts_agree_in_bfloat16() -> None:
     model = tiny_model(tiny_moe_config({"num_shared_experts": 1})).bfloat16().train()
     tokens = tiny_tokens(2, 8, 37)
-    expected = values(model, tokens)
+    expected = values(model, tokens, model)
     torch._dynamo.reset()
     compile_blocks(model, backend="aot_eager")
-    for value, true in zip(values(model, tokens), expected, strict=True):
+    for value, true in zip(values(model, tokens, model), expected, strict=True):
         torch.testing.assert_close(value.float(), true.float(), rtol=2e-2, atol=2e-3)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # equal blocks share it
+
+
+KERNELS = ["llama", "windows, own theta", "sinks, windows", "softcap, windows", "alibi", "relative bias", "latent"]
+PACKED = torch.tensor([[0] * 5 + [1] * 3, [2] * 8])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_of_accelerators_agree_and_other_documents_do_not_compile_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_accelerator(monkeypatch, exact=True)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # refuses gradients on CPUs
+    width = {} if name == "latent" else {"head_dim": 8}
+    model, tokens = tiny_model(tiny_config(**ARCHITECTURES[name] | width)), tiny_tokens(2, 8)
+    steps = [PACKED, PACKED.flip(0), torch.where(PACKED == 2, torch.arange(8) // 4, PACKED)]
+    expected = [values(lambda x, d=d: model(x, documents_BT=d), tokens, model) for d in steps]
+    compile_blocks(model, backend="aot_eager")
+    graphs = []
+    for documents_BT, true in zip(steps, expected, strict=True):
+        found = values(lambda x, d=documents_BT: model(x, documents_BT=d), tokens, model)
+        for value, reference in zip(found, true, strict=True):
+            torch.testing.assert_close(value, reference, rtol=1e-4, atol=1e-5)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0
+    assert graphs[2] == graphs[1] == graphs[0]
 
 
 @pytest.fixture(autouse=True)

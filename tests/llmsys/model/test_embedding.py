@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -94,6 +95,22 @@ def test_scores_depend_on_the_distance_alone(pairing: str, fraction: float) -> N
     for distance in (0, 1, 77):
         torch.testing.assert_close(scores_TS.diagonal(-distance), scores_TS[distance, 0].expand(300 - distance))
     assert (scores_TS[:, 0] - scores_TS[0, 0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("pairing", ["halves", "neighbours"])
+def test_a_pair_turns_forward_by_its_angle_times_the_position(pairing: str) -> None:
+    config = model(position={"kind": "rope", "pairing": pairing, "theta": 100.0})
+    table = RotaryEmbedding(config, config.position)  # type: ignore[arg-type]
+    x_BTHK = torch.randn(1, 9, 2, WIDTH, generator=torch.Generator().manual_seed(0))
+
+    def as_pairs(x: Tensor) -> Tensor:
+        return (
+            torch.complex(*x.chunk(2, -1)) if pairing == "halves" else torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        )
+
+    angles_TK = torch.outer(torch.arange(9.0), 100.0 ** (-2 * torch.arange(WIDTH / 2) / WIDTH))
+    turned = as_pairs(x_BTHK) * torch.polar(torch.ones_like(angles_TK), angles_TK)[:, None]
+    torch.testing.assert_close(as_pairs(table(None, 9, device=CPU)(x_BTHK)), turned)
 
 
 def test_explicit_positions_read_the_same_table() -> None:

@@ -116,7 +116,7 @@ def test_latent_attention_keeps_the_latent_and_nothing_of_the_heads() -> None:
 def test_the_source_is_encoded_once_and_its_keys_are_computed_once() -> None:
     config = config_of("original")
     model, source = tiny_model(config).eval(), source_for(config)
-    memory = model.encode_source(*source.values())
+    memory = model.encode_source(source["source_BS"], source["source_documents_BS"])
     expected = model(tiny_tokens(2, 7), **source)
     assert torch.equal(model(tiny_tokens(2, 7), memory=memory), expected)
     cache = KeyValueCache(config, 2, 9)
@@ -153,7 +153,7 @@ def test_a_source_is_given_once_to_those_who_read_it() -> None:
     with pytest.raises(ConfigError, match=r"family=encoder_decoder is missing\. Give source_BS"):
         model(tokens)
     with pytest.raises(ConfigError, match="Both a source and its encoder output were given"):
-        model(tokens, memory=model.encode_source(*source.values()), **source)
+        model(tokens, memory=model.encode_source(source["source_BS"], source["source_documents_BS"]), **source)
     with pytest.raises(ConfigError, match=r"model\.family=decoder has no encoder\. Omit it"):
         tiny_model(tiny_config())(tokens, **source)
     cache = KeyValueCache(config, 2, 9)

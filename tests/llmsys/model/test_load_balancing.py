@@ -79,7 +79,7 @@ def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertLoadReport, dic
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     # Reports are shares, in which counting everything twice would not show.
     counts = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return update_expert_balance(model), gradients | counts
+    return update_expert_balance(model).read_report(), gradients | counts
 
 
 def assert_same(
@@ -131,7 +131,7 @@ def test_reentrant_recomputation_would_lose_the_loss_and_is_refused() -> None:
 
 def test_entropy_is_that_of_the_load_and_dead_experts_are_counted() -> None:
     model = tiny_model(tiny_moe_config({"num_experts_per_tok": 1, "router_bias": True}))
-    even = update_expert_balance(model)  # no step at all: nobody was asked
+    even = update_expert_balance(model).read_report()  # no step at all: nobody was asked
     assert even.dead == [layer.config.num_experts for layer in model.list_moe_layers()]
     for layer in model.list_moe_layers():
         torch.nn.init.zeros_(layer.router.weight)
@@ -150,14 +150,14 @@ def test_report_says_how_even_the_experts_worked() -> None:
         torch.nn.init.zeros_(layer.router.weight)
         layer.balance_bias_E.copy_(torch.tensor([3.0, 2.0, 1.0, 0.0]))
     model(tiny_tokens(2, 8))
-    report = update_expert_balance(model)
+    report = update_expert_balance(model).read_report()
     assert report.load == [[1.0, 0.0, 0.0, 0.0]] * 2
     assert report.imbalance == [4.0, 4.0]
     assert report.dropped == [0.75, 0.75]  # 2 of 8 tokens find room
     assert report.balance == pytest.approx([1.0, 1.0])  # scores are even, only the bias is not
     assert report.router_z == pytest.approx([torch.tensor(4.0).log().item() ** 2] * 2)
     assert report.to_dict()["busiest"] == 4.0
-    assert update_expert_balance(model).load == [[0.0] * 4] * 2
+    assert update_expert_balance(model).read_report().load == [[0.0] * 4] * 2
 
 
 def test_dense_models_report_nothing() -> None:
@@ -172,7 +172,7 @@ def test_the_loss_over_a_batch_begins_even_and_takes_the_shares_of_the_step_befo
     assert layer.expert_share_E.tolist() == [0.25] * 4
     model(tiny_tokens())
     assert float(layer.compute_auxiliary_loss().detach()) == pytest.approx(0.5)
-    load = update_expert_balance(model).load
+    load = update_expert_balance(model).read_report().load
     torch.testing.assert_close(layer.expert_share_E, torch.tensor(load[0]))
     assert "expert_share_E" in layer.state_dict()
     assert "expert_share_E" not in MoELayer(16, MoeConfig.model_validate(EXPERTS)).state_dict()

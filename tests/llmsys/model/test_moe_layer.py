@@ -8,8 +8,10 @@ from torch import Tensor
 
 from llmsys.config.moe import MoeConfig
 from llmsys.errors import ConfigError
+from llmsys.model import token_dispatcher
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.moe_layer import MoELayer
+from llmsys.model.router import compute_capacity
 from tests.helpers.tiny_model import relative_error, tiny_model, tiny_moe_config, tiny_tokens
 from tests.reference import moe as plain
 
@@ -129,6 +131,23 @@ def test_rows_are_on_their_own(name: str) -> None:
     torch.testing.assert_close(loss, parts[0][1] / 4 + parts[1][1] * 3 / 4)
 
 
+def test_capacity_is_rounded_up_but_not_for_the_error_of_a_product() -> None:
+    tokens_B = torch.tensor([0, 1, 9, 10, 11, 50])
+    assert compute_capacity(tokens_B, 1.1).tolist() == [0, 2, 10, 11, 13, 55]  # 1.1 · 50 is above 55 in float64
+
+
+def test_the_balance_factor_scales_the_balance_loss_and_not_the_z_loss() -> None:
+    layer, x = layer_of(CHOICES["loss per sequence"]), torch.randn(2, 6, WIDTH)
+    losses = []
+    for factor in (0.0, 1.0, 3.0):
+        layer.balance_factor = factor
+        layer(x)
+        losses.append(layer.compute_auxiliary_loss())
+    z_loss = layer.config.z_loss_weight * layer.router.compute_scores(x.flatten(0, 1)).logits_NE.logsumexp(-1).square()
+    torch.testing.assert_close(losses[0], z_loss.mean())
+    torch.testing.assert_close(losses[2] - losses[0], 3 * (losses[1] - losses[0]))
+
+
 def test_capacity_drops_by_position_and_only_in_training() -> None:
     layer = layer_of({"num_experts": 2, "num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}})
     with torch.no_grad():
@@ -186,3 +205,14 @@ def test_generation_with_experts_that_choose_is_refused() -> None:
 def test_expert_choice_refuses_what_belongs_to_tokens(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MoeConfig.model_validate(EIGHT | changes | {"routing": {"kind": "expert_choice"}})
+
+
+@pytest.mark.parametrize("name", ["softmax, whole", "capacity", "expert choice, few", "shared, gated"])
+def test_the_one_kernel_sum_of_accelerators_follows_the_formulas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_dispatcher, "is_on_host", lambda x: False)
+    compare(layer_of(CHOICES[name]), torch.randn(2, 11, WIDTH, requires_grad=True))
+    own = torch.randn(6, WIDTH).bfloat16()
+    slot_NK, weights_NK = torch.tensor([[0, 5], [3, 3], [2, 1]]), torch.rand(3, 2)
+    plain_ND = (own.float()[slot_NK] * weights_NK[..., None]).sum(1)
+    sums_ND = token_dispatcher._sum_over_assignments(own, slot_NK, weights_NK)
+    assert relative_error(sums_ND.float(), plain_ND) < 1e-2

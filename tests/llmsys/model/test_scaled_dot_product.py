@@ -42,6 +42,13 @@ def test_kernels_equal_plain_operations(mask: AttentionMask, bias: bool) -> None
         assert relative_error(ours, plain) < 1e-5
 
 
+def test_scores_are_divided_by_the_root_of_the_width_unless_told_otherwise() -> None:
+    q, k, v = torch.randn(3, 2, 6, 4, 8, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    for attend in (compute_attention, compute_eager_attention):
+        torch.testing.assert_close(attend(q, k, v, AttentionMask()), expected)
+
+
 def test_dropout_drops_weights_in_every_path() -> None:
     q = k = v = torch.ones(1, 64, 4, 8)
     for extra in ({}, {"softcap": 9.0}, {"sinks_H": torch.full((4,), -1e9)}):

@@ -5,15 +5,17 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from llmsys.config.model import ModelConfig
+from llmsys.model import varlen_attention
 from llmsys.model.transformer import Transformer
 from llmsys.parallel import activation_checkpoint
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.parallelize import compile_blocks
 from tests.helpers.live_memory import kept_after
 from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANTS
+from tests.helpers.pretended_accelerator import pretend_accelerator
 from tests.helpers.tiny_model import tiny_model, tiny_tokens
 
 What = Literal["none", "selective", "full"]
@@ -75,8 +77,34 @@ def test_losses_gradients_and_counts_are_the_same_bits(name: str, dtype: torch.d
     assert_same_bits(ModelConfig.model_validate(SHAPE | CASES[name] | dropout), dtype)
 
 
-def test_compiled_blocks_recompute_the_same_bits() -> None:
-    config = ModelConfig.model_validate(SHAPE | {"num_hidden_layers": 2} | DROPOUT)
+@pytest.mark.parametrize("name", ["dense", "sinks", "sandwich, capped, windows", "relative bias", "latent", "original"])
+def test_kernels_of_accelerators_recompute_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_accelerator(monkeypatch, exact=True)
+    assert_same_bits(ModelConfig.model_validate(SHAPE | {"head_dim": 8} | CASES[name]), torch.float32)
+
+
+def test_compiled_functions_run_compiled_under_selective_checkpointing() -> None:
+    """torch runs them eagerly under other dispatch modes: flex_attention would make its scores, without a word."""
+    compiled_graphs: list[Any] = []
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        compiled_graphs.append(graph)
+        return graph.forward
+
+    double = torch.compile(lambda x: x * 2, backend=compile_graph)
+    for context in activation_checkpoint.build_eager_contexts(activation_checkpoint.SAVED_OPERATIONS)():
+        torch._dynamo.reset()
+        compiled_graphs.clear()
+        with context, _disable_current_modes():
+            double(torch.ones(3))
+        assert len(compiled_graphs) == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [DROPOUT, {"moe": MOE | {"balance": {"kind": "auxiliary_loss", "weight": 0.5}}}], ids=["dense", "moe"]
+)
+def test_compiled_blocks_recompute_the_same_bits(changes: dict[str, Any]) -> None:
+    config = ModelConfig.model_validate(SHAPE | {"num_hidden_layers": 2} | changes)
     assert_same_bits(config, torch.bfloat16, compiled=True)
 
 
@@ -124,6 +152,17 @@ def test_selective_repeats_neither_products_nor_attention(changes: dict[str, Any
     forward, backward = calls(config, "none", activation_checkpoint.SAVED_OPERATIONS)
     assert calls(config, "selective", activation_checkpoint.SAVED_OPERATIONS) == (forward, backward)
     assert calls(config, "full", activation_checkpoint.SAVED_OPERATIONS)[1] > backward
+
+
+def test_selective_does_not_repeat_packed_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_accelerator(monkeypatch)
+    config, operations = (
+        ModelConfig.model_validate(SHAPE | {"head_dim": 8, "sliding_window": 4}),
+        {varlen_attention.OPERATION},
+    )
+    assert calls(config, "none", operations) == (config.num_hidden_layers, 0)
+    assert calls(config, "selective", operations) == (config.num_hidden_layers, 0)
+    assert calls(config, "full", operations) == (config.num_hidden_layers, config.num_hidden_layers)
 
 
 def test_nothing_is_wrapped_around_a_forward_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

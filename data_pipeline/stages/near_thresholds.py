@@ -8,11 +8,13 @@ Invariants:
 - Memory and the size of a summary do not grow with the dataset.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +23,14 @@ import pyarrow.compute as pc
 
 from data_pipeline.core.funnel import EXAMPLE_CHARACTERS, EXAMPLES
 from data_pipeline.executors.base import Report
-from data_pipeline.rules.chain import list_thresholds
-from data_pipeline.rules.rule import ThresholdTest
 from llmsys.arrow_file import read_columns
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.language import DEFAULT, LanguageConfig, parse_language_rules
 from llmsys.manifest_section import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
+
+if TYPE_CHECKING:
+    from data_pipeline.rules.rule import ThresholdTest
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -142,6 +146,8 @@ class LanguageThresholds:
         return self._by_language[code]
 
     def _iter_thresholds(self, code: str) -> Iterator[tuple[Key, str, float]]:
+        from data_pipeline.rules.chain import list_thresholds  # not where the stage is only planned
+
         yield ("language", "score", "below"), "language_score", self._language.min_score
         for rule in self._rules.get(code, self._rules[DEFAULT]).rules:
             for limit in list_thresholds(rule, code):

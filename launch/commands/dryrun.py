@@ -1,0 +1,109 @@
+"""Run `llmsys dryrun`: the training step of one rank of any cluster, without a GPU."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launch.commands.arguments import split_arguments
+from launch.commands.estimate import parse_lengths
+from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
+
+if TYPE_CHECKING:
+    from llmsys.dryrun.dry_run_request import DryRunRequest
+
+OWN_NAMES = ("nodes", "rank", "device")
+TOO_LARGE = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the ranks to run, the assumed loads and the output. nodes=, rank= and device= are among the overrides."""
+    parser.add_argument(
+        "--all-kinds", action="store_true", help="run one rank of every kind: ranks with different shards, and the last"
+    )
+    parser.add_argument(
+        "--documents",
+        type=parse_lengths,
+        default=(),
+        metavar="N,N,…",
+        help="document lengths in tokens, repeated to fill a packed sequence (default: one document)",
+    )
+    parser.add_argument(
+        "--expert-skew",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="load of this rank's experts over the mean load (default: %(default)s, even)",
+    )
+    parser.add_argument(
+        "--output",
+        type=parse_local_path,
+        default=Path("dryrun"),
+        metavar="FOLDER",
+        help="folder of dryrun.html and dryrun.json (default: %(default)s)",
+    )
+    parser.epilog = (
+        "nodes=512:8 is 512 machines with 8 devices each; rank=17 is the rank that runs (default: 0); device=h100-sxm "
+        f"names a device profile or a YAML file.\n{parser.epilog}"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the dry run and write its page. 1 when a rank does not fit the memory of its device."""
+    from llmsys.dryrun.dry_run import iter_dry_runs
+    from llmsys.dryrun.page import write_dry_run
+    from llmsys.dryrun.summary import format_dry_run, format_fit
+
+    results: list[dict[str, Any]] = []
+    for result in iter_dry_runs(build_request(arguments), all_kinds=arguments.all_kinds):
+        results.append(result)
+        if not arguments.json:
+            print(format_fit(result) if len(results) > 1 else format_dry_run(result), flush=True)
+    page, data = write_dry_run(results, arguments.output)
+    print(json.dumps({"ranks": results}) if arguments.json else f"\n{page}\n{data}")
+    return 0 if all(one["fits"] for one in results) else TOO_LARGE
+
+
+def build_request(arguments: argparse.Namespace) -> "DryRunRequest":
+    """Return the request of a command line.
+
+    Raises:
+        ConfigError: nodes, rank or device cannot be read.
+    """
+    from llmsys.dryrun.dry_run_request import DryRunRequest
+
+    own, words = split_arguments(arguments.overrides, OWN_NAMES)
+    if missing := [name for name in ("nodes", "device") if name not in own]:
+        raise ConfigError(
+            f"A dry run needs a cluster, and {' and '.join(missing)} is not given. Give nodes=8:8 (8 machines with 8 "
+            f"devices each) and device=h100-sxm."
+        )
+    nodes, devices = parse_cluster(own["nodes"])
+    rank = own.get("rank", "0")
+    if not rank.isdigit():
+        raise ConfigError(f"rank={rank} is not a rank. Use rank=0 to rank={nodes * devices - 1}.")
+    return DryRunRequest(
+        config=arguments.config,
+        overrides=tuple(words),
+        nodes=nodes,
+        node_devices=devices,
+        rank=int(rank),
+        device=own["device"],
+        documents=arguments.documents,
+        expert_skew=arguments.expert_skew,
+    )
+
+
+def parse_cluster(text: str) -> tuple[int, int]:
+    """Return (machines, devices of each) of `512:8`.
+
+    Raises:
+        ConfigError: the text is something else.
+    """
+    nodes, _, devices = text.partition(":")
+    if not (nodes.isdigit() and devices.isdigit() and int(nodes) and int(devices)):
+        raise ConfigError(
+            f"nodes={text} is not a cluster for a dry run. Use nodes=512:8 for 512 machines of 8 devices."
+        )
+    return int(nodes), int(devices)

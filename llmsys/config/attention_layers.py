@@ -1,0 +1,189 @@
+"""The traits of every attention layer of a config, for the decision table in attention_kernel.py."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.attention_kernel import (
+    AttentionDevice,
+    AttentionDtype,
+    AttentionTraits,
+    BiasKind,
+    KernelChoice,
+    choose_attention_kernel,
+)
+from llmsys.config.model import LayerType, ModelConfig
+from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
+from llmsys.config.run import RunConfig
+
+BIASES: dict[str, BiasKind] = {"alibi": "alibi", "relative_bias": "relative"}
+
+
+@dataclass(frozen=True)
+class AttentionGroup:
+    """Layers of one stack that attend alike.
+
+    Attributes:
+        stack: decoder or encoder.
+        attention: Type of the layers, or cross_attention.
+        layers: Their indices.
+        traits: What the kernel is chosen by.
+        choice: The kernel.
+    """
+
+    stack: str
+    attention: str
+    layers: tuple[int, ...]
+    traits: AttentionTraits
+    choice: KernelChoice
+
+
+def describe_self_attention(
+    model: ModelConfig,
+    layer_type: LayerType,
+    *,
+    dtype: AttentionDtype,
+    length: int,
+    has_documents: bool,
+    is_training: bool = True,
+    is_cached: bool = False,
+) -> AttentionTraits:
+    """Return the traits of the self-attention layers of one type.
+
+    Args:
+        model: A model, or the encoder of one as `encoder_model`.
+        layer_type: Type of the layers.
+        dtype: Dtype of queries, keys and values.
+        length: Positions of a sequence, cached ones included.
+        has_documents: Whether rows hold several documents, or padding.
+        is_training: Whether a backward pass follows and dropout is active.
+        is_cached: Whether keys come from a cache.
+
+    Returns:
+        The traits.
+    """
+    window = model.sliding_window if layer_type == "sliding_attention" else None
+    attention, head_dim = model.attention, model.head_dim
+    common = AttentionTraits(
+        dtype,
+        head_dim,
+        head_dim,
+        length,
+        "bidirectional" if model.family == "encoder" else "causal",
+        has_documents=has_documents,
+        has_window=window is not None and window < length,
+        bias=BIASES.get(model.position.kind, "none"),
+        has_distance_scores=model.position.kind == "transformer_xl",
+        drops_weights=is_training and model.dropout.attention > 0,
+        is_cached=is_cached,
+        is_training=is_training,
+    )
+    match attention:
+        case MultiHeadAttentionConfig():
+            return replace(
+                common,
+                has_softcap=attention.logit_softcap is not None,
+                has_sinks=attention.sinks,
+                has_usual_scale=_is_usual_scale(attention.scale, head_dim),
+            )
+        case LatentAttentionConfig():
+            return _describe_latent_attention(model, attention, common)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def describe_cross_attention(
+    model: ModelConfig,
+    *,
+    dtype: AttentionDtype,
+    length: int,
+    has_documents: bool,
+    is_training: bool = True,
+    is_cached: bool = False,
+) -> AttentionTraits:
+    """Return the traits of the cross-attention of an encoder-decoder.
+
+    Args:
+        model: The model.
+        dtype: Dtype of queries, keys and values.
+        length: Positions of a source.
+        has_documents: Whether sources hold several documents, or padding.
+        is_training: Whether a backward pass follows and dropout is active.
+        is_cached: Whether keys come from a cache.
+
+    Returns:
+        The traits.
+    """
+    attention = model.attention.cross_attention
+    return AttentionTraits(
+        dtype,
+        model.head_dim,
+        model.head_dim,
+        length,
+        "cross",
+        has_documents=has_documents,
+        has_softcap=attention.logit_softcap is not None,
+        has_usual_scale=_is_usual_scale(attention.scale, model.head_dim),
+        drops_weights=is_training and model.dropout.attention > 0,
+        is_cached=is_cached,
+        is_training=is_training,
+    )
+
+
+def list_attention_groups(run: RunConfig, device: AttentionDevice) -> list[AttentionGroup]:
+    """List the groups of attention layers of a run's training, with the kernel of each.
+
+    Args:
+        run: The run; of `train.precision=auto` devices with bfloat16 take bf16.
+        device: The device that trains.
+
+    Returns:
+        Groups in the order of the stacks: encoder, decoder, cross-attention.
+    """
+    return [replace(group, choice=choose_attention_kernel(device, group.traits)) for group in _iter_groups(run)]
+
+
+_UNDECIDED = KernelChoice("eager", "")
+
+
+def _iter_groups(run: RunConfig) -> Iterator[AttentionGroup]:
+    model, batch = run.model, run.batch
+    dtype: AttentionDtype = "bf16" if run.train.precision == "auto" else run.train.precision
+    if model.family != "encoder_decoder":
+        is_separate = run.objective.has_padding or batch.attention_scope == "document"
+        yield from _iter_self_groups(model, model.family, dtype, batch.sequence_length, is_separate)
+        return
+    yield from _iter_self_groups(model.encoder_model, "encoder", dtype, batch.sequence_length, True)
+    # Padding follows the targets, so causal attention needs no document numbers there.
+    yield from _iter_self_groups(model, "decoder", dtype, batch.counted_sequence_length, False)
+    crossed = describe_cross_attention(model, dtype=dtype, length=batch.sequence_length, has_documents=True)
+    yield AttentionGroup("decoder", "cross_attention", tuple(range(model.num_hidden_layers)), crossed, _UNDECIDED)
+
+
+def _iter_self_groups(
+    model: ModelConfig, stack: str, dtype: AttentionDtype, length: int, has_documents: bool
+) -> Iterator[AttentionGroup]:
+    layers: dict[LayerType, list[int]] = {}
+    for layer in range(model.num_hidden_layers):
+        layers.setdefault(model.get_layer_type(layer), []).append(layer)
+    for layer_type, members in layers.items():
+        traits = describe_self_attention(model, layer_type, dtype=dtype, length=length, has_documents=has_documents)
+        yield AttentionGroup(stack, layer_type, tuple(members), traits, _UNDECIDED)
+
+
+def _describe_latent_attention(
+    model: ModelConfig, attention: LatentAttentionConfig, common: AttentionTraits
+) -> AttentionTraits:
+    width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    scaling = model.position.scaling if isinstance(model.position, RopeConfig) else None
+    is_sharpened = isinstance(scaling, YarnRopeScalingConfig) and bool(scaling.mscale_all_dim)
+    usual = _is_usual_scale(attention.scale, width) and not is_sharpened
+    if common.is_cached:  # queries are projected into the latent space, see llmsys/model/latent_attention.py
+        latent = attention.kv_lora_rank
+        return replace(common, qk_width=latent + attention.qk_rope_head_dim, v_width=latent, has_usual_scale=False)
+    return replace(common, qk_width=width, v_width=attention.v_head_dim, has_usual_scale=usual)
+
+
+def _is_usual_scale(scale: float | None, width: int) -> bool:
+    return scale is None or abs(scale * width**0.5 - 1) < 1e-9

@@ -1,0 +1,80 @@
+"""Run dry runs in processes of their own, for one rank or for one rank of every kind.
+
+Reads a config. Starts `python -m llmsys.dryrun.rank_run`, because a pretended device must be registered before torch is
+imported and changes torch for the whole process.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.load import read_config
+from llmsys.dryrun.dry_run_request import DryRunRequest
+from llmsys.dryrun.estimate_comparison import compare_with_estimate
+from llmsys.errors import ConfigError
+
+REJECTED = 2
+
+
+def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
+    """Run one rank in a process of its own.
+
+    Args:
+        request: config, cluster, rank and device.
+
+    Returns:
+        Plain values with stable keys: see rank_result.py, and `estimate` from estimate_comparison.py.
+
+    Raises:
+        ConfigError: the config cannot be run on a pretended device.
+        RuntimeError: the process failed; the message ends with its output.
+    """
+    # One thread: tensors have no numbers. No real device: the driver of a CUDA wheel would be asked for it.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        finished = subprocess.run(
+            [sys.executable, "-m", "llmsys.dryrun.rank_run", str(path)],
+            input=json.dumps(request.to_dict()),
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+            check=False,
+        )
+        if finished.returncode == REJECTED:
+            raise ConfigError(finished.stderr.strip())
+        if finished.returncode:
+            raise RuntimeError(f"the dry run of rank {request.rank} failed:\n{finished.stderr[-4_000:]}")
+        result: dict[str, Any] = json.loads(path.read_text())
+    config = read_config(request.config, list(request.overrides)).run
+    return result | {"estimate": compare_with_estimate(result, config)}
+
+
+def iter_dry_runs(request: DryRunRequest, *, all_kinds: bool) -> Iterator[dict[str, Any]]:
+    """Yield the result of the requested rank, then those of one rank of every other kind, and of the last rank.
+
+    Args:
+        request: config, cluster, first rank and device.
+        all_kinds: whether to run other ranks than the requested one.
+
+    Yields:
+        Results of `run_dry_run`; ranks of one kind have equal shards of every parameter.
+    """
+    first = run_dry_run(request)
+    yield first
+    if not all_kinds:
+        return
+    kinds = first["parameters"]["kinds"]
+    own = first["parameters"]["own_kind"]
+    others = [kind["first_rank"] for number, kind in enumerate(kinds) if number != own]
+    for rank in dict.fromkeys([*others, request.world_size - 1]):
+        if rank != request.rank:
+            yield run_dry_run(replace(request, rank=rank))

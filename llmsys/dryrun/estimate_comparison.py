@@ -1,0 +1,144 @@
+"""Compare the memory of a dry run with `llmsys estimate`, phase by phase and item by item.
+
+Invariants:
+- Both sides are what tensors hold, without the share that an allocator cannot use.
+- Every item of the estimate has one category; an item that is new here raises.
+"""
+
+from typing import Any
+
+from llmsys.config.run import RunConfig
+from llmsys.dryrun.categories import (
+    BACKWARD,
+    BATCH,
+    BUFFERS,
+    EVALUATION,
+    FORWARD,
+    GATHERED,
+    GRADIENTS,
+    LOSS,
+    MOMENTS,
+    PARAMETERS,
+    REDUCED,
+    SAVED,
+    SAVING,
+    UPDATE,
+)
+from llmsys.estimate.evaluation_memory import IN_EVALUATION
+from llmsys.estimate.memory_timeline import MemorySnapshot
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
+
+STATE, IN_USE = "parameters and buffers", "temporaries and unreduced gradients"
+GROUPS = {
+    PARAMETERS: STATE,
+    BUFFERS: STATE,
+    MOMENTS: "optimizer state",
+    GRADIENTS: "gradients",
+    GATHERED: "gathered weights",
+    SAVED: "activations",
+    LOSS: "loss",
+    UPDATE: IN_USE,
+    FORWARD: IN_USE,
+    BACKWARD: IN_USE,
+    REDUCED: IN_USE,
+    EVALUATION: IN_USE,
+    SAVING: IN_USE,
+    BATCH: "activations",
+}
+"""Group of each category of the dry run. An unreduced gradient is a temporary of the backward until FSDP copies it."""
+
+ITEM_GROUPS = {
+    "weights": STATE,
+    "masters": STATE,
+    "mean of the weights": STATE,
+    "moments": "optimizer state",
+    "gradients": "gradients",
+    "whole gradients in float32": "gradients",
+    "gathered weights": "gathered weights",
+    "gathered weights outside of blocks": "gathered weights",
+    "gathered weights of two blocks": "gathered weights",
+    "whole weights": "gathered weights",
+    "weights cast for products": "gathered weights",
+    "activations kept by blocks": "activations",
+    "activations kept by a block": "activations",
+    "table of what is visible": "activations",
+    "what the stage gives": "activations",
+    "last hidden states": "loss",
+    "last hidden states and their gradient": "loss",
+    "one block of logits": "loss",
+    "a piece of it in float32": "loss",
+    "gradient of the head": "loss",
+    "logits": "loss",
+    "logits in float32": "loss",
+    "gradient of logits": "loss",
+}
+"""Group of each item of the estimate; the others are temporaries and unreduced gradients."""
+
+LAST = "step 2, last micro-batch"
+PHASES = {
+    "forward": (f"{LAST}: forward", ("at the end of the forward",)),
+    "loss": (f"{LAST}: loss", ("in the loss",)),
+    "backward of the last blocks": (f"{LAST}: backward of the last blocks", ("in the backward of the last block",)),
+    "backward of the first blocks": (
+        f"{LAST}: backward of the first blocks",
+        ("in the backward of the first block", "at the end of the backward"),
+    ),
+    "optimizer step": ("step 2: optimizer", ("in the optimizer step",)),
+    "evaluation": ("evaluation", (IN_EVALUATION,)),
+}
+"""Phase of the dry run, and instants of the estimate, by name."""
+
+
+def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Compare the result of one rank with the estimate of the fullest rank.
+
+    Args:
+        result: plain values of `rank_result.py`.
+        config: the run's config.
+
+    Returns:
+        `peak_bytes` of the estimate, `difference` of the dry run's peak relative to it, and `phases` with the peak and
+        the items of both sides.
+    """
+    config = config.resolve_precision(result["precision"])
+    if config.batch.micro_sequences == "auto":
+        batch = config.batch.model_copy(update={"micro_sequences": result["micro_sequences"]})
+        config = config.model_copy(update={"batch": batch})
+    layout = config.resolve_layout(result["world_size"])
+    timeline = estimate_peak_memory(config, layout, system=MemoryProfile(measured="allocated"))
+    instants = {instant.name: instant for instant in timeline.instants}
+    measured = {phase["name"]: phase for phase in result["memory"]["phases"]}
+    phases = []
+    for name, (phase, candidates) in PHASES.items():
+        found = [instants[one] for one in candidates if one in instants]
+        if phase in measured and found:
+            fullest = max(found, key=lambda instant: instant.bytes)
+            phases.append(_compare_phase(name, measured[phase], fullest))
+    return {
+        "peak_bytes": timeline.peak_bytes,
+        "peak_instant": timeline.peak_instant,
+        "difference": result["memory"]["peak_bytes"] / timeline.peak_bytes - 1,
+        "phases": phases,
+    }
+
+
+def _compare_phase(name: str, phase: dict[str, Any], instant: MemorySnapshot) -> dict[str, Any]:
+    measured, estimated = dict.fromkeys(GROUPS.values(), 0), dict.fromkeys(GROUPS.values(), 0)
+    for category, size in phase["categories"].items():
+        measured[GROUPS[category]] += size
+    for item in instant.items:
+        is_temporary = instant.name == IN_EVALUATION and item.name.startswith("logits")
+        estimated[IN_USE if is_temporary else ITEM_GROUPS.get(item.name, IN_USE)] += item.bytes
+    items = [
+        {"item": group, "dry_run_bytes": measured[group], "estimate_bytes": estimated[group]}
+        for group in measured
+        if measured[group] or estimated[group]
+    ]
+    return {
+        "phase": name,
+        "instant": instant.name,
+        "dry_run_bytes": phase["peak_bytes"],
+        "estimate_bytes": instant.bytes,
+        "items": items,
+    }

@@ -1,0 +1,126 @@
+"""Numbers of fake tensors that the host can know: counts, lengths and routing tables.
+
+A fake tensor has a shape and no numbers. Where the training program computes sizes from numbers (rows for each expert,
+valid targets), those numbers come from the synthetic batch and a forced routing. They are carried next to the fake
+tensors as real tensors on the CPU, and every operation on known tensors is computed on them too.
+
+Invariants:
+- A tensor that cannot be computed from known tensors is unknown.
+- Every other rank is taken to route as this rank does, so a collective gives what this rank would have sent.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves, tree_map
+
+ATTRIBUTE = "_llmsys_known"
+MAX_INTEGERS, MAX_FLOATS = 1 << 22, 1 << 14
+"""Larger tensors are unknown: tables of positions by positions are, tokens by experts chosen are not."""
+
+CPU = torch.device("cpu")
+RANDOM = {torch.Tag.nondeterministic_seeded}
+UNSET = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided")
+
+
+def get_known(tensor: Tensor) -> Tensor | None:
+    """Return the numbers of a tensor: of a real one itself, of a fake one what was attached; None where unknown."""
+    if isinstance(tensor, FakeTensor):
+        return getattr(tensor, ATTRIBUTE, None)
+    return tensor if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" else None
+
+
+def attach_known(tensor: Tensor, values: Tensor) -> None:
+    """Attach numbers to a fake tensor of the same shape."""
+    setattr(tensor, ATTRIBUTE, values)
+
+
+def forget_known(tensor: Tensor) -> None:
+    """Make a fake tensor unknown."""
+    if hasattr(tensor, ATTRIBUTE):
+        delattr(tensor, ATTRIBUTE)
+
+
+@contextmanager
+def disable_fake_mode() -> Iterator[None]:
+    """Compute on real tensors inside of a fake mode."""
+    with unset_fake_temporarily(), torch._C._DisableTorchDispatch():  # type: ignore[no-untyped-call]
+        yield
+
+
+def compute_known(func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    """Compute an operation on the numbers of its arguments.
+
+    Args:
+        func: the operation.
+        args: its arguments, fake.
+        kwargs: its named arguments.
+        tensors: the tensors among both.
+
+    Returns:
+        The outputs as real tensors on the CPU; None where an argument is unknown.
+    """
+    for tensor in tensors:
+        if not _is_small(tensor) or get_known(tensor) is None:
+            return None
+    if not tensors and not _makes_small_integers(func, args, kwargs):
+        return None
+    if RANDOM.intersection(func.tags):
+        return None
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return get_known(value)
+        return CPU if isinstance(value, torch.device) else value
+
+    own = {name: convert(value) for name, value in kwargs.items() if name != "pin_memory"}
+    own = {name: tree_map(convert, value) for name, value in own.items()}
+    with disable_fake_mode():
+        values = func(*tree_map(convert, args), **own)
+        if str(func).startswith(UNSET):
+            values.zero_()
+    return values
+
+
+def attach_outputs(outputs: Any, values: Any) -> None:
+    """Attach computed numbers to the fake outputs of an operation."""
+    for output, value in zip(tree_leaves(outputs), tree_leaves(values), strict=True):
+        if isinstance(output, FakeTensor) and isinstance(value, Tensor) and _is_small(value):
+            attach_known(output, value)
+
+
+def forget_mutated(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
+    """Make the tensors that an operation writes into unknown."""
+    if not func._schema.is_mutable:
+        return
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written = args[number] if number < len(args) else kwargs.get(argument.name)
+            for tensor in tree_leaves(written):
+                if isinstance(tensor, FakeTensor):
+                    forget_known(tensor)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return tensor.numel() <= (MAX_FLOATS if is_float else MAX_INTEGERS)
+
+
+def _makes_small_integers(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a factory makes integers, booleans or a few floats; weights are not worth their memory."""
+    if str(func).startswith("aten.arange"):
+        return all(isinstance(one, int) and abs(one) <= MAX_INTEGERS for one in args)
+    size = args[0] if args and isinstance(args[0], list | tuple) else None
+    if size is None or not all(isinstance(one, int) for one in size):
+        return False
+    dtype = kwargs.get("dtype")
+    is_integer = dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+    numel = 1
+    for one in size:
+        numel *= one
+    return numel <= (MAX_INTEGERS if is_integer else MAX_FLOATS)

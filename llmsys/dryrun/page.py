@@ -1,0 +1,157 @@
+"""Write the page of dry runs: memory over time, its peak, collectives, waits, kernels and parameters.
+
+Reads the results of `run_dry_run`; writes one HTML file and one JSON file.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmsys.atomic_write import write_bytes_atomically
+from llmsys.dryrun.summary import format_fit
+from llmsys.estimate.memory_timeline import GIB
+from llmsys.report.html_markup import Html, build_section, build_table, format_number
+from llmsys.report.html_page import render_document
+from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace
+from llmsys.report.report_section import ReportSection, build_report_section
+
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, FAINT)
+
+
+def write_dry_run(results: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:
+    """Write `dryrun.html` and `dryrun.json`.
+
+    Args:
+        results: of `run_dry_run`; the first one is shown in detail.
+        folder: made where it is missing.
+
+    Returns:
+        Paths of the page and of the JSON file, {ranks: [result, …]}.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page, data = folder / "dryrun.html", folder / "dryrun.json"
+    write_bytes_atomically(data, json.dumps({"ranks": list(results)}).encode())
+    write_bytes_atomically(page, render_dry_run(results).encode())
+    return page, data
+
+
+def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
+    """Return the page as text."""
+    first = results[0]
+    memory, parameters = first["memory"], first["parameters"]
+    numbers = [
+        ("memory needed", f"{first['needed_bytes'] / GIB:.1f} GiB", f"of {first['capacity_bytes'] / GIB:.1f} GiB"),
+        ("tensors at the peak", f"{memory['peak_bytes'] / GIB:.2f} GiB", memory["peak_phase"]),
+        ("against the estimate", f"{first['estimate']['difference']:+.1%}", "of what tensors hold"),
+        ("waits of the host", format_number(first["num_waits"]), f"{first['recorded_micro_batches']} micro-batches"),
+        ("sent and received", f"{sum(one['bytes'] for one in first['collectives']) / GIB:.1f} GiB", "in a step"),
+        ("imbalance", f"{parameters['imbalance']:.3f}", "parameters of the largest rank over the mean"),
+    ]
+    parts = [
+        build_report_section("memory", "Memory", [plot_memory(first)], _build_owner_table(first)),
+        _build_part("estimate", "Estimate", _build_estimate_table(first["estimate"])),
+        _build_part("collectives", "Collectives", _build_collective_table(first)),
+        _build_part("waits", "Waits", _build_wait_table(first)),
+        _build_part("kernels", "Kernels", _build_kernel_table(first)),
+        _build_part("ranks", "Ranks", _build_rank_table(results), _build_kind_table(parameters)),
+    ]
+    notes = [format_fit(one) for one in results if not one["fits"]] + [
+        "Tensors have shapes and no numbers. Streams run one after the other, so memory that an overlap of "
+        "communication and computation holds longer is not in the peak.",
+    ]
+    title = f"dry run of {first['request']['config']}"
+    return render_document((title, format_fit(first)), numbers, notes, parts)
+
+
+def plot_memory(result: dict[str, Any]) -> Figure:
+    """Return memory over the events of the run, stacked by category."""
+    timeline = result["memory"]["timeline"]
+    names = sorted(
+        {name for point in timeline for name in point["bytes"]},
+        key=lambda name: -max(point["bytes"].get(name, 0) for point in timeline),
+    )
+    events = [point["event"] for point in timeline]
+    traces: list[Trace] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "stackgroup": "memory",
+            "name": name,
+            "x": events,
+            "y": [round(point["bytes"].get(name, 0) / GIB, 4) for point in timeline],
+            "line": {"width": 0.5, "color": COLOURS[number % len(COLOURS)]},
+        }
+        for number, name in enumerate(names)
+    ]
+    layout = {"xaxis": {"title": {"text": "allocations and frees, in order"}}, "yaxis": {"title": {"text": "GiB"}}}
+    caption = "; ".join(f"{phase['name']} from {phase['event']:,}" for phase in result["memory"]["phases"])
+    return Figure("memory-over-time", "Memory over time, by category", traces, layout, caption, height=420)
+
+
+def _build_part(anchor: str, title: str, *content: Html) -> ReportSection:
+    return ReportSection(anchor, title, build_section(anchor, title, *content))
+
+
+def _build_owner_table(result: dict[str, Any]) -> Html:
+    rows = [
+        (one["category"], one["owner"] or "model", one["tensor"], f"{one['bytes'] / GIB:.3f}")
+        for one in result["memory"]["owners"]
+    ]
+    return build_table(("at the peak", "made by", "tensor", "GiB"), rows, numeric=(3,))
+
+
+def _build_estimate_table(estimate: dict[str, Any]) -> Html:
+    rows = []
+    for phase in estimate["phases"]:
+        for name, row in [(phase["instant"], phase), *((item["item"], item) for item in phase["items"])]:
+            sizes = row["dry_run_bytes"] / GIB, row["estimate_bytes"] / GIB
+            rows.append((phase["phase"], name, *(f"{size:.2f}" for size in sizes), f"{sizes[0] - sizes[1]:+.2f}"))
+    return build_table(("phase", "item", "dry run, GiB", "estimate, GiB", "more"), rows, numeric=(2, 3, 4))
+
+
+def _build_collective_table(result: dict[str, Any]) -> Html:
+    rows = [
+        (one["operation"], one["axis"], str(one["ranks"]), format_number(one["count"]), f"{one['bytes'] / GIB:.3f}")
+        for one in result["collectives"]
+    ]
+    return build_table(("operation", "axis", "ranks", "in a step", "GiB"), rows, numeric=(2, 3, 4))
+
+
+def _build_wait_table(result: dict[str, Any]) -> Html:
+    rows = [(one["line"], one["cause"], format_number(one["count"])) for one in result["waits"]]
+    return build_table(("line", "cause", "count"), rows, numeric=(2,))
+
+
+def _build_kernel_table(result: dict[str, Any]) -> Html:
+    names = dict.fromkeys([*result["attention"], *result["flops"], *result["operations"]])
+    rows = [
+        (
+            name,
+            format_number(result["attention"].get(name, result["operations"].get(name, 0))),
+            f"{result['flops'].get(name, 0) / 1e12:.1f}",
+        )
+        for name in names
+    ]
+    return build_table(("operation", "in a step", "TFLOP"), rows, numeric=(1, 2))
+
+
+def _build_rank_table(results: Sequence[dict[str, Any]]) -> Html:
+    rows = [
+        (
+            str(one["rank"]),
+            "fits" if one["fits"] else "does not fit",
+            f"{one['memory']['peak_bytes'] / GIB:.2f}",
+            format_number(one["parameters"]["own"]),
+        )
+        for one in results
+    ]
+    return build_table(("rank", "verdict", "peak, GiB", "parameters"), rows, numeric=(2, 3))
+
+
+def _build_kind_table(parameters: dict[str, Any]) -> Html:
+    rows = [
+        (str(kind["first_rank"]), format_number(kind["num_ranks"]), format_number(kind["parameters"]))
+        for kind in parameters["kinds"]
+    ]
+    return build_table(("first rank of a kind", "ranks", "parameters of each"), rows, numeric=(1, 2))

@@ -1,0 +1,152 @@
+"""Make torch believe in one CUDA device of a device profile: properties, streams and events that never wait.
+
+Invariants:
+- `pretend_device` is called once in a process of its own, after `load_guard_library` and before a tensor is made.
+- Streams have one order: what waits on a stream or event on a real device is logged as a wait where the host waits.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from llmsys.config.violation import format_choices
+from llmsys.dryrun.host_waits import HostWaitLog
+from llmsys.errors import ConfigError
+from llmsys.estimate.device_profile import DeviceProfile
+
+DEVICE = torch.device("cuda", 0)
+# https://developer.nvidia.com/cuda-gpus; by the beginning of the profile's name.
+CAPABILITIES = {
+    "P100": (6, 0),
+    "V100": (7, 0),
+    "A100": (8, 0),
+    "H100": (9, 0),
+    "H200": (9, 0),
+    "H800": (9, 0),
+    "B200": (10, 0),
+    "GB200": (10, 0),
+    "B300": (10, 3),
+    "GB300": (10, 3),
+}
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """The properties of `torch.cuda.get_device_properties` that llmsys and torch read."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int = 132
+
+
+def build_device_properties(profile: DeviceProfile) -> DeviceProperties:
+    """Return the properties of a profile's device.
+
+    Raises:
+        ConfigError: its compute capability is unknown, so it is no CUDA device.
+    """
+    capability = next((one for name, one in CAPABILITIES.items() if profile.name.startswith(name)), None)
+    if capability is None:
+        raise ConfigError(
+            f"device={profile.name} has no CUDA compute capability that is known here, and a dry run pretends CUDA "
+            f"devices only. Use a profile whose name begins with {format_choices(list(CAPABILITIES))}."
+        )
+    name = profile.driver_names[0] if profile.driver_names else profile.name
+    return DeviceProperties(name, *capability, int(profile.memory_bytes))
+
+
+def pretend_device(properties: DeviceProperties, waits: HostWaitLog) -> None:
+    """Replace the parts of `torch.cuda` that would ask a driver.
+
+    Args:
+        properties: of the device that is pretended.
+        waits: gets every synchronization of the host.
+    """
+
+    class Event:
+        """An event that has always happened."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None: ...
+        def record(self, *arguments: Any) -> None: ...
+        def wait(self, *arguments: Any) -> None: ...
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, other: object) -> float:
+            return 0.0
+
+        def synchronize(self) -> None:
+            waits.record("Event.synchronize")
+
+    class Stream:
+        """The only stream."""
+
+        device, device_index, device_type, stream_id, cuda_stream = DEVICE, 0, 1, 0, 0
+
+        def __init__(self, *arguments: Any, **options: Any) -> None: ...
+        def wait_stream(self, other: object) -> None: ...
+        def wait_event(self, event: object) -> None: ...
+        def record_event(self, event: Event | None = None) -> Event:
+            return event or Event()
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            waits.record("Stream.synchronize")
+
+        def __enter__(self) -> "Stream":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+    only_stream, memory = Stream(), properties.total_memory
+    replacements: dict[str, Any] = {
+        "Event": Event,
+        "Stream": Stream,
+        "_device": _DeviceContext,
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_init": lambda: None,
+        "current_device": lambda: 0,
+        "current_stream": lambda *device: only_stream,
+        "default_stream": lambda *device: only_stream,
+        "device": _DeviceContext,
+        "device_count": lambda: 1,
+        "empty_cache": lambda: None,
+        "get_device_capability": lambda *device: (properties.major, properties.minor),
+        "get_device_name": lambda *device: properties.name,
+        "get_device_properties": lambda *device: properties,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "max_memory_allocated": lambda *device: 0,
+        "max_memory_reserved": lambda *device: 0,
+        "mem_get_info": lambda *device: (memory, memory),
+        "set_device": lambda device: None,
+        "stream": _enter_stream,
+        "synchronize": lambda *device: waits.record("cuda.synchronize"),
+    }
+    for name, value in replacements.items():
+        setattr(torch.cuda, name, value)
+    vars(torch._C)["_cuda_isCurrentStreamCapturing"] = lambda: False
+
+
+class _DeviceContext:
+    """The context `torch.cuda.device(index)`."""
+
+    def __init__(self, *arguments: Any) -> None: ...
+    def __enter__(self) -> "_DeviceContext":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+@contextlib.contextmanager
+def _enter_stream(stream: object) -> Iterator[None]:
+    yield

@@ -1,0 +1,123 @@
+"""The result of one rank as plain values with stable keys, which the command prints and the page shows.
+
+Invariants:
+- Counts and bytes between ranks are those of a whole step, with every micro-batch.
+- Memory is what tensors hold; `needed_bytes` adds what an allocator and the driver take, as the estimate does.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from llmsys.dryrun.categories import SAVED
+from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
+from llmsys.dryrun.rank_parameters import ParameterCounts
+from llmsys.estimate.activation_memory import compute_micro_batch
+from llmsys.estimate.peak_memory import OUTSIDE_BYTES
+from llmsys.estimate.step_memory import ALLOCATOR_SLACK
+
+if TYPE_CHECKING:
+    from llmsys.dryrun.rank_session import RankSession
+
+TIMELINE_POINTS, MAX_OWNERS, MAX_OPERATIONS = 1_000, 24, 16
+ATTENTION_WORDS = ("attention", "attn", "flex")
+
+
+def build_rank_result(session: "RankSession", counts: ParameterCounts, host_bytes: int, rss: int) -> dict[str, Any]:
+    """Return all results of a session.
+
+    Args:
+        session: after its run.
+        counts: parameters of all ranks.
+        host_bytes: bytes of the copy of the state in host memory.
+        rss: peak memory of this process in bytes.
+
+    Returns:
+        Plain values.
+    """
+    request, books, config = session.request, session.books, session.config
+    memory = build_memory_result(books.memory)
+    capacity = int(session.profile.memory_bytes)
+    needed = int(memory["peak_bytes"] * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
+    repeats = session.count_repeats
+    operations = _sum_phases(books.operations, session)
+    return {
+        "rank": request.rank,
+        "world_size": request.world_size,
+        "request": request.to_dict(),
+        "layout": session.layout.model_dump(),
+        "device": session.profile.name,
+        "precision": config.train.resolved_precision,
+        "micro_sequences": compute_micro_batch(config, session.layout)[0],
+        "micro_batches": session.num_micro_batches,
+        "fits": needed <= capacity,
+        "capacity_bytes": capacity,
+        "needed_bytes": needed,
+        "memory": memory,
+        "host_copy_bytes": host_bytes,
+        "collectives": [asdict(one) for one in books.collectives.list_collectives(repeats)],
+        "recorded_micro_batches": min(2, session.num_micro_batches),
+        "num_waits": sum(one.count for one in books.waits.list_waits()),
+        "waits": [asdict(one) for one in books.waits.list_waits()],
+        "attention": {name: n for name, n in operations.items() if any(word in name for word in ATTENTION_WORDS)},
+        "operations": dict(operations.most_common(MAX_OPERATIONS)),
+        "num_operations": sum(operations.values()),
+        "flops": dict(_sum_phases(books.flops, session).most_common()),
+        "squares": [{"owner": owner, "tensor": tensor, "count": n} for (owner, tensor), n in books.squares.items()],
+        "compiled": {
+            "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
+            "recompiled": dict(session.signatures.recompiled),
+        },
+        "parameters": asdict(counts) | {"imbalance": counts.imbalance},
+        "seconds": session.seconds,
+        "process_bytes": rss,
+    }
+
+
+def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
+    """Return the peak, its composition, the timeline and the peak of each phase."""
+    peak, event = tracker.find_peak()
+    composition = tracker.compute_composition(event)
+    phases = [_build_phase(tracker, *phase) for phase in _iter_phases(tracker)]
+    return {
+        "peak_bytes": peak,
+        "peak_phase": tracker.get_phase(event),
+        "peak_event": event,
+        "num_events": tracker.num_events,
+        "categories": dict(_sum_categories(composition).most_common()),
+        "owners": [one._asdict() | {"bytes": size} for one, size in composition.most_common(MAX_OWNERS)],
+        "phases": phases,
+        "timeline": [{"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)],
+    }
+
+
+def _iter_phases(tracker: MemoryTracker) -> Iterator[tuple[str, int, int]]:
+    """Yield name, first event and end of each phase; a backward is two: of the last blocks, then of the first."""
+    ends = [start for start, _ in tracker.marks[1:]] + [tracker.num_events]
+    for (start, name), end in zip(tracker.marks, ends, strict=True):
+        half = tracker.find_half(start, end, SAVED) if name.endswith(": backward") else end
+        if half > start:
+            yield f"{name} of the last blocks" if name.endswith(": backward") else name, start, half
+        if end > half:
+            yield f"{name} of the first blocks", half, end
+
+
+def _build_phase(tracker: MemoryTracker, name: str, start: int, end: int) -> dict[str, Any]:
+    peak, event = tracker.find_peak(start, end)
+    categories = dict(_sum_categories(tracker.compute_composition(event)).most_common())
+    return {"name": name, "event": start, "peak_bytes": peak, "categories": categories}
+
+
+def _sum_categories(composition: Counter[Allocation]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for allocation, size in composition.items():
+        sums[allocation.category] += size
+    return sums
+
+
+def _sum_phases(counts: Counter[tuple[str, str]], session: "RankSession") -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for (phase, name), count in counts.items():
+        sums[name] += count * session.count_repeats(phase)
+    return sums

@@ -1,0 +1,95 @@
+"""Run the training step of one rank on fake tensors: build, two steps, an evaluation, and the copy of a save.
+
+Reads a request as JSON from standard input; writes the result as JSON to the file that the first argument names.
+Runs in a process of its own: `python -m llmsys.dryrun.rank_run RESULT`.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_never
+
+from llmsys.dryrun.dry_run_request import DryRunRequest
+from llmsys.dryrun.guard_library import load_guard_library
+from llmsys.errors import ConfigError, LlmsysError
+
+if TYPE_CHECKING:
+    from llmsys.config.run import RunConfig
+
+FAILED = 2
+
+
+def main() -> int:
+    """Run the request of standard input and write its result. 2 after an error that the user can fix."""
+    request = DryRunRequest.from_dict(json.load(sys.stdin))
+    try:
+        result = run_rank(request)
+    except LlmsysError as error:
+        print(str(error), file=sys.stderr)
+        return FAILED
+    Path(sys.argv[1]).write_text(json.dumps(result))
+    return 0
+
+
+def run_rank(request: DryRunRequest) -> dict[str, Any]:
+    """Return the result of one rank: see dry_run_result.py for its keys.
+
+    Raises:
+        LlmsysError: the config, the device or the engine cannot be run.
+    """
+    from llmsys.config.load import read_config
+    from llmsys.estimate.device_profile import load_device_profile
+
+    profile = load_device_profile(request.device)
+    config = read_config(request.config, list(request.overrides)).run  # a bare model will do: no data are read
+    require_supported_engine(config)
+    if not 0 <= request.rank < request.world_size:
+        raise ConfigError(
+            f"rank={request.rank} is not a rank of {request.nodes} nodes with {request.node_devices} devices. "
+            f"Use rank=0 to rank={request.world_size - 1}."
+        )
+    guard = load_guard_library()
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(request.node_devices)}
+    import torch
+
+    guard.llmsys_install_guard()
+    torch.set_num_threads(1)
+    from llmsys.dryrun.rank_session import RankSession
+
+    session = RankSession(request, config, profile)
+    return session.run()
+
+
+def require_supported_engine(config: "RunConfig") -> None:
+    """Reject the engines that a pretended device cannot run.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
+
+    instead = "Use engine.kind=torch, or llmsys estimate for this one."
+    match config.engine:
+        case DeepSpeedEngineConfig():
+            raise ConfigError(
+                "engine.kind=deepspeed cannot be run on a pretended device: DeepSpeed flattens parameters into buffers "
+                f"that it addresses by data pointer, and fake tensors have none. {instead}"
+            )
+        case AccelerateEngineConfig():
+            raise ConfigError(
+                "engine.kind=accelerate cannot be run on a pretended device: accelerate joins a process group of its "
+                f"own and reads its settings from the user's accelerate config. {instead}"
+            )
+        case TorchEngineConfig():
+            if config.train.reproducibility == "bitwise":
+                raise ConfigError(
+                    "train.reproducibility=bitwise computes expert by expert with the rows of each rank, which are "
+                    "numbers that a dry run does not have. Use train.reproducibility=fast, or llmsys estimate."
+                )
+        case unreachable:
+            assert_never(unreachable)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""One rank's training program on the pretended device, with books kept of all that it does.
+
+Invariants:
+- The code of the step is the trainer's: engine, loss, expert balancing, evaluation and the host copy of a save.
+"""
+
+import gc
+import resource
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
+from llmsys.dryrun.categories import BATCH, BUFFERS, EVALUATION, GRADIENTS, MOMENTS, PARAMETERS, SAVING, UPDATE
+from llmsys.dryrun.dry_run_request import DryRunRequest
+from llmsys.dryrun.fake_cluster import (
+    CompiledSignatures,
+    build_fake_mode,
+    choose_cuda_kernels,
+    chunk_on_demand,
+    compute_meshes_on_real_tensors,
+    join_fake_group,
+    pause_for_sharding_rules,
+    reduce_buckets_at_once,
+    track_resizes,
+)
+from llmsys.dryrun.forced_routing import build_forced_routing, force_routing
+from llmsys.dryrun.module_names import track_modules
+from llmsys.dryrun.operation_watch import DryRunBooks, OperationWatch, replace_tolist
+from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, pretend_device
+from llmsys.dryrun.rank_parameters import compute_parameter_counts
+from llmsys.dryrun.rank_result import build_rank_result
+from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
+from llmsys.engine.engine import Engine
+from llmsys.estimate.activation_memory import compute_micro_batch
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.micro_batch_size import find_largest_micro_batch
+from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.model.transformer import Transformer
+from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
+from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
+from llmsys.parallel.fp8 import require_fp8
+from llmsys.train import build_engine as build_engine_module
+from llmsys.train.checkpoint_saver import HostStateCopy
+from llmsys.train.evaluator import sum_over_rows
+from llmsys.train.expert_load import set_balance_factor, update_expert_balance
+from llmsys.train.precision import find_bf16_support, select_precision
+
+NUM_STEPS = 2
+"""The first step makes the optimizer's state and FSDP's buffers; the second is a steady one."""
+
+
+class RankSession:
+    """A dry run of one rank.
+
+    Args:
+        request: what to run.
+        config: its config.
+        profile: its device.
+    """
+
+    def __init__(self, request: DryRunRequest, config: RunConfig, profile: DeviceProfile) -> None:
+        self.request, self.profile, self.books = request, profile, DryRunBooks()
+        pretend_device(build_device_properties(profile), self.books.waits)
+        if config.train.matmul_dtype == "fp8":
+            require_fp8(DEVICE)
+        precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
+        config = config.resolve_precision(precision, why)
+        self.layout: ParallelLayout = config.resolve_layout(request.world_size)
+        self.config = self._resolve_micro_sequences(config)
+        self.num_micro_batches = compute_micro_batch(self.config, self.layout)[1]
+        self.seconds: dict[str, float] = {}
+        self.step = 0
+        self.signatures = CompiledSignatures()
+        self.watch = OperationWatch(self.books)
+
+    def _resolve_micro_sequences(self, config: RunConfig) -> RunConfig:
+        if config.batch.micro_sequences != "auto":
+            return config
+        choice = find_largest_micro_batch(config, self.layout, int(self.profile.memory_bytes), MemoryProfile())
+        batch = config.batch.model_copy(update={"micro_sequences": choice.sequences})
+        return config.model_copy(update={"batch": batch})
+
+    def run(self) -> dict[str, Any]:
+        """Run everything and return the result as plain values."""
+        self._prepare_torch()
+        began = time.process_time()
+        join_fake_group(self.request.rank, self.request.world_size)
+        meshes = build_device_meshes(self.layout, DEVICE)
+        self.books.collectives.name_axes(meshes)
+        if self.config.model.moe is not None:
+            force_routing(build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe.num_experts))
+        self._note_seconds("meshes", began)
+        with build_fake_mode(), self.watch:
+            engine = self._build_engine(meshes)
+            self._run_steps(engine)
+            self._run_evaluation(engine)
+            host_bytes = self._copy_state(engine)
+        counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
+        torch.distributed.destroy_process_group()
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return build_rank_result(self, counts, host_bytes, rss)
+
+    def _prepare_torch(self) -> None:
+        books = self.books
+        compute_meshes_on_real_tensors()
+        chunk_on_demand()
+        reduce_buckets_at_once()
+        pause_for_sharding_rules(books)
+        choose_cuda_kernels()
+        track_resizes(books.memory)
+        replace_tolist(books.waits)
+        self.signatures.install()
+        books.sequence_length = self.config.batch.sequence_length
+        build_model, build_loss = build_engine_module.build_model, build_engine_module.build_training_loss
+
+        def build_meta_model(config: RunConfig) -> Transformer:
+            with _disable_current_modes():  # meta tensors have no storage either, and are made faster
+                return build_model(config)
+
+        def build_marked_loss(config: Any) -> Any:
+            loss = build_loss(config)
+
+            def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+                self.watch.enter_loss()
+                return loss(head, x_BTD, targets_BT)
+
+            return compute_loss
+
+        build_engine_module.build_model = build_meta_model
+        build_engine_module.build_training_loss = build_marked_loss
+        register_optimizer_step_pre_hook(self._begin_update)
+        register_optimizer_step_post_hook(self._end_update)
+
+    def _begin_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self.books.memory.relabel(map(get_local, gradients), GRADIENTS)
+        self.books.enter_phase(f"step {self.step}: optimizer", UPDATE)
+
+    def _end_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+        self.books.memory.relabel(map(get_local, states), MOMENTS, "moments")
+
+    def _build_engine(self, meshes: DeviceMeshes) -> Engine:
+        began = time.process_time()
+        self.books.enter_phase("build", PARAMETERS)
+        engine = build_engine_module.build_engine(self.config, meshes, DEVICE)
+        buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
+        self.books.memory.relabel(map(get_local, buffers), BUFFERS, "buffers")
+        track_modules(engine.module, self.books.modules)
+        self._note_seconds("build", began)
+        return engine
+
+    def _run_steps(self, engine: Engine) -> None:
+        for step in range(1, NUM_STEPS + 1):
+            gc.collect()
+            began = time.process_time()
+            if step == NUM_STEPS:
+                self.books.start_recording()
+                self.signatures.is_recording = True
+            self._run_step(engine, step)
+            self._note_seconds(f"step {step}", began)
+        self.books.stop_recording()
+
+    def _run_step(self, engine: Engine, step: int) -> None:
+        config, self.step = self.config, step
+        set_balance_factor(engine.module, compute_balance_factor(config, step))
+        self.books.enter_phase(f"step {step}: start", BATCH)
+        engine.train_step(self._build_micro_batches(step), compute_learning_rate(config, step), extras=(0.0,))
+        self.books.enter_phase(f"step {step}: end", UPDATE)
+        update_expert_balance(engine.module, True)
+
+    def _build_micro_batches(self, step: int) -> list[Batch]:
+        """Return the first and the last micro-batch of a step; those between repeat the first."""
+        sequences = compute_micro_batch(self.config, self.layout)[0]
+        names = ["last"] if self.num_micro_batches == 1 else ["first", "last"]
+
+        def build_batch(name: str) -> Batch:
+            def mark() -> None:
+                self.watch.begin_forward(f"step {step}, {name} micro-batch", name)
+
+            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                return build_synthetic_batch(self.config, sequences, self.request.documents).with_mark(mark)
+
+        return [build_batch(name) for name in names]
+
+    def count_repeats(self, phase: str) -> int:
+        """Return the number of times that a phase of the logs occurs in a step."""
+        return self.num_micro_batches - 1 if phase == "first" else 1
+
+    def _run_evaluation(self, engine: Engine) -> None:
+        began = time.process_time()
+        self.books.enter_phase("evaluation", EVALUATION)
+        sequences, parts = self.config.evaluation_sequences, self.layout.sequence_parallel_size
+        rows = SyntheticRows(self.config, sequences * (self.request.world_size // parts), self.request.documents)
+        sum_over_rows(rows, engine.compute_logits, engine.device, parts, sequences)
+        self._note_seconds("evaluation", began)
+
+    def _copy_state(self, engine: Engine) -> int:
+        """Copy the state as an asynchronous save does, and return the bytes in host memory."""
+        began = time.process_time()
+        self.books.enter_phase("checkpoint", SAVING)
+        copies = HostStateCopy().copy_from_device(engine.get_state().tensors)
+        self._note_seconds("save", began)
+        return sum(get_local(one).numel() * one.element_size() for one in copies.values())
+
+    def _note_seconds(self, name: str, began: float) -> None:
+        self.seconds[name] = time.process_time() - began
+
+
+def get_local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor."""
+    local: Any = getattr(tensor, "_local_tensor", tensor)
+    return local

@@ -1,0 +1,112 @@
+"""Format the result of a dry run for a terminal."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmsys.estimate.memory_timeline import GIB
+
+NUM_OWNERS, NUM_WAITS = 6, 12
+
+
+def format_dry_run(result: dict[str, Any]) -> str:
+    """Return the result of one rank as text.
+
+    Args:
+        result: from `run_dry_run`.
+
+    Returns:
+        Lines for a terminal: verdict, memory, comparison with the estimate, collectives, waits, kernels, parameters.
+    """
+    return "\n".join(_iter_lines(result))
+
+
+def format_fit(result: dict[str, Any]) -> str:
+    """Return one line: whether the rank fits the memory of its device.
+
+    Args:
+        result: from `run_dry_run`.
+
+    Returns:
+        The verdict with bytes in GiB.
+    """
+    needed, capacity = result["needed_bytes"] / GIB, result["capacity_bytes"] / GIB
+    memory = result["memory"]
+    verdict = "fits" if result["fits"] else "does not fit"
+    missing = "" if result["fits"] else f", {needed - capacity:.1f} GiB too many"
+    return (
+        f"rank {result['rank']} of {result['world_size']} {verdict}: {needed:.1f} of {capacity:.1f} GiB on "
+        f"{result['device']}{missing}; tensors hold {memory['peak_bytes'] / GIB:.2f} GiB in {memory['peak_phase']}"
+    )
+
+
+def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
+    layout = ", ".join(f"{name}={size}" for name, size in result["layout"].items() if size > 1)
+    micro = f"{result['micro_batches']} micro-batches of {result['micro_sequences']} sequences"
+    yield f"{format_fit(result)}\n{layout or 'one rank'}; {result['precision']}; {micro}"
+    yield "\nmemory at the peak, GiB"
+    for name, size in result["memory"]["categories"].items():
+        if size > 1 << 20:
+            yield f"  {size / GIB:8.2f}  {name}"
+    yield "  largest storages"
+    for owner in result["memory"]["owners"][:NUM_OWNERS]:
+        yield f"  {owner['bytes'] / GIB:8.2f}  {owner['tensor']:<28}  {owner['category']}, {owner['owner'] or 'model'}"
+    yield from _iter_comparison_lines(result["estimate"])
+    yield f"\n{'collectives of a step':<24}{'axis':<14}{'ranks':>6}{'count':>8}{'GiB':>10}"
+    for one in result["collectives"]:
+        yield (
+            f"  {one['operation']:<22}{one['axis']:<14}{one['ranks']:>6}{one['count']:>8}{one['bytes'] / GIB:>10.2f}"
+        )
+    yield from _iter_wait_lines(result)
+    yield from _iter_kernel_lines(result)
+    parameters = result["parameters"]
+    yield (
+        f"\nparameters: {parameters['own']:,} on this rank; the largest rank, {parameters['largest_rank']}, holds "
+        f"{parameters['imbalance']:.3f} times the mean; {len(parameters['kinds'])} kinds of ranks"
+    )
+    seconds = sum(result["seconds"].values())
+    yield f"dry run: {seconds:.0f} CPU seconds, {result['process_bytes'] / GIB:.2f} GiB of this machine's memory"
+
+
+def _iter_comparison_lines(estimate: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"\ncompared with llmsys estimate: {estimate['difference']:+.1%} of its {estimate['peak_bytes'] / GIB:.2f} GiB "
+        f"({estimate['peak_instant']})"
+    )
+    yield f"  {'phase and item':<44}{'dry run':>10}{'estimate':>10}{'more':>10}"
+    for phase in estimate["phases"]:
+        yield _format_comparison(phase["phase"], phase)
+        for item in phase["items"]:
+            if abs(item["dry_run_bytes"] - item["estimate_bytes"]) > phase["estimate_bytes"] / 100:
+                yield _format_comparison(f"  {item['item']}", item)
+
+
+def _format_comparison(name: str, row: dict[str, Any]) -> str:
+    measured, estimated = row["dry_run_bytes"] / GIB, row["estimate_bytes"] / GIB
+    return f"  {name:<44}{measured:>10.2f}{estimated:>10.2f}{measured - estimated:>+10.2f}"
+
+
+def _iter_wait_lines(result: dict[str, Any]) -> Iterator[str]:
+    waits = result["waits"]
+    yield f"\nwaits of the host in a step of {result['recorded_micro_batches']} micro-batches: {result['num_waits']}"
+    for one in waits[:NUM_WAITS]:
+        yield f"  {one['count']:>6}  {one['cause']:<32}{one['line']}"
+    if len(waits) > NUM_WAITS:
+        yield f"  {sum(one['count'] for one in waits[NUM_WAITS:]):>6}  at {len(waits) - NUM_WAITS} other lines"
+
+
+def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
+    yield "\nattention operations of a step"
+    for name, count in result["attention"].items():
+        yield f"  {count:>6}  {name}"
+    if not result["attention"]:
+        yield "  none: plain products"
+    if squares := result["squares"]:
+        largest = max(squares, key=lambda one: int(one["count"]))
+        yield (
+            f"  tables of positions by positions: {sum(one['count'] for one in squares)}, most by "
+            f"{largest['owner'] or 'the model'}: {largest['tensor']}"
+        )
+    compiled = result["compiled"]
+    if compiled["signatures"]:
+        variants, again = sum(compiled["signatures"].values()), sum(compiled["recompiled"].values())
+        yield f"compiled blocks: {variants} input signatures, {again} of them first seen in the second step"

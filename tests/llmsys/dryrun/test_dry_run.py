@@ -1,0 +1,148 @@
+"""Laws of a dry run: memory, collectives, waits and parameters of a tiny model equal what is computed by hand."""
+
+import pytest
+
+from llmsys.dryrun.dry_run import iter_dry_runs, run_dry_run
+from llmsys.errors import ConfigError
+from tests.helpers.dry_runs import (
+    EXPERTS,
+    INNER,
+    LAYERS,
+    RANKS,
+    VOCABULARY,
+    WIDTH,
+    build_request,
+    run_planted,
+    run_tiny,
+)
+
+BLOCK_SHAPES = [(WIDTH, WIDTH)] * 4 + [(INNER, WIDTH)] * 2 + [(WIDTH, INNER), (WIDTH,), (WIDTH,)]
+ROOT_SHAPES = [(VOCABULARY, WIDTH), (VOCABULARY, WIDTH), (WIDTH,)]
+FP32, BF16 = 4, 2
+
+
+def round_up(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def count_elements(shapes: list[tuple[int, ...]]) -> int:
+    total = 0
+    for shape in shapes:
+        total += shape[0] * (shape[1] if len(shape) == 2 else 1)
+    return total
+
+
+def test_peak_memory_of_a_dense_model_is_the_sum_by_hand() -> None:
+    memory = run_tiny()["memory"]
+    shards = [count_elements([shape]) // RANKS for shape in LAYERS * BLOCK_SHAPES + ROOT_SHAPES]
+    masters = sum(round_up(FP32 * shard) for shard in shards)
+    root, block = count_elements(ROOT_SHAPES), count_elements(BLOCK_SHAPES)
+    # The vocabulary is large, so the peak is where the gradients of embedding and head are reduced.
+    expected = {
+        "parameters": masters,
+        "optimizer state": 2 * masters + 512 * len(shards),  # and a step count for each parameter
+        "gradients": LAYERS * round_up(FP32 * block // RANKS) + round_up(FP32 * root // RANKS),
+        "gradients in reduction": round_up(FP32 * root),
+    }
+    assert {name: memory["categories"][name] for name in expected} == expected
+    assert memory["peak_phase"] == "step 2, last micro-batch: backward"
+    # What is left are the gradients themselves in bf16, the rotary tables, and scalars of 512 bytes.
+    gradients = BF16 * root
+    rest = memory["peak_bytes"] - sum(expected.values()) - gradients
+    assert 0 <= rest < 0.02 * memory["peak_bytes"]
+
+
+def test_collectives_of_fsdp_are_a_gather_twice_and_a_reduction_once_for_each_unit() -> None:
+    result = run_tiny()
+    micro = result["micro_batches"]
+    assert micro == 2
+    found = {one["operation"]: one for one in result["collectives"]}
+    # Blocks are gathered in forward and backward; embedding and head stay gathered from one to the other.
+    assert found["all_gather"]["count"] == micro * (2 * LAYERS + 1)
+    assert found["reduce_scatter"]["count"] == micro * (LAYERS + 1)
+    root, block = count_elements(ROOT_SHAPES), count_elements(BLOCK_SHAPES)
+    assert found["all_gather"]["bytes"] == micro * BF16 * (2 * LAYERS * block + root)
+    assert found["reduce_scatter"]["bytes"] == micro * FP32 * (LAYERS * block + root)
+    assert {one["ranks"] for one in result["collectives"]} == {RANKS}
+
+
+def test_a_planted_item_is_counted_with_the_line_that_calls_it() -> None:
+    plant = """
+from llmsys.model.transformer_block import TransformerBlock
+forward = TransformerBlock.forward
+def wait(self, x, *arguments, **options):
+    x.sum().item()
+    return forward(self, x, *arguments, **options)
+TransformerBlock.forward = wait
+"""
+    planted, plain = run_planted(plant), run_tiny()
+    new = {(one["cause"], one["line"]): one["count"] for one in planted["waits"]}
+    for one in plain["waits"]:
+        new[one["cause"], one["line"]] -= one["count"]
+    [((cause, line), count)] = [(key, count) for key, count in new.items() if count]
+    assert cause == "item"
+    assert line.startswith("llmsys/model/layer_stack.py:")
+    assert count == LAYERS * planted["recorded_micro_batches"]
+
+
+def test_a_planted_table_of_positions_is_found() -> None:
+    plant = """
+from llmsys.model.transformer_block import TransformerBlock
+forward = TransformerBlock.forward
+def tabulate(self, x, *arguments, **options):
+    self.table = x.new_zeros(1, x.shape[1], x.shape[1])
+    return forward(self, x, *arguments, **options)
+TransformerBlock.forward = tabulate
+"""
+    found = [one for one in run_planted(plant)["squares"] if one["tensor"] == "bfloat16 [1, 32, 32]"]
+    assert [one["owner"] for one in found] == ["blocks.*"]
+
+
+def test_uneven_rows_are_counted_as_imbalance_and_as_kinds_of_ranks() -> None:
+    # 4,097 rows over 8 ranks: seven have 513, the last 506. Embedding and head are alike.
+    parameters = run_tiny("model.vocab_size=4097", rank=7)["parameters"]
+    rows = [513] * 7 + [506]
+    fixed = (LAYERS * count_elements(BLOCK_SHAPES) + WIDTH) // RANKS
+    sizes = [2 * WIDTH * row + fixed for row in rows]
+    assert (parameters["largest"], parameters["smallest"], parameters["own"]) == (sizes[0], sizes[7], sizes[7])
+    assert parameters["imbalance"] == pytest.approx(sizes[0] / (sum(sizes) / RANKS))
+    assert [(kind["first_rank"], kind["num_ranks"]) for kind in parameters["kinds"]] == [(0, 7), (7, 1)]
+    assert parameters["own_kind"] == 1
+
+
+def test_all_kinds_runs_one_rank_of_each() -> None:
+    results = list(iter_dry_runs(build_request("model.vocab_size=4097"), all_kinds=True))
+    assert [one["rank"] for one in results] == [0, 7]
+    assert results[0]["parameters"]["own"] > results[1]["parameters"]["own"]
+
+
+def test_skewed_experts_receive_as_many_rows_as_asked() -> None:
+    even, skewed = (run_tiny(*EXPERTS, "layout.expert=4", skew=skew) for skew in (1.0, 2.0))
+
+    assert even["flops"]["aten._grouped_mm.default"] > 0
+    ratio = skewed["flops"]["aten._grouped_mm.default"] / even["flops"]["aten._grouped_mm.default"]
+    assert ratio == pytest.approx(2, rel=0.1)
+    sent, received = (
+        sum(one["bytes"] for one in result["collectives"] if one["operation"] == "all_to_all")
+        for result in (even, skewed)
+    )
+    assert received > sent
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("engine.kind=deepspeed",), "DeepSpeed flattens parameters into buffers that it addresses by data pointer"),
+        (("engine.kind=accelerate",), "accelerate joins a process group of its own"),
+    ],
+)
+def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_dry_run(build_request(*overrides))
+
+
+def test_a_rank_beyond_the_cluster_and_a_skew_beyond_all_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rank=8 is not a rank of 1 nodes with 8 devices. Use rank=0 to rank=7"):
+        run_dry_run(build_request(rank=8))
+    with pytest.raises(ConfigError, match=r"--expert-skew 5 is not a load: .* at most 4 times the mean"):
+        run_dry_run(build_request(*EXPERTS, "layout.expert=4", skew=5.0))

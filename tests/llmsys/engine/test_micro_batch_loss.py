@@ -1,0 +1,24 @@
+"""The share of one micro-batch in the loss of a step: each sum divided by its own count."""
+
+import torch
+
+from llmsys.config.objective import LossConfig
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.engine.engine import reduce_token_counts
+from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.train.cross_entropy import build_training_loss
+from tests.helpers.tiny_model import tiny_model, tiny_moe_config, tiny_tokens
+
+
+def test_nats_are_divided_by_targets_and_auxiliary_losses_by_real_tokens() -> None:
+    model = tiny_model(tiny_moe_config({"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "z_loss_weight": 0.1}))
+    tokens_BT = tiny_tokens(2, 7)
+    targets_BT, real_BT = tokens_BT.roll(-1, dims=1), torch.ones(2, 7, dtype=torch.bool)
+    targets_BT[:, :4] = IGNORED  # tokens without a target, as those of a prompt
+    targets_BT[1, 5:], real_BT[1, 5:] = IGNORED, False
+    batch = Batch(tokens_BT, targets_BT, real_BT=real_BT)
+    counts = reduce_token_counts([batch], torch.device("cpu"))
+    share, nats = compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)
+    auxiliary = torch.stack([layer.sum_auxiliary_losses() for layer in model.list_moe_layers()]).sum()
+    assert auxiliary.item() > 0
+    torch.testing.assert_close(share, nats / 4 + auxiliary / 12)

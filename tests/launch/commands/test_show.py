@@ -40,7 +40,7 @@ def test_layers_are_printed_as_runs(capsys: pytest.CaptureFixture[str]) -> None:
     ("device", "message"),
     [
         ("tpu-v4", "The profile of TPU v4 chip 32GB has no compute_capability, and attention kernels are known for"),
-        ("h1000", "'h1000' is not a device with a profile"),
+        ("h1000", "'h1000' has no device profile"),
     ],
 )
 def test_a_device_without_kernels_is_named(device: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from llmsys.engine.micro_batch_loss import select_valid_positions
 from llmsys.model.normalization import RMSNorm
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.host_waits import count_host_waits
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.llmsys.engine.test_parity import LEARNING_RATE, build, share_of
 
 STEP = {"engine.py:reduce_step_numbers": 1}
 LAYERS, MICRO_BATCHES = 2, 2
@@ -49,9 +49,9 @@ def count_step(rank: int, names: list[str]) -> dict[str, dict[str, int]]:
     found = {}
     for name in names:
         world_size, kind, layout, changes, _ = CASES[name]
-        engine = build(kind, layout, 0.5, 1, **changes)
+        engine = build_engine(kind, layout, 0.5, 1, **changes)
         for step in range(2):
-            batches = [batch.to(engine.device) for batch in share_of(step, rank, world_size, MICRO_BATCHES)]
+            batches = [batch.to(engine.device) for batch in select_rank_batches(step, rank, world_size, MICRO_BATCHES)]
             with count_host_waits() as waits:
                 engine.train_step(batches, LEARNING_RATE, extras=(1.0,))
                 update_expert_balance(engine.module)

@@ -25,9 +25,9 @@ from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers import bitwise_runs
+from tests.helpers.parity_runs import LEARNING_RATE, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import tiny_config
-from tests.llmsys.engine.test_parity import LEARNING_RATE, share_of, whole_state
 
 TWO: dict[str, Any] = {
     "moe": {
@@ -122,12 +122,12 @@ def take_journey(rank: int, folder: Path, layouts: list[ParallelLayout]) -> dict
                 checkpoint_load.load_checkpoint(engine, newest)
             fitted = layout.resolve(dist.get_world_size(), engine.module.config)
             for step in (2 * leg, 2 * leg + 1):
-                batches = share_of(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
+                batches = select_rank_batches(step, fitted.get_data_rank(rank), fitted.data_parallel_size, 1)
                 result = engine.train_step(batches, LEARNING_RATE)
                 numbers.append((result.loss, result.gradient_norm))
                 update_expert_balance(engine.module)
             checkpoint_load.save_checkpoint(engine, folder / name, {"leg": leg}, keep_last=1)
-        found[name] = numbers, whole_state(engine), placements
+        found[name] = numbers, gather_full_state(engine), placements
     return found
 
 

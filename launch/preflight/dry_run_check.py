@@ -33,8 +33,8 @@ def check_dry_run(
     if device is None:
         if runs:
             found = ", ".join(sorted(names)) or "no accelerator"
-            message = f"the hosts have {found}, and no device profile is known by that name. Run llmsys dryrun with device=FILE."
-            yield build_problem(ALL, CHECK, message)
+            message = f"the hosts have {found}, and no device profile is known by that name. "
+            yield build_problem(ALL, CHECK, f"{message}Run llmsys dryrun with device=FILE.")
         return
     slots = {host.slots for host in hosts}
     nodes, devices = (len(hosts), slots.pop()) if len(slots) == 1 else (1, sum(host.slots for host in hosts))

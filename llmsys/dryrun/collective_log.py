@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from llmsys.dryrun.known_values import attach_known, disable_fake_mode, get_known
+from llmsys.dryrun.known_values import attach_known, get_known, leave_fake_mode
 from llmsys.parallel.device_mesh import DeviceMeshes
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -108,7 +108,7 @@ class CollectiveLog:
         for (phase, name, axis), count in self.counts.items():
             counts[name, axis] += count * repeats(phase)
             sizes[name, axis] += self.bytes[phase, name, axis] * repeats(phase)
-        ranks = {axis: size for axis, size in self.axes.values()}
+        ranks = dict(self.axes.values())
         found = [
             CollectiveCount(name, axis, ranks.get(axis, 0), count, sizes[name, axis])
             for (name, axis), count in counts.items()
@@ -149,8 +149,8 @@ def exchange_known(func: OpOverload, args: Any, kwargs: dict[str, Any], outputs:
     known = get_known(source)
     if known is None or not isinstance(target, FakeTensor):
         return True
-    with disable_fake_mode():
-        delivered = _deliver(name, known, ranks, own, target)
+    with leave_fake_mode():
+        delivered = _compute_delivery(name, known, ranks, own, target)
         if delivered is None:
             return True
         stored = getattr(target, "_llmsys_known", None)
@@ -161,7 +161,7 @@ def exchange_known(func: OpOverload, args: Any, kwargs: dict[str, Any], outputs:
     return True
 
 
-def _deliver(name: str, known: Tensor, ranks: int, own: int, target: Tensor) -> Tensor | None:
+def _compute_delivery(name: str, known: Tensor, ranks: int, own: int, target: Tensor) -> Tensor | None:
     shape, rows = tuple(target.shape), known.flatten()
     match name:
         case "all_reduce":

@@ -23,8 +23,8 @@ from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
+from llmsys.dryrun.books import DryRunBooks
 from llmsys.dryrun.memory_tracker import MemoryTracker
-from llmsys.dryrun.operation_watch import DryRunBooks
 from llmsys.parallel import ddp, dtensor_slices
 
 MESH_METHODS = (
@@ -57,11 +57,11 @@ def compute_meshes_on_real_tensors() -> None:
     for name in MESH_METHODS:
         found = DeviceMesh.__dict__.get(name)
         if isinstance(found, staticmethod | classmethod):
-            setattr(DeviceMesh, name, type(found)(_unset_fake(found.__func__)))
+            setattr(DeviceMesh, name, type(found)(_skip_fake_mode(found.__func__)))
         elif found is not None:
-            setattr(DeviceMesh, name, _unset_fake(found))
+            setattr(DeviceMesh, name, _skip_fake_mode(found))
     # Computed for every parameter; equal layers have equal shards.
-    shard = functools.cache(_unset_fake(tensor_utils.compute_local_shape_and_global_offset))
+    shard = functools.cache(_skip_fake_mode(tensor_utils.compute_local_shape_and_global_offset))
 
     def compute_shard(shape: Any, mesh: DeviceMesh, placements: Any, *more: Any) -> Any:
         return shard(torch.Size(shape), mesh, tuple(placements), *more)
@@ -70,7 +70,7 @@ def compute_meshes_on_real_tensors() -> None:
     dtensor_slices.compute_local_shape_and_global_offset = compute_shard  # type: ignore[assignment,attr-defined]
     for name in ("_compute_local_shape_and_global_offset", "_get_first_offset"):
         if hasattr(tensor_utils, name):
-            setattr(tensor_utils, name, _unset_fake(getattr(tensor_utils, name)))
+            setattr(tensor_utils, name, _skip_fake_mode(getattr(tensor_utils, name)))
 
 
 class ShardChunks:
@@ -90,12 +90,12 @@ class ShardChunks:
         return self._tensor.narrow(self._dim, start, min(self._rows, length - start))
 
 
-def chunk_on_demand() -> None:
+def replace_chunks() -> None:
     """Make FSDP chunk parameters by `ShardChunks`."""
     _fsdp_param._chunk_with_empty = ShardChunks  # type: ignore[assignment]
 
 
-def _unset_fake(function: Callable[..., Any]) -> Callable[..., Any]:
+def _skip_fake_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compute_on_real_tensors(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
@@ -108,16 +108,19 @@ def track_resizes(memory: MemoryTracker) -> None:
     """Record storages that FSDP resizes in place."""
     resize = torch.UntypedStorage.resize_
 
-    def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
+    def record_resized_storage(storage: torch.UntypedStorage, size: int) -> Any:
         result = resize(storage, size)
         memory.record_resize(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_and_record  # type: ignore[assignment,method-assign]
+    torch.UntypedStorage.resize_ = record_resized_storage  # type: ignore[assignment,method-assign]
 
 
 def reduce_buckets_at_once() -> None:
-    """Give DDP a reduction whose future is complete: that of a fake process group has no value."""
+    """Give DDP a reduction whose future is complete, because that of a fake process group has no value.
+
+    Buckets stay as they are first made: DDP would order them anew by numbers that rank 0 broadcasts.
+    """
 
     def reduce_bucket(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         dist.all_reduce(bucket.buffer())
@@ -126,6 +129,9 @@ def reduce_buckets_at_once() -> None:
         return reduced
 
     ddp._all_reduce_bucket = reduce_bucket
+    dist.Reducer._rebuild_buckets = lambda reducer: False  # type: ignore[method-assign]
+    # It reads a timer of the device.
+    dist.Logger.set_runtime_stats_and_log = lambda logger: None  # type: ignore[method-assign]
 
 
 def pause_for_sharding_rules(books: DryRunBooks) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmsys.dryrun.known_values import attach_known, disable_fake_mode
+from llmsys.config.moe import MoeConfig
+from llmsys.dryrun.known_values import attach_known, leave_fake_mode
 from llmsys.errors import ConfigError
 from llmsys.model import moe_layer
 from llmsys.model.router import NO_EXPERT, RouterScores, RoutingDecision, TopKRouter
@@ -49,12 +50,15 @@ class ForcedRouting:
         return (group * per_group + assignments % per_group).view(num_tokens, per_token)
 
 
-def build_forced_routing(meshes: DeviceMeshes, skew: float, num_experts: int) -> ForcedRouting:
+def build_forced_routing(meshes: DeviceMeshes, skew: float, moe: MoeConfig | None) -> ForcedRouting:
     """Build the forced choice of experts of this rank.
 
     Raises:
-        ConfigError: the skew is larger than all tokens on this rank's experts.
+        ConfigError: the skew is larger than all tokens on this rank's experts, or there are no experts.
     """
+    if moe is None and skew != 1:
+        raise ConfigError(f"--expert-skew {skew:g} is for experts, and the model is dense. Leave it out.")
+    num_experts = 1 if moe is None else moe.num_experts
     ranks = 1 if meshes.expert is None else meshes.expert.size()
     most = ranks if ranks > 1 else num_experts
     if not 0 < skew <= most:
@@ -66,7 +70,7 @@ def build_forced_routing(meshes: DeviceMeshes, skew: float, num_experts: int) ->
     return ForcedRouting(skew, ranks, 0 if meshes.expert is None else meshes.expert.get_local_rank())
 
 
-def force_routing(routing: ForcedRouting) -> None:
+def replace_routing(routing: ForcedRouting) -> None:
     """Make every router of this process choose by `routing`."""
     select_experts = TopKRouter.select_experts
     cache: dict[tuple[int, ...], Tensor] = {}
@@ -74,7 +78,7 @@ def force_routing(routing: ForcedRouting) -> None:
     def select_forced_experts(self: TopKRouter, scores: RouterScores, *arguments: Any) -> RoutingDecision:
         decision = select_experts(self, scores, *arguments)
         key = (*decision.experts_NK.shape, self.config.num_experts)
-        with disable_fake_mode():
+        with leave_fake_mode():
             if key not in cache:
                 cache[key] = routing.choose_experts(key[0], key[2], key[1])
             values = cache[key].clone()
@@ -83,7 +87,7 @@ def force_routing(routing: ForcedRouting) -> None:
 
     def choose_forced_tokens(scores: RouterScores, factor: float, real_BT: Tensor) -> RoutingDecision:
         num_experts = scores.log_scores_NE.shape[-1]
-        with disable_fake_mode():
+        with leave_fake_mode():
             values = _choose_expert_choice(real_BT.shape, num_experts, factor)
         experts_NK = real_BT.new_empty(values.shape, dtype=torch.int64)
         attach_known(experts_NK, values)

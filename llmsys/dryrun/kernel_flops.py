@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from llmsys.dryrun.known_values import disable_fake_mode, get_known
+from llmsys.dryrun.known_values import get_known, leave_fake_mode
 
 BACKWARD_PRODUCTS, FORWARD_PRODUCTS = 5, 2
 """Flash attention: scores and output in the forward; scores again and four gradients in the backward."""
@@ -60,7 +60,7 @@ def _get_window(args: tuple[Any, ...], place: int) -> tuple[int, int]:
 def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, causal: bool, window: tuple[int, int]) -> int:
     """Return heads · (query width + value width) · pairs of positions that see each other, over all documents."""
     known = get_known(starts)
-    with disable_fake_mode():
+    with leave_fake_mode():
         lengths = [query.shape[0]] if known is None else known.diff().tolist()
     pairs = sum(_count_pairs(length, causal, window) for length in lengths)
     return pairs * query.shape[1] * (query.shape[2] + value.shape[2])

@@ -40,14 +40,14 @@ def attach_known(tensor: Tensor, values: Tensor) -> None:
     setattr(tensor, ATTRIBUTE, values)
 
 
-def forget_known(tensor: Tensor) -> None:
+def drop_known(tensor: Tensor) -> None:
     """Make a fake tensor unknown."""
     if hasattr(tensor, ATTRIBUTE):
         delattr(tensor, ATTRIBUTE)
 
 
 @contextmanager
-def disable_fake_mode() -> Iterator[None]:
+def leave_fake_mode() -> Iterator[None]:
     """Compute on real tensors inside of a fake mode."""
     with unset_fake_temporarily(), torch._C._DisableTorchDispatch():  # type: ignore[no-untyped-call]
         yield
@@ -68,7 +68,7 @@ def compute_known(func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: 
     for tensor in tensors:
         if not _is_small(tensor) or get_known(tensor) is None:
             return None
-    if not tensors and not _makes_small_integers(func, args, kwargs):
+    if not tensors and not _is_integer_factory(func, args, kwargs):
         return None
     if RANDOM.intersection(func.tags):
         return None
@@ -80,7 +80,7 @@ def compute_known(func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: 
 
     own = {name: convert(value) for name, value in kwargs.items() if name != "pin_memory"}
     own = {name: tree_map(convert, value) for name, value in own.items()}
-    with disable_fake_mode():
+    with leave_fake_mode():
         values = func(*tree_map(convert, args), **own)
         if str(func).startswith(UNSET):
             values.zero_()
@@ -94,7 +94,7 @@ def attach_outputs(outputs: Any, values: Any) -> None:
             attach_known(output, value)
 
 
-def forget_mutated(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
+def drop_mutated(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
     """Make the tensors that an operation writes into unknown."""
     if not func._schema.is_mutable:
         return
@@ -103,7 +103,7 @@ def forget_mutated(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
             written = args[number] if number < len(args) else kwargs.get(argument.name)
             for tensor in tree_leaves(written):
                 if isinstance(tensor, FakeTensor):
-                    forget_known(tensor)
+                    drop_known(tensor)
 
 
 def _is_small(tensor: Tensor) -> bool:
@@ -111,7 +111,7 @@ def _is_small(tensor: Tensor) -> bool:
     return tensor.numel() <= (MAX_FLOATS if is_float else MAX_INTEGERS)
 
 
-def _makes_small_integers(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
+def _is_integer_factory(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a factory makes integers, booleans or a few floats; weights are not worth their memory."""
     if str(func).startswith("aten.arange"):
         return all(isinstance(one, int) and abs(one) <= MAX_INTEGERS for one in args)

@@ -81,22 +81,22 @@ class MemoryTracker:
         if live is None:
             shape = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             live = self._live[key] = _LiveStorage(self._number(Allocation(category, owner, shape)))
-            weakref.finalize(storage, self._free, key).atexit = False
-        self._resize(live, _round_bytes(storage.nbytes()))
+            weakref.finalize(storage, self._drop_storage, key).atexit = False
+        self._record_size(live, _round_bytes(storage.nbytes()))
 
     def record_resize(self, storage: torch.UntypedStorage) -> None:
         """Record the new size of a storage that was resized in place, as FSDP does with gathered weights."""
         live = self._live.get(storage._cdata)
         if live is not None:
-            self._resize(live, _round_bytes(storage.nbytes()))
+            self._record_size(live, _round_bytes(storage.nbytes()))
 
-    def relabel(self, tensors: Iterable[Tensor], category: str, owner: str = "") -> None:
+    def set_category(self, tensors: Iterable[Tensor], category: str, owner: str = "") -> None:
         """Give storages another category from their first event on; an empty owner keeps theirs."""
         for tensor in tensors:
             if live := self._live.get(tensor.untyped_storage()._cdata):
                 self._change_kind(live, category, owner)
 
-    def relabel_live(self, first_event: int, old_category: str, category: str) -> None:
+    def set_live_category(self, first_event: int, old_category: str, category: str) -> None:
         """Give another category to the storages of `old_category` that appeared since an event and are in use."""
         for live in self._live.values():
             old = self._allocations[live.kind]
@@ -156,17 +156,17 @@ class MemoryTracker:
         """Return the phase of an event."""
         return next((name for start, name in reversed(self.marks) if start <= event), "")
 
-    def _resize(self, live: _LiveStorage, size: int) -> None:
+    def _record_size(self, live: _LiveStorage, size: int) -> None:
         if size != live.bytes:
             live.events.append(len(self._changes))
             self._changes.append(size - live.bytes)
             self._kinds.append(live.kind)
             live.bytes = size
 
-    def _free(self, key: int) -> None:
+    def _drop_storage(self, key: int) -> None:
         live = self._live.pop(key, None)
         if live is not None:
-            self._resize(live, 0)
+            self._record_size(live, 0)
 
     def _number(self, allocation: Allocation) -> int:
         if (number := self._numbers.get(allocation)) is None:

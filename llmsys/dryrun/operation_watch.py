@@ -5,8 +5,6 @@ are unknown, a scalar is 1 and a selection keeps everything, which is the most t
 """
 
 import sys
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,73 +15,22 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, PARAMETERS, REDUCED, SAVED
-from llmsys.dryrun.collective_log import CollectiveLog, exchange_known
+from llmsys.dryrun.books import DryRunBooks
+from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, REDUCED, SAVED
+from llmsys.dryrun.collective_log import exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.dryrun.kernel_flops import count_kernel_flops
 from llmsys.dryrun.known_values import (
     attach_outputs,
     compute_known,
-    disable_fake_mode,
-    forget_mutated,
+    drop_mutated,
     get_known,
+    leave_fake_mode,
 )
-from llmsys.dryrun.memory_tracker import MemoryTracker
 
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
 READ_SCALAR = "aten._local_scalar_dense.default"
-
-
-@dataclass
-class Phase:
-    """Where the step is: names for the timeline, the logs and new storages."""
-
-    name: str = "build"
-    category: str = PARAMETERS
-    repeated: str = "step"
-    """`first`, `last` micro-batch of a step, or `step` for what happens once."""
-
-
-@dataclass
-class DryRunBooks:
-    """All that is recorded.
-
-    Attributes:
-        memory: storages of the device.
-        collectives: calls between ranks.
-        waits: waits of the host.
-        operations: calls by (phase, operation) on the device.
-        flops: FLOPs of products and attention by (phase, operation).
-        squares: storages with T × T positions in their last two dims, by (owner, type and shape).
-        phase: the current phase.
-        modules: names of the modules whose forward is running, innermost last.
-    """
-
-    memory: MemoryTracker = field(default_factory=MemoryTracker)
-    collectives: CollectiveLog = field(default_factory=CollectiveLog)
-    waits: HostWaitLog = field(default_factory=HostWaitLog)
-    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
-    flops: Counter[tuple[str, str]] = field(default_factory=Counter)
-    squares: Counter[tuple[str, str]] = field(default_factory=Counter)
-    phase: Phase = field(default_factory=Phase)
-    modules: list[str] = field(default_factory=list)
-    sequence_length: int = 0
-    is_paused: bool = False
-    """Set while torch computes on full-size tensors that no device holds, such as for DTensor's sharding rules."""
-
-    def start_recording(self) -> None:
-        """Record collectives, waits and operations from here on."""
-        self.collectives.is_recording = self.waits.is_recording = True
-
-    def stop_recording(self) -> None:
-        """Stop recording; memory is tracked on."""
-        self.collectives.is_recording = self.waits.is_recording = False
-
-    def enter_phase(self, name: str, category: str, repeated: str = "step") -> None:
-        """Begin a phase of the timeline."""
-        self.phase.name, self.phase.category, self.phase.repeated = name, category, repeated
-        self.memory.mark_phase(name)
 
 
 class OperationWatch(TorchDispatchMode):
@@ -120,7 +67,7 @@ class OperationWatch(TorchDispatchMode):
             outputs = _select_rows(func, args, kwargs, values) if is_selection else func(*args, **kwargs)
         if not exchange_known(func, args, kwargs, outputs):
             if values is None:
-                forget_mutated(func, args, kwargs)
+                drop_mutated(func, args, kwargs)
             else:
                 attach_outputs(outputs, values)
         self._record_outputs(func, name, outputs, is_on_device)
@@ -134,7 +81,7 @@ class OperationWatch(TorchDispatchMode):
             self.books.waits.record("item")
         known = get_known(tensor)
         if known is not None:
-            with disable_fake_mode():
+            with leave_fake_mode():
                 return known.item()
         return True if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
 
@@ -158,7 +105,7 @@ class OperationWatch(TorchDispatchMode):
         """Follow autograd in and out of the backward of a micro-batch."""
         phase, runs = self.books.phase, torch._C._current_graph_task_id() != -1
         if runs and phase.category in (FORWARD, LOSS):
-            self.books.memory.relabel_live(self._forward_start, FORWARD, SAVED)
+            self.books.memory.set_live_category(self._forward_start, FORWARD, SAVED)
             self.books.enter_phase(f"{phase.name.rpartition(':')[0]}: backward", BACKWARD, phase.repeated)
         elif not runs and phase.category == BACKWARD and phase.name.endswith("backward"):
             self.books.enter_phase(f"{phase.name.rpartition(':')[0]}: gradients complete", BACKWARD)
@@ -172,7 +119,7 @@ class OperationWatch(TorchDispatchMode):
         """Enter the loss of the micro-batch whose forward runs."""
         phase = self.books.phase
         if phase.category == FORWARD:
-            self.books.memory.relabel_live(self._forward_start, FORWARD, SAVED)
+            self.books.memory.set_live_category(self._forward_start, FORWARD, SAVED)
             self.books.enter_phase(phase.name.replace("forward", "loss"), LOSS, phase.repeated)
 
     def _record_outputs(self, func: OpOverload, name: str, outputs: Any, is_on_device: bool) -> None:
@@ -246,7 +193,7 @@ def _select_rows(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
             known = get_known(mask)
             rows = mask.numel()
             if known is not None:
-                with disable_fake_mode():
+                with leave_fake_mode():
                     rows = int(known.sum())
             place = next(number for number, one in enumerate(args[1]) if one is not None)
             return source.new_empty((*source.shape[:place], rows, *source.shape[place + mask.dim() :]))
@@ -296,7 +243,7 @@ def replace_tolist(waits: HostWaitLog) -> None:
         if tensor.device.type == "cuda":
             waits.record("tolist")
         known = get_known(tensor)
-        with disable_fake_mode():
+        with leave_fake_mode():
             return (torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu") if known is None else known).tolist()
 
     FakeTensor.tolist = read_list  # type: ignore[assignment,method-assign]

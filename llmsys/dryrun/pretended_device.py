@@ -1,14 +1,14 @@
 """Make torch believe in one CUDA device of a device profile: properties, streams and events that never wait.
 
 Invariants:
-- `pretend_device` is called once in a process of its own, after `load_guard_library` and before a tensor is made.
+- `install_device` is called once in a process of its own, after `load_guard_library` and before a tensor is made.
 - Streams have one order: what waits on a stream or event on a real device is logged as a wait where the host waits.
 """
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -60,55 +60,57 @@ def build_device_properties(profile: DeviceProfile) -> DeviceProperties:
     return DeviceProperties(name, *capability, int(profile.memory_bytes))
 
 
-def pretend_device(properties: DeviceProperties, waits: HostWaitLog) -> None:
+class _Event:
+    """An event that has always happened."""
+
+    waits: ClassVar[HostWaitLog]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None: ...
+    def record(self, *arguments: Any) -> None: ...
+    def wait(self, *arguments: Any) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.waits.record("Event.synchronize")
+
+
+class _Stream:
+    """The only stream."""
+
+    device, device_index, device_type, stream_id, cuda_stream = DEVICE, 0, 1, 0, 0
+    waits: ClassVar[HostWaitLog]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None: ...
+    def wait_stream(self, other: object) -> None: ...
+    def wait_event(self, event: object) -> None: ...
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.waits.record("Stream.synchronize")
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def install_device(properties: DeviceProperties, waits: HostWaitLog) -> None:
     """Replace the parts of `torch.cuda` that would ask a driver.
 
     Args:
         properties: of the device that is pretended.
         waits: gets every synchronization of the host.
     """
-
-    class Event:
-        """An event that has always happened."""
-
-        def __init__(self, *arguments: Any, **options: Any) -> None: ...
-        def record(self, *arguments: Any) -> None: ...
-        def wait(self, *arguments: Any) -> None: ...
-        def query(self) -> bool:
-            return True
-
-        def elapsed_time(self, other: object) -> float:
-            return 0.0
-
-        def synchronize(self) -> None:
-            waits.record("Event.synchronize")
-
-    class Stream:
-        """The only stream."""
-
-        device, device_index, device_type, stream_id, cuda_stream = DEVICE, 0, 1, 0, 0
-
-        def __init__(self, *arguments: Any, **options: Any) -> None: ...
-        def wait_stream(self, other: object) -> None: ...
-        def wait_event(self, event: object) -> None: ...
-        def record_event(self, event: Event | None = None) -> Event:
-            return event or Event()
-
-        def query(self) -> bool:
-            return True
-
-        def synchronize(self) -> None:
-            waits.record("Stream.synchronize")
-
-        def __enter__(self) -> "Stream":
-            return self
-
-        def __exit__(self, *error: object) -> None: ...
-
-    only_stream, memory = Stream(), properties.total_memory
+    _Event.waits = _Stream.waits = waits
+    only_stream, memory = _Stream(), properties.total_memory
     replacements: dict[str, Any] = {
-        "Event": Event,
-        "Stream": Stream,
+        "Event": _Event,
+        "Stream": _Stream,
         "_device": _DeviceContext,
         "_is_in_bad_fork": lambda: False,
         "_lazy_init": lambda: None,

@@ -137,14 +137,14 @@ def _count_by_rank(parameter: Any, coordinates: dict[str, tuple[Numbers, int]], 
             placement = parameter.placements[dim]
             if isinstance(placement, Shard | _StridedShard):
                 place, parts = coordinates[names[dim]]
-                sizes[placement.dim] = _chunk(sizes[placement.dim], place, parts)
+                sizes[placement.dim] = _compute_chunk_length(sizes[placement.dim], place, parts)
     product = np.ones(world_size, dtype=np.int64)
     for size in sizes:
         product *= size
     return product
 
 
-def _chunk(sizes: Numbers, place: Numbers, parts: int) -> Numbers:
+def _compute_chunk_length(sizes: Numbers, place: Numbers, parts: int) -> Numbers:
     """Return the length of chunk `place` of `torch.chunk` into `parts`, where rows past the end are 0."""
     rows = -(-sizes // parts)
     return np.clip(sizes - place * rows, 0, rows)

@@ -8,30 +8,25 @@ Invariants:
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
-from llmsys.dryrun.rank_parameters import ParameterCounts
+from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
-
-if TYPE_CHECKING:
-    from llmsys.dryrun.rank_session import RankSession
 
 TIMELINE_POINTS, MAX_OWNERS, MAX_OPERATIONS = 1_000, 24, 16
 ATTENTION_WORDS = ("attention", "attn", "flex")
 
 
-def build_rank_result(session: "RankSession", counts: ParameterCounts, host_bytes: int, rss: int) -> dict[str, Any]:
-    """Return all results of a session.
+def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str, Any]:
+    """Build the result of a session.
 
     Args:
         session: after its run.
-        counts: parameters of all ranks.
-        host_bytes: bytes of the copy of the state in host memory.
-        rss: peak memory of this process in bytes.
+        outcome: what its run returned.
 
     Returns:
         Plain values.
@@ -55,7 +50,7 @@ def build_rank_result(session: "RankSession", counts: ParameterCounts, host_byte
         "capacity_bytes": capacity,
         "needed_bytes": needed,
         "memory": memory,
-        "host_copy_bytes": host_bytes,
+        "host_copy_bytes": outcome.host_copy_bytes,
         "collectives": [asdict(one) for one in books.collectives.list_collectives(repeats)],
         "recorded_micro_batches": min(2, session.num_micro_batches),
         "num_waits": sum(one.count for one in books.waits.list_waits()),
@@ -69,9 +64,9 @@ def build_rank_result(session: "RankSession", counts: ParameterCounts, host_byte
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
             "recompiled": dict(session.signatures.recompiled),
         },
-        "parameters": asdict(counts) | {"imbalance": counts.imbalance},
+        "parameters": asdict(outcome.parameters) | {"imbalance": outcome.parameters.imbalance},
         "seconds": session.seconds,
-        "process_bytes": rss,
+        "process_bytes": outcome.process_bytes,
     }
 
 
@@ -116,7 +111,7 @@ def _sum_categories(composition: Counter[Allocation]) -> Counter[str]:
     return sums
 
 
-def _sum_phases(counts: Counter[tuple[str, str]], session: "RankSession") -> Counter[str]:
+def _sum_phases(counts: Counter[tuple[str, str]], session: RankSession) -> Counter[str]:
     sums: Counter[str] = Counter()
     for (phase, name), count in counts.items():
         sums[name] += count * session.count_repeats(phase)

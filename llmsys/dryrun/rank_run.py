@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def run_rank(request: DryRunRequest) -> dict[str, Any]:
-    """Return the result of one rank: see dry_run_result.py for its keys.
+    """Return the result of one rank: see rank_result.py for its keys.
 
     Raises:
         LlmsysError: the config, the device or the engine cannot be run.
@@ -55,10 +55,11 @@ def run_rank(request: DryRunRequest) -> dict[str, Any]:
 
     guard.llmsys_install_guard()
     torch.set_num_threads(1)
+    from llmsys.dryrun.rank_result import build_rank_result
     from llmsys.dryrun.rank_session import RankSession
 
     session = RankSession(request, config, profile)
-    return session.run()
+    return build_rank_result(session, session.run())
 
 
 def require_supported_engine(config: "RunConfig") -> None:

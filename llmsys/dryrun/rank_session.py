@@ -7,6 +7,7 @@ Invariants:
 import gc
 import resource
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,25 +18,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
+from llmsys.dryrun.books import DryRunBooks
 from llmsys.dryrun.categories import BATCH, BUFFERS, EVALUATION, GRADIENTS, MOMENTS, PARAMETERS, SAVING, UPDATE
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.fake_cluster import (
     CompiledSignatures,
     build_fake_mode,
     choose_cuda_kernels,
-    chunk_on_demand,
     compute_meshes_on_real_tensors,
     join_fake_group,
     pause_for_sharding_rules,
     reduce_buckets_at_once,
+    replace_chunks,
     track_resizes,
 )
-from llmsys.dryrun.forced_routing import build_forced_routing, force_routing
+from llmsys.dryrun.forced_routing import build_forced_routing, replace_routing
 from llmsys.dryrun.module_names import track_modules
-from llmsys.dryrun.operation_watch import DryRunBooks, OperationWatch, replace_tolist
-from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, pretend_device
-from llmsys.dryrun.rank_parameters import compute_parameter_counts
-from llmsys.dryrun.rank_result import build_rank_result
+from llmsys.dryrun.operation_watch import OperationWatch, replace_tolist
+from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, install_device
+from llmsys.dryrun.rank_parameters import ParameterCounts, compute_parameter_counts
 from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
 from llmsys.engine.engine import Engine
 from llmsys.estimate.activation_memory import compute_micro_batch
@@ -56,6 +57,21 @@ NUM_STEPS = 2
 """The first step makes the optimizer's state and FSDP's buffers; the second is a steady one."""
 
 
+@dataclass(frozen=True)
+class SessionOutcome:
+    """Numbers of a session at its end, besides its books.
+
+    Attributes:
+        parameters: elements that every rank holds.
+        host_copy_bytes: copy of this rank's state in host memory.
+        process_bytes: peak memory of this process.
+    """
+
+    parameters: ParameterCounts
+    host_copy_bytes: int
+    process_bytes: int
+
+
 class RankSession:
     """A dry run of one rank.
 
@@ -67,7 +83,7 @@ class RankSession:
 
     def __init__(self, request: DryRunRequest, config: RunConfig, profile: DeviceProfile) -> None:
         self.request, self.profile, self.books = request, profile, DryRunBooks()
-        pretend_device(build_device_properties(profile), self.books.waits)
+        install_device(build_device_properties(profile), self.books.waits)
         if config.train.matmul_dtype == "fp8":
             require_fp8(DEVICE)
         precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
@@ -87,16 +103,15 @@ class RankSession:
         batch = config.batch.model_copy(update={"micro_sequences": choice.sequences})
         return config.model_copy(update={"batch": batch})
 
-    def run(self) -> dict[str, Any]:
-        """Run everything and return the result as plain values."""
+    def run(self) -> SessionOutcome:
+        """Run everything: build, steps, evaluation and the copy of a save."""
         self._prepare_torch()
         began = time.process_time()
         join_fake_group(self.request.rank, self.request.world_size)
         meshes = build_device_meshes(self.layout, DEVICE)
         self.books.collectives.name_axes(meshes)
-        if self.config.model.moe is not None:
-            force_routing(build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe.num_experts))
-        self._note_seconds("meshes", began)
+        replace_routing(build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe))
+        self._record_seconds("meshes", began)
         with build_fake_mode(), self.watch:
             engine = self._build_engine(meshes)
             self._run_steps(engine)
@@ -105,12 +120,12 @@ class RankSession:
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
         torch.distributed.destroy_process_group()
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        return build_rank_result(self, counts, host_bytes, rss)
+        return SessionOutcome(counts, host_bytes, rss)
 
     def _prepare_torch(self) -> None:
         books = self.books
         compute_meshes_on_real_tensors()
-        chunk_on_demand()
+        replace_chunks()
         reduce_buckets_at_once()
         pause_for_sharding_rules(books)
         choose_cuda_kernels()
@@ -140,21 +155,21 @@ class RankSession:
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.books.memory.relabel(map(get_local, gradients), GRADIENTS)
+        self.books.memory.set_category(map(get_local, gradients), GRADIENTS)
         self.books.enter_phase(f"step {self.step}: optimizer", UPDATE)
 
     def _end_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
-        self.books.memory.relabel(map(get_local, states), MOMENTS, "moments")
+        self.books.memory.set_category(map(get_local, states), MOMENTS, "moments")
 
     def _build_engine(self, meshes: DeviceMeshes) -> Engine:
         began = time.process_time()
         self.books.enter_phase("build", PARAMETERS)
         engine = build_engine_module.build_engine(self.config, meshes, DEVICE)
         buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
-        self.books.memory.relabel(map(get_local, buffers), BUFFERS, "buffers")
+        self.books.memory.set_category(map(get_local, buffers), BUFFERS, "buffers")
         track_modules(engine.module, self.books.modules)
-        self._note_seconds("build", began)
+        self._record_seconds("build", began)
         return engine
 
     def _run_steps(self, engine: Engine) -> None:
@@ -165,7 +180,7 @@ class RankSession:
                 self.books.start_recording()
                 self.signatures.is_recording = True
             self._run_step(engine, step)
-            self._note_seconds(f"step {step}", began)
+            self._record_seconds(f"step {step}", began)
         self.books.stop_recording()
 
     def _run_step(self, engine: Engine, step: int) -> None:
@@ -186,7 +201,7 @@ class RankSession:
                 self.watch.begin_forward(f"step {step}, {name} micro-batch", name)
 
             with torch._subclasses.fake_tensor.unset_fake_temporarily():
-                return build_synthetic_batch(self.config, sequences, self.request.documents).with_mark(mark)
+                return build_synthetic_batch(self.config, sequences, self.request.documents).attach_mark(mark)
 
         return [build_batch(name) for name in names]
 
@@ -200,17 +215,17 @@ class RankSession:
         sequences, parts = self.config.evaluation_sequences, self.layout.sequence_parallel_size
         rows = SyntheticRows(self.config, sequences * (self.request.world_size // parts), self.request.documents)
         sum_over_rows(rows, engine.compute_logits, engine.device, parts, sequences)
-        self._note_seconds("evaluation", began)
+        self._record_seconds("evaluation", began)
 
     def _copy_state(self, engine: Engine) -> int:
         """Copy the state as an asynchronous save does, and return the bytes in host memory."""
         began = time.process_time()
         self.books.enter_phase("checkpoint", SAVING)
         copies = HostStateCopy().copy_from_device(engine.get_state().tensors)
-        self._note_seconds("save", began)
+        self._record_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())
 
-    def _note_seconds(self, name: str, began: float) -> None:
+    def _record_seconds(self, name: str, began: float) -> None:
         self.seconds[name] = time.process_time() - began
 
 

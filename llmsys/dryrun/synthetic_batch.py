@@ -24,7 +24,7 @@ from llmsys.estimate.activation_memory import get_sequence_lengths
 class MarkedBatch(Batch):
     """A batch that reports when an engine takes it to the device, which is where a micro-batch begins."""
 
-    def with_mark(self, mark: Callable[[], None]) -> Self:
+    def attach_mark(self, mark: Callable[[], None]) -> Self:
         """Return this batch with a function that `to` calls first."""
         object.__setattr__(self, "_mark", mark)
         return self

@@ -51,7 +51,15 @@ def get_sequence_lengths(config: RunConfig) -> tuple[int, int]:
 
 
 def compute_micro_batch(config: RunConfig, layout: ParallelLayout) -> tuple[int, int]:
-    """Return the sequences of one forward pass of a rank, and the number of such passes in a step."""
+    """Count the sequences of one forward pass of a rank, and such passes in a step.
+
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout.
+
+    Returns:
+        (sequences, passes).
+    """
     share = -(-config.batch.sequences_per_step // layout.data_parallel_size)
     sequences = config.batch.resolve_micro_sequences(share)
     return sequences, -(-share // sequences)

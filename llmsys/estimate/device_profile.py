@@ -112,7 +112,11 @@ class DeviceProfile(Section):
 
 
 def list_device_names() -> list[str]:
-    """The profiles that came with llmsys."""
+    """List the profiles that came with llmsys.
+
+    Returns:
+        Names that `load_device_profile` takes, sorted.
+    """
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

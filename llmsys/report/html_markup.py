@@ -50,12 +50,30 @@ def _format_attribute(key: str, value: str | bool) -> str:
 
 
 def build_section(anchor: str, title: str, *children: Child) -> Html:
-    """Return one section of the page, with an anchor for the navigation."""
+    """Build one section of the page, with an anchor for the navigation.
+
+    Args:
+        anchor: Identifier of the element.
+        title: Heading.
+        children: Content; text is escaped.
+
+    Returns:
+        The element.
+    """
     return build_tag("section", build_tag("h2", title), *children, id=anchor)
 
 
 def build_table(head: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Iterable[int] = ()) -> Html:
-    """Return a table that scrolls sideways on narrow screens. Columns in `numeric` are right-aligned."""
+    """Build a table that scrolls sideways on narrow screens.
+
+    Args:
+        head: Titles of the columns.
+        rows: Cells of each row; text is escaped.
+        numeric: Columns that are right-aligned.
+
+    Returns:
+        The element.
+    """
     right = set(numeric)
 
     def build_row(kind: str, row: Sequence[Child]) -> Html:
@@ -101,7 +119,14 @@ def dump_script_json(value: Any) -> Html:
 
 
 def format_number(value: float) -> str:
-    """Return a count in full with separators (12,345), or a fraction with four significant digits."""
+    """Format a count in full with separators (12,345), or a fraction with four significant digits.
+
+    Args:
+        value: The number.
+
+    Returns:
+        The text.
+    """
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 

@@ -186,7 +186,17 @@ def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str
 
 
 def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[ReportSection]) -> str:
-    """Return one self-contained page: title and subtitle, cards of numbers, notes, and sections with their figures."""
+    """Render one self-contained page.
+
+    Args:
+        titles: Title and subtitle.
+        numbers: Cards at the head: what, how much, and a remark.
+        notes: Remarks before the sections.
+        parts: Sections with their figures.
+
+    Returns:
+        The page as text.
+    """
     from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
 
     title, subtitle = titles

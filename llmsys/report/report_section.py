@@ -21,7 +21,17 @@ class ReportSection:
 
 
 def build_report_section(anchor: str, title: str, figures: Sequence[Figure], *more: Html | None) -> ReportSection:
-    """Return a section that shows its figures, then the rest."""
+    """Build a section that shows its figures, then the rest.
+
+    Args:
+        anchor: Identifier of the section.
+        title: Heading.
+        figures: Plots, in order.
+        more: Content after the plots.
+
+    Returns:
+        The section.
+    """
     return ReportSection(
         anchor, title, build_section(anchor, title, [one.to_html() for one in figures], *more), list(figures)
     )

@@ -107,7 +107,18 @@ def sum_over_rows(
     ranks_per_row: int = 1,
     sequences: int = MAX_DEFAULT_SEQUENCES,
 ) -> EvaluationSums:
-    """Return the sums over all rows; see `compute_row_metrics`. Collective."""
+    """Compute the sums over all rows. Collective.
+
+    Args:
+        heldout: see `compute_row_metrics`, as all others.
+        compute_logits: computes the logits of a batch.
+        device: device of the sums that are reduced over ranks.
+        ranks_per_row: neighbouring ranks that get the same rows.
+        sequences: rows in one forward pass of a rank.
+
+    Returns:
+        The sums.
+    """
     nats, correct, targets = (
         compute_row_metrics(heldout, compute_logits, device, ranks_per_row, sequences).sum(0).tolist()
     )

@@ -147,7 +147,15 @@ def resolve_precision(config: RunConfig) -> RunConfig:
 
 
 def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precision, str]:
-    """Return the dtype of `auto` for a run folder on devices with this support, and the reason."""
+    """Choose the dtype of `auto` for a run folder on devices with this support.
+
+    Args:
+        run_folder: folder of the run; a run keeps the type of its checkpoints.
+        support: whether the devices multiply bfloat16 natively.
+
+    Returns:
+        The precision, and the reason.
+    """
     own: Precision = "bf16" if support.is_native else "fp32"
     recorded = find_recorded_precision(run_folder)
     if recorded is None:

@@ -66,11 +66,13 @@ import torch
 
 guard.llmsys_install_guard()
 {plant}
+from llmsys.dryrun.rank_result import build_rank_result
 from llmsys.dryrun.rank_session import RankSession
 
 request = DryRunRequest.from_dict(json.load(sys.stdin))
 config = read_config(request.config, list(request.overrides)).run
-print(json.dumps(RankSession(request, config, load_device_profile(request.device)).run()))
+session = RankSession(request, config, load_device_profile(request.device))
+print(json.dumps(build_rank_result(session, session.run())))
 """
     given = json.dumps(build_request(*overrides).to_dict())
     run = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)

@@ -17,6 +17,7 @@ from launch.hosts.ssh import SshResult, describe_ssh_remedy, parse_last_json, ru
 from launch.main import main
 from launch.preflight import host_probe
 from launch.preflight.cluster_checks import check_memory_fit
+from launch.preflight.dry_run_check import check_dry_run
 from launch.preflight.run_preflight import PreflightRequest, check_divisibility
 from llmsys.doctor.toy_dataset import build_toy_config, write_toy_dataset
 from llmsys.errors import LlmsysError
@@ -168,3 +169,14 @@ def test_the_table_joins_hosts_and_puts_the_remedy_below() -> None:
 def test_a_preflight_without_hosts_says_how_to_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preflight", "train/demo"]) == 2
     assert "A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE." in capsys.readouterr().err
+
+
+def test_a_dry_run_is_offered_with_a_command_for_the_accelerators_that_are_there() -> None:
+    h100 = GPU | {"name": "NVIDIA H100 80GB HBM3"}
+    hosts, facts = [Host("a", 8), Host("b", 8)], {"a": told(h100), "b": told(h100)}
+    [found] = check_dry_run("my config.yaml", ["train.tokens=5"], hosts, facts, runs=False)
+    assert found.finding.endswith("llmsys dryrun 'my config.yaml' train.tokens=5 nodes=2:8 device=h100-sxm")
+    assert not found.remedy
+    assert not list(check_dry_run("c.yaml", [], hosts, {"a": told(), "b": told()}, runs=False))
+    [refused] = check_dry_run("c.yaml", [], hosts, {"a": told(GPU)}, runs=True)
+    assert "the hosts have H100, and no device profile is known by that name" in refused.finding

@@ -41,8 +41,8 @@ def test_a_new_category_reaches_back_to_the_first_event() -> None:
     tracker.record(x, "forward", "f")
     start = tracker.num_events
     tracker.record(y, "forward", "g")
-    tracker.relabel_live(start, "forward", "kept")
-    tracker.relabel([x], "parameters", "p")
+    tracker.set_live_category(start, "forward", "kept")
+    tracker.set_category([x], "parameters", "p")
     assert tracker.compute_composition(1) == {
         Allocation("parameters", "p", "float32 [128]"): 512,
         Allocation("kept", "g", "float32 [128]"): 512,

@@ -1,0 +1,106 @@
+"""Laws of `llmsys dryrun`: what it prints and writes, and its exit status."""
+
+import json
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from launch.commands.dryrun import build_request, parse_cluster
+from launch.main import build_parser, main
+from llmsys.config.load import read_config
+from llmsys.errors import ConfigError
+from llmsys.estimate.device_profile import FOLDER
+from tests.helpers.dry_runs import RANKS, run_tiny, write_tiny_config
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Balance(HTMLParser):
+    """Open elements, and the text outside of scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+
+def write_small_device(folder: Path) -> Path:
+    path = folder / "small.yaml"
+    path.write_text((FOLDER / "h100-sxm.yaml").read_text().replace("84.9e9", "1.0e9"))
+    return path
+
+
+def test_a_rank_that_does_not_fit_is_printed_written_and_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    words = ["dryrun", str(write_tiny_config()), f"nodes=1:{RANKS}", "rank=3", f"device={write_small_device(tmp_path)}"]
+    assert main([*words, "--output", str(output)]) == 1
+    printed = capsys.readouterr().out
+    assert "rank 3 of 8 does not fit: 1.0 of 0.9 GiB on H100 SXM 80GB" in printed
+    assert "compared with llmsys estimate" in printed
+    [result] = json.loads((output / "dryrun.json").read_text())["ranks"]
+    assert result["needed_bytes"] > result["capacity_bytes"] == 1_000_000_000
+    page = Balance()
+    page.feed((output / "dryrun.html").read_text())
+    assert page.open == []
+    text = " ".join(page.text)
+    assert f"{result['parameters']['own']:,}" in text
+    assert all(wait["line"] in text for wait in result["waits"])
+    assert "memory-over-time" in (output / "dryrun.html").read_text()
+
+
+def test_a_timeline_ends_where_the_peak_of_its_phases_says() -> None:
+    memory = run_tiny()["memory"]
+    assert max(phase["peak_bytes"] for phase in memory["phases"]) == memory["peak_bytes"]
+    assert max(sum(point["bytes"].values()) for point in memory["timeline"]) == memory["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["device=h100-sxm"], "A dry run needs a cluster, and nodes is not given. Give nodes=8:8"),
+        (["nodes=8:8"], "and device is not given"),
+        (["nodes=8:8", "device=h100-sxm", "rank=x"], "rank=x is not a rank. Use rank=0 to rank=63."),
+        (["nodes=8:8", "device=tpu-v4"], "has no CUDA compute capability"),
+    ],
+)
+def test_a_command_line_that_cannot_run_names_the_next_step(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dryrun", str(write_tiny_config()), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["8", "a:8", "8:0", ":8"])
+def test_a_cluster_is_machines_times_devices(text: str) -> None:
+    assert parse_cluster("512:8") == (512, 8)
+    with pytest.raises(ConfigError, match=f"nodes={text} is not a cluster"):
+        parse_cluster(text)
+
+
+def test_the_command_that_a_plan_prints_names_its_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model/llama3.2-1b", "gpus=16", "device=h100-sxm", "batch.sequence_length=2048", "batch.sequences=64"]
+    assert main(["plan", *words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    fastest = next(one for one in plan["best"] if one["engine"]["kind"] == "torch")
+    program, verb, *arguments = shlex.split(plan["dryrun"])
+    assert (program, verb) == ("llmsys", "dryrun")
+    request = build_request(build_parser("dryrun").parse_intermixed_args(arguments))
+    assert (request.nodes, request.node_devices, request.device) == (2, 8, "h100-sxm")
+    config = read_config(request.config, list(request.overrides)).run
+    assert config.layout.model_dump() == fastest["layout"]
+    assert config.batch.micro_sequences == fastest["micro_sequences"]

@@ -1,0 +1,50 @@
+"""Laws of known numbers: integer operations on fake tensors agree with the same operations on real ones."""
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from llmsys.dryrun.books import DryRunBooks
+from llmsys.dryrun.known_values import attach_known, get_known
+from llmsys.dryrun.operation_watch import OperationWatch
+
+
+def count_and_sort(experts: Tensor) -> list[Tensor]:
+    counts = torch.zeros(4, dtype=torch.int64).scatter_add_(0, experts, torch.ones_like(experts))
+    order = experts.argsort(stable=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order))
+    owners = torch.repeat_interleave(torch.arange(4), counts)
+    return [counts, order, inverse, owners, experts[experts > 1], counts.cumsum(0).to(torch.int32)]
+
+
+def test_integers_are_known_and_sizes_follow_from_them() -> None:
+    experts = torch.tensor([3, 1, 1, 0, 3])
+    expected = count_and_sort(experts)
+    with FakeTensorMode(allow_non_fake_inputs=True), OperationWatch(DryRunBooks()):
+        fake = torch.empty(5, dtype=torch.int64)
+        attach_known(fake, experts)
+        found = count_and_sort(fake)
+        assert int(found[0].sum()) == 5
+    for value, reference in zip(found, expected, strict=True):
+        assert value.shape == reference.shape
+        known = get_known(value)
+        assert known is not None
+        assert torch.equal(known, reference)
+
+
+def test_what_an_unknown_tensor_is_written_into_becomes_unknown() -> None:
+    with FakeTensorMode(), OperationWatch(DryRunBooks()):
+        counts = torch.zeros(4, dtype=torch.int64)
+        assert get_known(counts) is not None
+        unknown = torch.randn(4).long()
+        counts += unknown
+        assert get_known(unknown) is None
+        assert get_known(counts) is None
+        assert float(unknown.sum()) == 1  # a number that nothing depends on
+
+
+def test_a_mask_without_numbers_keeps_every_row() -> None:
+    with FakeTensorMode(), OperationWatch(DryRunBooks()):
+        x = torch.randn(6, 3)
+        assert x[x[:, 0] > 0].shape == (6, 3)

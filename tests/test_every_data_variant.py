@@ -25,7 +25,7 @@ from llmsys.errors import ConfigError, LlmsysError
 from llmsys.report.html_page import write_report
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.config_variants import ConfigVariant, build_settings, list_variants
-from tests.helpers.tiny_crawl import make_crawl, sentences
+from tests.helpers.tiny_crawl import make_crawl, write_sentences
 
 DATA = [variant for variant in list_variants() if variant.path.split(".")[0] == "data"]
 TOKENIZERS = [variant for variant in list_variants() if variant.path == "tokenizer"]
@@ -45,11 +45,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_crawl(made / "crawl", files=1, pages=6)
     choose = random.Random(1)
     for language in ("en", "de"):
-        (made / f"text.{language}").write_text("".join(f"{line}\n" for line in sentences(choose, 40)))
+        (made / f"text.{language}").write_text("".join(f"{line}\n" for line in write_sentences(choose, 40)))
     (made / "labels.tsv").write_text(
-        "".join(f"{'abc'[i % 3]}\t{line}\n" for i, line in enumerate(sentences(choose, 40)))
+        "".join(f"{'abc'[i % 3]}\t{line}\n" for i, line in enumerate(write_sentences(choose, 40)))
     )
-    (made / "items.jsonl").write_text(json.dumps({"q": " ".join(sentences(choose, 4))}) + "\n")
+    (made / "items.jsonl").write_text(json.dumps({"q": " ".join(write_sentences(choose, 4))}) + "\n")
     (made / "pairs.jsonl").write_text('{"good": "she runs", "bad": "she run"}\n')
     (made / "choices.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 1}\n')
     (made / "model.arpa").write_text(ARPA)

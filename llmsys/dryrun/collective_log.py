@@ -120,7 +120,7 @@ def find_group(args: Any, kwargs: dict[str, Any]) -> dist.ProcessGroup | None:
     """Return the process group among the arguments of a collective, by object or by name."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, str) and value not in ("sum", "max", "min", "avg", "product"):
-            return torch._C._distributed_c10d._resolve_process_group(value)
+            return torch._C._distributed_c10d._resolve_process_group(dist.GroupName(value))
         if isinstance(value, dist.ProcessGroup):
             return value
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):

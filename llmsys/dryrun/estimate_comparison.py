@@ -24,7 +24,7 @@ from llmsys.dryrun.categories import (
     SAVING,
     UPDATE,
 )
-from llmsys.estimate.evaluation_memory import IN_EVALUATION
+from llmsys.estimate.activation_memory import IN_EVALUATION
 from llmsys.estimate.memory_timeline import MemorySnapshot
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
@@ -49,39 +49,50 @@ GROUPS = {
 """Group of each category of the dry run. An unreduced gradient is a temporary of the backward until FSDP copies it."""
 
 ITEM_GROUPS = {
-    "weights": STATE,
-    "masters": STATE,
-    "EMA of the weights": STATE,
-    "moments": "optimizer state",
-    "gradients": "gradients",
-    "unsharded float32 gradients": "gradients",
-    "gathered weights": "gathered weights",
-    "gathered weights outside of blocks": "gathered weights",
-    "gathered weights of two blocks": "gathered weights",
-    "whole weights": "gathered weights",
-    "weights cast for matmuls": "gathered weights",
-    "activations saved by blocks": "activations",
-    "activations saved by a block": "activations",
-    "attention mask": "activations",
-    "stage output": "activations",
-    "last hidden states": "loss",
-    "last hidden states and their gradient": "loss",
-    "one block of logits": "loss",
-    "a piece of it in float32": "loss",
-    "gradient of the head": "loss",
-    "logits": "loss",
-    "logits in float32": "loss",
-    "gradient of logits": "loss",
+    STATE: ("weights", "masters", "EMA of the weights"),
+    "optimizer state": ("moments",),
+    "gradients": ("gradients", "unsharded float32 gradients"),
+    "gathered weights": (
+        "gathered weights",
+        "gathered weights outside of blocks",
+        "gathered weights of two blocks",
+        "whole weights",
+        "weights cast for matmuls",
+    ),
+    "activations": ("activations saved by blocks", "activations saved by a block", "attention mask", "stage output"),
+    "loss": (
+        "last hidden states",
+        "last hidden states and their gradient",
+        "one block of logits",
+        "a piece of it in float32",
+        "gradient of the head",
+        "logits",
+        "logits in float32",
+        "gradient of logits",
+    ),
+    IN_USE: (
+        "temporaries of a block",
+        "recomputed block",
+        "gradients inside a block",
+        "gradients in the compute dtype",
+        "float32 gradients before reduction",
+        "buckets of gradients",
+        "gradient of the stream",
+        "the stream",
+        "a piece of them in float32",
+        "updates of matrices",
+    ),
 }
-"""Group of each item of the estimate; the others are temporaries and unreduced gradients."""
+"""Items of the estimate in each group."""
+GROUP_OF_ITEM = {item: group for group, items in ITEM_GROUPS.items() for item in items}
 
 LAST = "step 2, last micro-batch"
 PHASES = {
     "forward": (f"{LAST}: forward", ("at the end of forward",)),
     "loss": (f"{LAST}: loss", ("in the loss",)),
-    "backward of the last blocks": (f"{LAST}: backward of the last blocks", ("in the backward of the last block",)),
-    "backward of the first blocks": (
-        f"{LAST}: backward of the first blocks",
+    "backward to the second block": (f"{LAST}: backward to the second block", ("in the backward of the last block",)),
+    "backward of the first block": (
+        f"{LAST}: backward of the first block",
         ("in the backward of the first block", "at the end of backward"),
     ),
     "optimizer step": ("step 2: optimizer", ("in the optimizer step",)),
@@ -111,9 +122,8 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
     measured = {phase["name"]: phase for phase in result["memory"]["phases"]}
     phases = []
     for name, (phase, candidates) in PHASES.items():
-        found = [instants[one] for one in candidates if one in instants]
-        if phase in measured and found:
-            fullest = max(found, key=lambda instant: instant.bytes)
+        if phase in measured:
+            fullest = max((instants[one] for one in candidates), key=lambda instant: instant.bytes)
             phases.append(_compare_phase(name, measured[phase], fullest))
     return {
         "peak_bytes": timeline.peak_bytes,
@@ -129,7 +139,7 @@ def _compare_phase(name: str, phase: dict[str, Any], instant: MemorySnapshot) ->
         measured[GROUPS[category]] += size
     for item in instant.items:
         is_temporary = instant.name == IN_EVALUATION and item.name.startswith("logits")
-        estimated[IN_USE if is_temporary else ITEM_GROUPS.get(item.name, IN_USE)] += item.bytes
+        estimated[IN_USE if is_temporary else GROUP_OF_ITEM[item.name]] += item.bytes
     items = [
         {"item": group, "dry_run_bytes": measured[group], "estimate_bytes": estimated[group]}
         for group in measured

@@ -42,7 +42,7 @@ MESH_METHODS = (
 
 def join_fake_group(rank: int, world_size: int) -> None:
     """Join a process group whose other ranks do not exist."""
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
 
 
 def build_fake_mode() -> FakeTensorMode:
@@ -129,9 +129,9 @@ def reduce_buckets_at_once() -> None:
         return reduced
 
     ddp._all_reduce_bucket = reduce_bucket
-    dist.Reducer._rebuild_buckets = lambda reducer: False  # type: ignore[method-assign]
+    dist.Reducer._rebuild_buckets = lambda reducer: False  # type: ignore[assignment,method-assign]
     # It reads a timer of the device.
-    dist.Logger.set_runtime_stats_and_log = lambda logger: None  # type: ignore[method-assign]
+    dist.Logger.set_runtime_stats_and_log = lambda logger: None  # type: ignore[assignment,method-assign]
 
 
 def pause_for_sharding_rules(books: DryRunBooks) -> None:
@@ -154,8 +154,8 @@ def _pause_books(function: Callable[..., Any], books: DryRunBooks) -> Callable[.
 
 def choose_cuda_kernels() -> None:
     """Let composite operations dispatch as they do where torch was built with CUDA."""
-    F.scaled_dot_product_attention = _compute_cuda_attention  # type: ignore[assignment]
-    F.rms_norm = _compute_cuda_rms_norm  # type: ignore[assignment]
+    vars(F)["scaled_dot_product_attention"] = _compute_cuda_attention
+    vars(F)["rms_norm"] = _compute_cuda_rms_norm
 
 
 def _compute_cuda_attention(

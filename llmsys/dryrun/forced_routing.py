@@ -95,8 +95,8 @@ def replace_routing(routing: ForcedRouting) -> None:
         weights_NK = scores.log_scores_NE.gather(-1, experts_NK.clamp(min=0)).exp().masked_fill(~kept_NK, 0.0)
         return RoutingDecision(experts_NK, weights_NK, partial=True)
 
-    TopKRouter.select_experts = select_forced_experts  # type: ignore[method-assign]
-    moe_layer.choose_tokens = choose_forced_tokens
+    TopKRouter.select_experts = select_forced_experts  # type: ignore[assignment,method-assign]
+    vars(moe_layer)["choose_tokens"] = choose_forced_tokens
 
 
 def _choose_expert_choice(shape: torch.Size, num_experts: int, factor: float) -> Tensor:

@@ -1,7 +1,8 @@
 """FLOPs of products and attention, by operation: torch's formulas, and those that torch lacks.
 
 Invariants:
-- Causal attention over packed documents is counted by document, the half that it computes.
+- Attention over packed documents is counted by document and the half that a causal mask leaves; attention by blocks is
+  counted by the blocks that are read.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from llmsys.config.attention_kernel import FLEX_BLOCK
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
 
 BACKWARD_PRODUCTS, FORWARD_PRODUCTS = 5, 2
@@ -43,38 +45,54 @@ def _count_grouped_products(args: tuple[Any, ...], outputs: Tensor) -> int:
 
 
 def _count_varlen_forward(args: tuple[Any, ...], outputs: Any) -> int:
-    # (query, key, value, starts, …, causal at 7, …, window at 9)
-    return FORWARD_PRODUCTS * _count_packed_scores(args[0], args[2], args[3], args[7], _get_window(args, 9))
+    # (q, k, v, sinks, starts, longest, left, right, scale)
+    return FORWARD_PRODUCTS * _count_packed_scores(args[0], args[2], args[4], (args[6], args[7]))
 
 
 def _count_varlen_backward(args: tuple[Any, ...], outputs: Any) -> int:
-    # (grad, query, key, value, out, lse, starts, …, causal at 10, …, window at 13)
-    return BACKWARD_PRODUCTS * _count_packed_scores(args[1], args[3], args[6], args[10], _get_window(args, 13))
+    # (gradient, q, k, v, out, lse, starts, longest, left, right, scale)
+    return BACKWARD_PRODUCTS * _count_packed_scores(args[1], args[3], args[6], (args[8], args[9]))
 
 
-def _get_window(args: tuple[Any, ...], place: int) -> tuple[int, int]:
-    left, right = args[place] if len(args) > place and args[place] is not None else (-1, -1)
-    return left, right
-
-
-def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, causal: bool, window: tuple[int, int]) -> int:
+def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int]) -> int:
     """Return heads · (query width + value width) · pairs of positions that see each other, over all documents."""
     known = get_known(starts)
     with leave_fake_mode():
         lengths = [query.shape[0]] if known is None else known.diff().tolist()
-    pairs = sum(_count_pairs(length, causal, window) for length in lengths)
+    pairs = sum(_count_pairs(length, window) for length in lengths)
     return pairs * query.shape[1] * (query.shape[2] + value.shape[2])
 
 
-def _count_pairs(length: int, causal: bool, window: tuple[int, int]) -> int:
+def _count_flex_forward(args: tuple[Any, ...], outputs: Any) -> int:
+    # (q, k, v, table, blocks)
+    return FORWARD_PRODUCTS * _count_block_scores(args[0], args[2], args[1].shape[2], args[4])
+
+
+def _count_flex_backward(args: tuple[Any, ...], outputs: Any) -> int:
+    # (gradient, q, k, v, out, lse, table, blocks)
+    return BACKWARD_PRODUCTS * _count_block_scores(args[1], args[3], args[2].shape[2], args[7])
+
+
+def _count_block_scores(query: Tensor, value: Tensor, num_keys: int, blocks: Tensor) -> int:
+    """Return heads · (query width + value width) · pairs of positions in the blocks that are read."""
+    known = get_known(blocks)
+    with leave_fake_mode():
+        all_blocks = blocks.numel() * -(-num_keys // FLEX_BLOCK)
+        num_blocks = all_blocks if known is None else int(known.sum())
+    return num_blocks * FLEX_BLOCK**2 * query.shape[1] * (query.shape[3] + value.shape[3])
+
+
+def _count_pairs(length: int, window: tuple[int, int]) -> int:
     left = length - 1 if window[0] < 0 else min(window[0], length - 1)
-    right = 0 if causal else length - 1 if window[1] < 0 else min(window[1], length - 1)
+    right = length - 1 if window[1] < 0 else min(window[1], length - 1)
     # Positions near the ends see fewer keys.
     return length * (left + right + 1) - left * (left + 1) // 2 - right * (right + 1) // 2
 
 
 OWN_FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "_grouped_mm": _count_grouped_products,
-    "_varlen_attn": _count_varlen_forward,
-    "_varlen_attn_backward": _count_varlen_backward,
+    "varlen_attention": _count_varlen_forward,
+    "varlen_attention_backward": _count_varlen_backward,
+    "fake_flex_attention": _count_flex_forward,
+    "fake_flex_attention_backward": _count_flex_backward,
 }

@@ -49,7 +49,7 @@ def drop_known(tensor: Tensor) -> None:
 @contextmanager
 def leave_fake_mode() -> Iterator[None]:
     """Compute on real tensors inside of a fake mode."""
-    with unset_fake_temporarily(), torch._C._DisableTorchDispatch():  # type: ignore[no-untyped-call]
+    with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
         yield
 
 

@@ -113,16 +113,16 @@ class MemoryTracker:
                 peak, at = total, event
         return peak, at
 
-    def find_half(self, first: int, last: int, category: str) -> int:
-        """Return the event in [first, last) at which a category falls to half of its bytes before `first`."""
+    def find_share(self, first: int, last: int, category: str, share: float) -> int:
+        """Return the event in [first, last) at which a category falls to a share of its bytes before `first`."""
         numbers = {number for number, one in enumerate(self._allocations) if one.category == category}
         changes = list(zip(self._changes[:last], self._kinds[:last], strict=True))
         size = sum(change for change, kind in changes[:first] if kind in numbers)
-        half = size // 2
+        goal = share * size
         for event in range(first, last):
             change, kind = changes[event]
             size += change if kind in numbers else 0
-            if size <= half:
+            if size <= goal:
                 return event
         return last
 

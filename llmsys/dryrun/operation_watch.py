@@ -41,7 +41,7 @@ class OperationWatch(TorchDispatchMode):
     """
 
     def __init__(self, books: DryRunBooks) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.books = books
         self._forward_start = 0
 

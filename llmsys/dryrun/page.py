@@ -53,7 +53,7 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
         _build_part("estimate", "Estimate", _build_estimate_table(first["estimate"])),
         _build_part("collectives", "Collectives", _build_collective_table(first)),
         _build_part("waits", "Waits", _build_wait_table(first)),
-        _build_part("kernels", "Kernels", _build_kernel_table(first)),
+        _build_part("kernels", "Kernels", _build_choice_table(first), _build_kernel_table(first)),
         _build_part("ranks", "Ranks", _build_rank_table(results), _build_kind_table(parameters)),
     ]
     notes = [format_fit(one) for one in results if not one["fits"]] + [
@@ -121,6 +121,14 @@ def _build_collective_table(result: dict[str, Any]) -> Html:
 def _build_wait_table(result: dict[str, Any]) -> Html:
     rows = [(one["line"], one["cause"], format_number(one["count"])) for one in result["waits"]]
     return build_table(("line", "cause", "count"), rows, numeric=(2,))
+
+
+def _build_choice_table(result: dict[str, Any]) -> Html:
+    rows = [
+        (f"{one['layers']} {one['stack']}, {one['attention']}", one["kernel"], one["reason"], one["cost"])
+        for one in result["kernels"]
+    ]
+    return build_table(("layers", "attention kernel", "reason", "cost"), rows)
 
 
 def _build_kernel_table(result: dict[str, Any]) -> Html:

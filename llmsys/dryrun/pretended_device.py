@@ -12,25 +12,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmsys.config.violation import format_choices
 from llmsys.dryrun.host_waits import HostWaitLog
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import DeviceProfile
 
 DEVICE = torch.device("cuda", 0)
-# https://developer.nvidia.com/cuda-gpus; by the beginning of the profile's name.
-CAPABILITIES = {
-    "P100": (6, 0),
-    "V100": (7, 0),
-    "A100": (8, 0),
-    "H100": (9, 0),
-    "H200": (9, 0),
-    "H800": (9, 0),
-    "B200": (10, 0),
-    "GB200": (10, 0),
-    "B300": (10, 3),
-    "GB300": (10, 3),
-}
 
 
 @dataclass(frozen=True)
@@ -48,16 +34,15 @@ def build_device_properties(profile: DeviceProfile) -> DeviceProperties:
     """Return the properties of a profile's device.
 
     Raises:
-        ConfigError: its compute capability is unknown, so it is no CUDA device.
+        ConfigError: the profile is of no CUDA device.
     """
-    capability = next((one for name, one in CAPABILITIES.items() if profile.name.startswith(name)), None)
-    if capability is None:
+    if profile.compute_capability is None:
         raise ConfigError(
-            f"device={profile.name} has no CUDA compute capability that is known here, and a dry run pretends CUDA "
-            f"devices only. Use a profile whose name begins with {format_choices(list(CAPABILITIES))}."
+            f"The profile of {profile.name} has no compute_capability, and a dry run pretends CUDA devices only. Use a "
+            f"profile such as h100-sxm, or give compute_capability in the profile."
         )
     name = profile.driver_names[0] if profile.driver_names else profile.name
-    return DeviceProperties(name, *capability, int(profile.memory_bytes))
+    return DeviceProperties(name, *profile.compute_capability, int(profile.memory_bytes))
 
 
 class _Event:

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from llmsys.config.attention_kernel import AttentionDevice
+from llmsys.config.attention_layers import list_attention_groups
+from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
+from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
@@ -32,7 +36,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         Plain values.
     """
     request, books, config = session.request, session.books, session.config
-    memory = build_memory_result(books.memory)
+    memory = build_memory_result(books.memory, 1 / config.model.num_hidden_layers)
     capacity = int(session.profile.memory_bytes)
     needed = int(memory["peak_bytes"] * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
     repeats = session.count_repeats
@@ -55,6 +59,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "recorded_micro_batches": min(2, session.num_micro_batches),
         "num_waits": sum(one.count for one in books.waits.list_waits()),
         "waits": [asdict(one) for one in books.waits.list_waits()],
+        "kernels": list_kernels(config, session.profile),
         "attention": {name: n for name, n in operations.items() if any(word in name for word in ATTENTION_WORDS)},
         "operations": dict(operations.most_common(MAX_OPERATIONS)),
         "num_operations": sum(operations.values()),
@@ -70,11 +75,22 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     }
 
 
-def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
-    """Return the peak, its composition, the timeline and the peak of each phase."""
+def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, Any]]:
+    """Return the kernel of each group of attention layers by the decision table, with the reason."""
+    return [
+        {"stack": group.stack, "attention": group.attention, "layers": len(group.layers), **asdict(group.choice)}
+        for group in list_attention_groups(config, AttentionDevice("cuda", profile.compute_capability))
+    ]
+
+
+def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:
+    """Return the peak, its composition, the timeline and the peak of each phase.
+
+    A backward is two phases: the second begins where no more activations are left than `block_share`, those of a block.
+    """
     peak, event = tracker.find_peak()
     composition = tracker.compute_composition(event)
-    phases = [_build_phase(tracker, *phase) for phase in _iter_phases(tracker)]
+    phases = [_build_phase(tracker, *phase) for phase in _iter_phases(tracker, block_share)]
     return {
         "peak_bytes": peak,
         "peak_phase": tracker.get_phase(event),
@@ -87,15 +103,19 @@ def build_memory_result(tracker: MemoryTracker) -> dict[str, Any]:
     }
 
 
-def _iter_phases(tracker: MemoryTracker) -> Iterator[tuple[str, int, int]]:
-    """Yield name, first event and end of each phase; a backward is two: of the last blocks, then of the first."""
+def _iter_phases(tracker: MemoryTracker, block_share: float) -> Iterator[tuple[str, int, int]]:
+    """Yield name, first event and end of each phase."""
     ends = [start for start, _ in tracker.marks[1:]] + [tracker.num_events]
     for (start, name), end in zip(tracker.marks, ends, strict=True):
-        half = tracker.find_half(start, end, SAVED) if name.endswith(": backward") else end
-        if half > start:
-            yield f"{name} of the last blocks" if name.endswith(": backward") else name, start, half
-        if end > half:
-            yield f"{name} of the first blocks", half, end
+        if not name.endswith(": backward"):
+            if end > start:
+                yield name, start, end
+            continue
+        first_block = tracker.find_share(start, end, SAVED, 1.01 * block_share)
+        if first_block > start:
+            yield f"{name} to the second block", start, first_block
+        if end > first_block:
+            yield f"{name} of the first block", first_block, end
 
 
 def _build_phase(tracker: MemoryTracker, name: str, start: int, end: int) -> dict[str, Any]:

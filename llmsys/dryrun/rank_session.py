@@ -38,10 +38,10 @@ from llmsys.dryrun.operation_watch import OperationWatch, replace_tolist
 from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, install_device
 from llmsys.dryrun.rank_parameters import ParameterCounts, compute_parameter_counts
 from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
-from llmsys.engine.engine import Engine
+from llmsys.engine.engine import Engine, Loss
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.micro_batch_size import find_largest_micro_batch
+from llmsys.estimate.peak_memory import find_largest_micro_batch
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
@@ -133,14 +133,15 @@ class RankSession:
         replace_tolist(books.waits)
         self.signatures.install()
         books.sequence_length = self.config.batch.sequence_length
-        build_model, build_loss = build_engine_module.build_model, build_engine_module.build_training_loss
+        functions = vars(build_engine_module)
+        build_model, build_loss = build_engine_module.build_model, functions["build_training_loss"]
 
         def build_meta_model(config: RunConfig) -> Transformer:
             with _disable_current_modes():  # meta tensors have no storage either, and are made faster
                 return build_model(config)
 
         def build_marked_loss(config: Any) -> Any:
-            loss = build_loss(config)
+            loss: Loss = build_loss(config)
 
             def compute_loss(head: nn.Module | None, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
                 self.watch.enter_loss()
@@ -148,8 +149,7 @@ class RankSession:
 
             return compute_loss
 
-        build_engine_module.build_model = build_meta_model
-        build_engine_module.build_training_loss = build_marked_loss
+        functions |= {"build_model": build_meta_model, "build_training_loss": build_marked_loss}
         register_optimizer_step_pre_hook(self._begin_update)
         register_optimizer_step_post_hook(self._end_update)
 
@@ -200,8 +200,7 @@ class RankSession:
             def mark() -> None:
                 self.watch.begin_forward(f"step {step}, {name} micro-batch", name)
 
-            with torch._subclasses.fake_tensor.unset_fake_temporarily():
-                return build_synthetic_batch(self.config, sequences, self.request.documents).attach_mark(mark)
+            return build_synthetic_batch(self.config, sequences, self.request.documents).attach_mark(mark)
 
         return [build_batch(name) for name in names]
 
@@ -231,5 +230,5 @@ class RankSession:
 
 def get_local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor."""
-    local: Any = getattr(tensor, "_local_tensor", tensor)
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local

@@ -95,11 +95,13 @@ def _iter_wait_lines(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
-    yield "\nattention operations of a step"
+    yield "\nattention kernels, and their operations of a step"
+    for group in result["kernels"]:
+        yield f"  {group['layers']} {group['stack']} layers of {group['attention']}: {group['kernel']}; {group['reason']}"
+        if group["cost"]:
+            yield f"    cost: {group['cost']}"
     for name, count in result["attention"].items():
-        yield f"  {count:>6}  {name}"
-    if not result["attention"]:
-        yield "  none: plain products"
+        yield f"  {count:>6}  {name:<56}{result['flops'].get(name, 0) / 1e12:>10.1f} TFLOP"
     if squares := result["squares"]:
         largest = max(squares, key=lambda one: int(one["count"]))
         yield (

@@ -11,6 +11,7 @@ from typing import Self, assert_never
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.config.head import ClassificationHeadConfig
 from llmsys.config.objective import ClassificationConfig, MaskedLmConfig, NextTokenConfig, TranslationConfig
@@ -48,6 +49,11 @@ def build_synthetic_batch(config: RunConfig, sequences: int, documents: tuple[in
     Returns:
         The batch, int64 on the CPU.
     """
+    with _disable_current_modes():
+        return _build_real_batch(config, sequences, documents).count_documents()
+
+
+def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, ...]) -> MarkedBatch:
     source, length = get_sequence_lengths(config)
     tokens_BT = torch.zeros(sequences, length, dtype=torch.int64)
     match config.objective:

@@ -75,7 +75,7 @@ def test_a_timeline_ends_where_the_peak_of_its_phases_says() -> None:
         (["device=h100-sxm"], "A dry run needs a cluster, and nodes is not given. Give nodes=8:8"),
         (["nodes=8:8"], "and device is not given"),
         (["nodes=8:8", "device=h100-sxm", "rank=x"], "rank=x is not a rank. Use rank=0 to rank=63."),
-        (["nodes=8:8", "device=tpu-v4"], "has no CUDA compute capability"),
+        (["nodes=8:8", "device=tpu-v4"], "has no compute_capability, and a dry run pretends CUDA devices only"),
     ],
 )
 def test_a_command_line_that_cannot_run_names_the_next_step(

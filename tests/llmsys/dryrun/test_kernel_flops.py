@@ -7,35 +7,39 @@ from typing import Any
 import pytest
 import torch
 
+from llmsys.config.attention_kernel import FLEX_BLOCK
 from llmsys.dryrun.kernel_flops import count_kernel_flops
 
 HEADS, WIDTH = 3, 8
 STARTS = [0, 5, 6, 16]
 
 
-def count_visible_pairs(causal: bool, left: int, right: int) -> int:
+def count_visible_pairs(left: int, right: int) -> int:
     """Pairs of positions one by one."""
     pairs = 0
     for start, end in pairwise(STARTS):
         for query in range(start, end):
             for key in range(start, end):
-                is_near = (left < 0 or query - key <= left) and (right < 0 or key - query <= right)
-                pairs += is_near and (not causal or key <= query)
+                pairs += (left < 0 or query - key <= left) and (right < 0 or key - query <= right)
     return pairs
 
 
-@pytest.mark.parametrize(("causal", "window"), [(True, (-1, -1)), (False, (-1, 0)), (False, (3, 0)), (False, (2, 1)),
-                                                (False, (-1, -1))])  # fmt: skip
-def test_packed_attention_counts_what_each_document_sees(causal: bool, window: tuple[int, int]) -> None:
+@pytest.mark.parametrize("window", [(-1, 0), (3, 0), (2, 1), (-1, -1)])
+def test_packed_attention_counts_what_each_document_sees(window: tuple[int, int]) -> None:
     q = torch.empty(16, HEADS, WIDTH, device="meta")
     starts = torch.tensor(STARTS)
-    forward: Any = SimpleNamespace(_opname="_varlen_attn")
-    backward: Any = SimpleNamespace(_opname="_varlen_attn_backward")
-    pairs = count_visible_pairs(causal, *window)
-    arguments = (q, q, q, starts, starts, 10, 10, causal, None, list(window))
-    assert count_kernel_flops(forward, arguments, {}, q) == 4 * pairs * HEADS * WIDTH
-    arguments = (q, q, q, q, q, q, starts, starts, 10, 10, causal, q, None, list(window))
-    assert count_kernel_flops(backward, arguments, {}, q) == 10 * pairs * HEADS * WIDTH
+    forward: Any = SimpleNamespace(_opname="varlen_attention")
+    backward: Any = SimpleNamespace(_opname="varlen_attention_backward")
+    scores = count_visible_pairs(*window) * HEADS * WIDTH
+    assert count_kernel_flops(forward, (q, q, q, None, starts, 10, *window, 1.0), {}, q) == 4 * scores
+    assert count_kernel_flops(backward, (q, q, q, q, q, q, starts, 10, *window, 1.0), {}, q) == 10 * scores
+
+
+def test_flex_attention_counts_the_blocks_that_are_read() -> None:
+    q, v = torch.empty(1, HEADS, 300, WIDTH, device="meta"), torch.empty(1, HEADS, 300, 4, device="meta")
+    forward: Any = SimpleNamespace(_opname="fake_flex_attention")
+    blocks = torch.tensor([[[1, 2, 3]]])
+    assert count_kernel_flops(forward, (q, q, v, None, blocks), {}, q) == 2 * 6 * FLEX_BLOCK**2 * HEADS * (WIDTH + 4)
 
 
 def test_grouped_products_count_each_row_once() -> None:

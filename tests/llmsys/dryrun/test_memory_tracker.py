@@ -63,7 +63,7 @@ def test_the_timeline_keeps_the_peak_however_few_points_it_has() -> None:
     assert len(tracker.build_timeline(2)) == 2
 
 
-def test_phases_and_the_half_of_a_category_are_found_by_event() -> None:
+def test_phases_and_a_share_of_a_category_are_found_by_event() -> None:
     tracker = MemoryTracker()
     tracker.mark_phase("forward")
     held = [torch.zeros(128) for _ in range(4)]
@@ -75,4 +75,4 @@ def test_phases_and_the_half_of_a_category_are_found_by_event() -> None:
         held.pop()
     assert tracker.get_phase(3) == "forward"
     assert tracker.get_phase(4) == "backward"
-    assert tracker.find_half(4, 8, "kept") == 5
+    assert tracker.find_share(4, 8, "kept", 0.5) == 5

@@ -2,6 +2,7 @@
 
 A variant that is added and forgotten somewhere fails here, under the name of the stage and of the variant: it has no
 example, trains exactly as another one, or is estimated otherwise than PyTorch counts and the process measures.
+tests/test_every_data_variant.py prepares the variants of `data`, `tokenizer` and `evaluation`.
 """
 
 import re
@@ -43,7 +44,7 @@ from tests.helpers.config_variants import (
     list_variants,
 )
 from tests.helpers.counted_flops import SEQUENCES, SOURCE, TARGET, count_forward_flops
-from tests.helpers.device_profile import abacus
+from tests.helpers.device_profile import build_abacus
 from tests.helpers.example_run import run_events, write_run
 from tests.helpers.hugging_face_families import FAMILIES
 from tests.helpers.objective_batches import build_batch
@@ -210,10 +211,10 @@ def test_estimate_of_saved_bytes(variant: ConfigVariant) -> None:
 @trained_variant
 def test_estimate_of_a_run(variant: ConfigVariant, trainings: dict[str, Training | str]) -> None:
     config = get_config(variant)
-    text = format_estimate(estimate_run(config, device=abacus()))
+    text = format_estimate(estimate_run(config, device=build_abacus()))
     assert "parameters" in text.lower()
     layout = config.resolve_layout(1)
-    assert estimate_step_time(config, layout, abacus()).seconds.p50 > 0
+    assert estimate_step_time(config, layout, build_abacus()).seconds.p50 > 0
     found = trainings[str(variant)]
     if isinstance(found, Training):
         estimated = compute_state_bytes(config, layout).moments

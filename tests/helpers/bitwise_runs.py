@@ -19,7 +19,7 @@ from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
+from tests.helpers.tiny_training import LENGTH, build_sequences, build_tiny_config
 
 MICRO_BATCHES = 8
 OPTIMIZER = AdamWConfig(learning_rate=1e-2, embedding_lr_multiplier=2.0, max_grad_norm=0.5)
@@ -78,7 +78,7 @@ CASES = {
 def build(case: Case, kind: type[BitwiseEngine] | type[TorchEngine] = BitwiseEngine) -> Engine:
     """An engine as the trainer would build it, on the ranks that have joined."""
     device = torch.device("cpu")
-    config = tiny_config(**case.model)
+    config = build_tiny_config(**case.model)
     layout, recompute = case.layouts[get_world_size()]
     with torch.device("meta"):
         model = Transformer(config)
@@ -89,17 +89,17 @@ def build(case: Case, kind: type[BitwiseEngine] | type[TorchEngine] = BitwiseEng
     )  # fmt: skip
 
 
-def turns(step: int) -> list[Batch]:
+def select_rank_batches(step: int) -> list[Batch]:
     """This rank's micro-batches of a step, two sequences each. In the first one, a sequence has nothing to learn."""
     mine = range(get_rank(), MICRO_BATCHES, get_world_size())
-    return [sequences(step, 2 * number, 2, ignored=LENGTH if number == 0 else 0) for number in mine]
+    return [build_sequences(step, 2 * number, 2, ignored=LENGTH if number == 0 else 0) for number in mine]
 
 
 def take_steps(engine: Engine, first: int, last: int) -> list[Any]:
     """What steps `first` to `last` told: loss, norm, experts and state; then the hash of some logits."""
     told = []
     for step in range(first, last + 1):
-        result = engine.train_step(turns(step), 1e-2)
+        result = engine.train_step(select_rank_batches(step), 1e-2)
         told.append(
             {"loss": result.loss, "norm": result.gradient_norm, **update_expert_balance(engine.module).to_dict()}
             | {"state": hash_state(engine.get_state())}
@@ -109,6 +109,6 @@ def take_steps(engine: Engine, first: int, last: int) -> list[Any]:
 
 def hash_of_logits(engine: Engine) -> str:
     """Of eight batches that are the same for every number of ranks."""
-    mine = [engine.compute_logits(batch).float().numpy().tobytes() for batch in turns(99)]
+    mine = [engine.compute_logits(batch).float().numpy().tobytes() for batch in select_rank_batches(99)]
     in_order = [one for turn in zip(*all_gather_object(mine), strict=True) for one in turn]
     return hashlib.blake2b(b"".join(in_order), digest_size=8).hexdigest()

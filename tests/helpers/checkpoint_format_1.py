@@ -14,10 +14,10 @@ def write_format_one(checkpoint: Path, tensors: dict[str, Tensor], steps: int, *
     """Write a checkpoint of format 1; `more` goes into its record."""
     checkpoint.mkdir(parents=True)
     dcp.save(tensors, storage_writer=dcp.FileSystemWriter(checkpoint), no_dist=True)
-    return sign(checkpoint, {"format": 1, "steps": steps, "updates": steps, "run": {"seed": 1}, **more})
+    return write_signed_record(checkpoint, {"format": 1, "steps": steps, "updates": steps, "run": {"seed": 1}, **more})
 
 
-def sign(checkpoint: Path, record: dict[str, Any]) -> Path:
+def write_signed_record(checkpoint: Path, record: dict[str, Any]) -> Path:
     """Write a record with the right digests of whatever lies there: they find damage, not malice."""
     files = compute_digests(file for file in sorted(checkpoint.iterdir()) if file.name != RECORD)
     write_record(checkpoint, {**record, "files": files})

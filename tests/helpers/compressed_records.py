@@ -5,19 +5,19 @@ import gzip
 import pyarrow as pa
 import zstandard
 
-from tests.helpers.warc_records import PAGE, page, record, response
+from tests.helpers.warc_records import PAGE, format_page, format_response, record
 
-DICTIONARY = zstandard.train_dictionary(400, [page(number) for number in range(300)]).as_bytes()
+DICTIONARY = zstandard.train_dictionary(400, [format_page(number) for number in range(300)]).as_bytes()
 
 
-def records() -> list[bytes]:
+def build_records() -> list[bytes]:
     """Eight pages, one of them long, among records that are none."""
-    long = response("https://example.org/6", PAGE % (b"long text " * 3_000))
-    first = [record("warcinfo", b"software: x\r\n"), *map(page, range(6))]
-    return [*first, record("request", b"GET /\r\n\r\n"), long, page(7)]
+    long = format_response("https://example.org/6", PAGE % (b"long text " * 3_000))
+    first = [record("warcinfo", b"software: x\r\n"), *map(format_page, range(6))]
+    return [*first, record("request", b"GET /\r\n\r\n"), long, format_page(7)]
 
 
-def packed(kind: str, contents: list[bytes]) -> list[bytes]:
+def compress_records(kind: str, contents: list[bytes]) -> list[bytes]:
     """The records as members: "gzip", "whole" (one gzip member), "zstd", "dictionary", "lz4" or "plain"."""
     if kind == "gzip":
         return [gzip.compress(content, mtime=0) for content in contents]

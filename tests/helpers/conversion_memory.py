@@ -24,7 +24,7 @@ from llmsys.convert.safetensors_folder import INDEX, SafetensorsShardWriter
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
 
-def config_of(layers: int, hidden: int, experts: int) -> dict[str, Any]:
+def build_config(layers: int, hidden: int, experts: int) -> dict[str, Any]:
     values = {
         "model_type": "mixtral" if experts else "llama",
         "vocab_size": 1000,
@@ -37,7 +37,7 @@ def config_of(layers: int, hidden: int, experts: int) -> dict[str, Any]:
     return values | ({"num_local_experts": experts, "num_experts_per_tok": 2} if experts else {})
 
 
-def synthetic(folder: Path, values: dict[str, Any], shard_bytes: int) -> int:
+def write_synthetic_model(folder: Path, values: dict[str, Any], shard_bytes: int) -> int:
     """A folder of random bf16 weights in shards; gives its bytes."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(values))
@@ -61,20 +61,20 @@ def synthetic(folder: Path, values: dict[str, Any], shard_bytes: int) -> int:
     return sum(2 * prod(shape) for shape in shapes.values())
 
 
-def peak_bytes() -> int:
+def measure_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main(folder: Path, layers: int, hidden: int, shard_bytes: int, experts: int = 0) -> None:
-    synthetic(folder / "tiny", config_of(1, 64, experts), 1 << 30)
+    write_synthetic_model(folder / "tiny", build_config(1, 64, experts), 1 << 30)
     convert_from_hugging_face(folder / "tiny", folder / "tiny_ours")
     convert_to_hugging_face(folder / "tiny_ours", folder / "tiny_back")
-    total = synthetic(folder / "theirs", config_of(layers, hidden, experts), shard_bytes)
-    before, began = peak_bytes(), time.monotonic()
+    total = write_synthetic_model(folder / "theirs", build_config(layers, hidden, experts), shard_bytes)
+    before, began = measure_peak_bytes(), time.monotonic()
     convert_from_hugging_face(folder / "theirs", folder / "ours")
-    middle, halfway = peak_bytes(), time.monotonic()
+    middle, halfway = measure_peak_bytes(), time.monotonic()
     convert_to_hugging_face(folder / "ours", folder / "back")
-    after, ended = peak_bytes(), time.monotonic()
+    after, ended = measure_peak_bytes(), time.monotonic()
     result = {"bytes": total, "shard": shard_bytes, "in": middle - before, "out": after - before}
     print(json.dumps(result | {"in_seconds": halfway - began, "out_seconds": ended - halfway}))
 

@@ -21,12 +21,12 @@ from llmsys.token_shards import ArrowFileWriter, read_batches
 Document = dict[str, Any]
 
 
-def document(name: str, text: str, **fields: Any) -> Document:
+def build_document(name: str, text: str, **fields: Any) -> Document:
     """A judged document with an id and a text."""
     return {"id": name, "text": text, "url": f"https://x.org/{name}", "date": "", "file": "f", "offset": 0, **fields}
 
 
-def _judged(folder: Path, rows: Sequence[Document], batch: int) -> TaskRecord:
+def _apply_rules(folder: Path, rows: Sequence[Document], batch: int) -> TaskRecord:
     """Write a judged file and return the record of the task that might have written it."""
     schema = build_document_schema([])
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -44,13 +44,13 @@ def _judged(folder: Path, rows: Sequence[Document], batch: int) -> TaskRecord:
     return TaskRecord.model_validate({"key": "k", "outputs": outputs, "result": result})
 
 
-def deduplicated(
+def deduplicate_documents(
     folder: Path, documents: Sequence[Document], deduplicate: dict[str, Any], files: int = 1, batch: int = 7
 ) -> tuple[list[Document], list[Document]]:
     """Return the documents that stay, and the dropped ones, when they lie in this order in so many files."""
     folder.mkdir(parents=True, exist_ok=True)
     data = CrawlConfig.model_validate({"name": folder.name, "folder": folder, "deduplicate": deduplicate})
-    records = [_judged(folder / "work" / f"{n}.arrow", documents[n::files], batch) for n in range(files)]
+    records = [_apply_rules(folder / "work" / f"{n}.arrow", documents[n::files], batch) for n in range(files)]
     with lock_folder(folder) as lock:
         runner = StageRunner(folder, InlineExecutorConfig(), lock)
 
@@ -61,10 +61,10 @@ def deduplicated(
             records, [str(number) for number in range(files)]
         )
         runner.close()
-    return _collected(folder, left)
+    return _collect_documents(folder, left)
 
 
-def _collected(folder: Path, left: DatasetState) -> tuple[list[Document], list[Document]]:
+def _collect_documents(folder: Path, left: DatasetState) -> tuple[list[Document], list[Document]]:
     outputs = folder / "kept.arrow", folder / "gone.arrow"
     collect_shard(
         lambda amount, dropped: None,

@@ -9,7 +9,7 @@ from llmsys.estimate.device_profile import DeviceProfile
 NAME = "abacus"
 
 
-def abacus(**changes: Any) -> DeviceProfile:
+def build_abacus(**changes: Any) -> DeviceProfile:
     """The profile, with other values where given."""
     efficiency = {"products": 0.5, "grouped": 0.4, "attention": 0.3, "attention_backward": 0.3, "memory": 0.8,
                   "links": 0.8, "launch_seconds": 1e-6, "host_seconds": 1e-5}  # fmt: skip
@@ -21,5 +21,5 @@ def abacus(**changes: Any) -> DeviceProfile:
 
 def write_abacus(path: Path, **changes: Any) -> Path:
     """The same as a file."""
-    path.write_text(dump_yaml(abacus(**changes).model_dump(mode="json")))
+    path.write_text(dump_yaml(build_abacus(**changes).model_dump(mode="json")))
     return path

@@ -123,11 +123,11 @@ LANGUAGES = {"en": 4_903, "de": 611, "ru": 540, "zh": 402, "fr": 377, "ja": 290,
 
 def write_dataset(folder: Path) -> Path:
     """Fill a dataset folder with the manifest alone."""
-    write_manifest(folder, example_manifest())
+    write_manifest(folder, build_example_manifest())
     return folder
 
 
-def example_manifest() -> Manifest:
+def build_example_manifest() -> Manifest:
     """The manifest of a small crawl, with hostile text wherever a page can put text."""
     return Manifest(
         name="sample",
@@ -141,11 +141,11 @@ def example_manifest() -> Manifest:
                 "heldout": _split("heldout", 92, 96_214, 375_235)},
         documents=DocumentFiles(),
         dropped=DocumentFiles(),
-        funnel=_funnel(),
+        funnel=_build_funnel(),
         languages={code: LanguageCount(documents=count, bytes=4_100 * count) for code, count in LANGUAGES.items()},
         lengths=Histogram(edges=(0, *(round(100 * 10 ** (i / 5)) for i in range(17))),
                           counts=(0, 4, 12, 40, 120, 260, 420, 560, 540, 420, 290, 170, 80, 30, 10, 4, 2)),
-        read=ReadSummary(files=2, records=9_412, html_bytes=612_000_000, skipped=_skips()),
+        read=ReadSummary(files=2, records=9_412, html_bytes=612_000_000, skipped=_build_skips()),
     )  # fmt: skip
 
 
@@ -162,7 +162,7 @@ STAGES: tuple[tuple[str, int, int, dict[str, int]], ...] = (
 )
 
 
-def _funnel() -> tuple[FunnelStage, ...]:
+def _build_funnel() -> tuple[FunnelStage, ...]:
     return tuple(
         FunnelStage(
             stage=stage,
@@ -185,7 +185,7 @@ def _drop(rule: str, test: str, documents: int) -> DropCount:
     return DropCount(rule=rule, test=test, documents=documents, bytes=documents * 4_100, examples=(plain, hostile))
 
 
-def _skips() -> tuple[SkippedInput, ...]:
+def _build_skips() -> tuple[SkippedInput, ...]:
     return (
         SkippedInput(
             file="CC-MAIN-sample-00001.warc.gz", offset=88_120_443, reason="the file ends within a record", count=1

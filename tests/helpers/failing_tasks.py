@@ -45,7 +45,7 @@ def pass_gate(gate: Path, report: Report) -> dict[str, Any]:
     return {"pid": os.getpid()}
 
 
-def fail(report: Report) -> dict[str, Any]:
+def raise_failure(report: Report) -> dict[str, Any]:
     """A bug in a task."""
     raise ValueError("a bug")
 

@@ -31,7 +31,7 @@ ODD = [
 LONG = ["x" * 1001 + " ", "-" * 300, "_" * 900 + " ", "=-" * 200 + " ", "a," * 300 + " "]
 
 
-def hard_text(seed: int) -> str:
+def write_hard_text(seed: int) -> str:
     """One text; the same seed gives the same text."""
     source = random.Random(seed)
     few_odd = COMMON * 8 + source.sample(ODD, 40)

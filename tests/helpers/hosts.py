@@ -141,7 +141,7 @@ class Hosts:
         self.daemons[name].wait()
 
 
-def why_not() -> str:
+def find_missing_requirement() -> str:
     """Why no hosts can be made here; "" when they can."""
     if os.geteuid() != 0:
         return "making network namespaces needs root"

@@ -29,7 +29,7 @@ PHASES = {
 }
 
 
-def state_of(step: int) -> EngineState:
+def build_state(step: int) -> EngineState:
     """A state that says which step it is of."""
     return EngineState({"parameter/w": torch.full((64, 64), float(step)), "first_moment/w": torch.ones(64)}, step)
 
@@ -37,7 +37,7 @@ def state_of(step: int) -> EngineState:
 def save(folder: Path, step: int, mode: str = "async") -> CheckpointSaver:
     """Save the state of a step with the run's own saver, and wait for it."""
     made = CheckpointSaver(folder, CheckpointConfig.model_validate({"keep_last": 2, "mode": mode}))
-    made.save_state(state_of(step), step, {"seed": 1})
+    made.save_state(build_state(step), step, {"seed": 1})
     made.finish_saves()
     return made
 
@@ -56,11 +56,11 @@ def die_in(folder: Path, step: int, phase: str) -> None:
         "removal": (shutil, "rmtree", True),
     }[phase]
     real = getattr(place, name)
-    setattr(place, name, _dying(real, before, _when(phase)))
+    setattr(place, name, _wrap_with_death(real, before, _build_trigger(phase)))
     save(folder, step)
 
 
-def _dying(real: Callable[..., Any], before: bool, when: Callable[..., bool]) -> Callable[..., Any]:
+def _wrap_with_death(real: Callable[..., Any], before: bool, when: Callable[..., bool]) -> Callable[..., Any]:
     def dying(*arguments: Any, **named: Any) -> Any:
         if before and when(*arguments):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -72,7 +72,7 @@ def _dying(real: Callable[..., Any], before: bool, when: Callable[..., bool]) ->
     return dying
 
 
-def _when(phase: str) -> Callable[..., bool]:
+def _build_trigger(phase: str) -> Callable[..., bool]:
     if phase == "removal":
         return lambda path, *_, **__: str(path).endswith(".removed") and path.exists()
     if phase == "replaced":

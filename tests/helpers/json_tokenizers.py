@@ -18,7 +18,7 @@ def train(tokenizer: Tokenizer, trainer: Any) -> Tokenizer:
     return tokenizer
 
 
-def gpt2() -> tuple[Tokenizer, dict[str, Any]]:
+def train_gpt2() -> tuple[Tokenizer, dict[str, Any]]:
     """Byte-level; nothing is added to a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,7 +31,7 @@ def gpt2() -> tuple[Tokenizer, dict[str, Any]]:
     return train(tokenizer, trainer), {"bos_token": end, "eos_token": end, "unk_token": end}
 
 
-def llama3() -> tuple[Tokenizer, dict[str, Any]]:
+def train_llama3() -> tuple[Tokenizer, dict[str, Any]]:
     """Byte-level with its own cuts; the begin piece is put before a text, pieces follow the vocabulary."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -57,7 +57,7 @@ def llama3() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"bos_token": "<|begin_of_text|>", "eos_token": eos}
 
 
-def qwen2() -> tuple[Tokenizer, dict[str, Any]]:
+def train_qwen2() -> tuple[Tokenizer, dict[str, Any]]:
     """Byte-level with composed characters and single digits; there is no begin piece at all."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -70,7 +70,7 @@ def qwen2() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
 
 
-def llama2() -> tuple[Tokenizer, dict[str, Any]]:
+def train_llama2() -> tuple[Tokenizer, dict[str, Any]]:
     """SentencePiece's BPE with bytes in the vocabulary, as transformers writes it."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -88,7 +88,7 @@ def llama2() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def bert() -> tuple[Tokenizer, dict[str, Any]]:
+def train_bert() -> tuple[Tokenizer, dict[str, Any]]:
     """WordPiece; its files say nothing but what stands in tokenizer.json."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -102,7 +102,7 @@ def bert() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"do_lower_case": True}
 
 
-def t5() -> tuple[Tokenizer, dict[str, Any]]:
+def train_t5() -> tuple[Tokenizer, dict[str, Any]]:
     """Unigram, which finds </s> in a text if it is not kept from it."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -119,9 +119,9 @@ def t5() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-def mistral() -> tuple[Tokenizer, dict[str, Any]]:
+def train_mistral() -> tuple[Tokenizer, dict[str, Any]]:
     """As llama2, but no piece reaches over a space, as in published models."""
-    tokenizer, config = llama2()
+    tokenizer, config = train_llama2()
     values = json.loads(tokenizer.to_str())
     vocabulary, merges = values["model"]["vocab"], values["model"]["merges"]
     across = {piece for piece in vocabulary if "▁" in piece.lstrip("▁")}
@@ -131,7 +131,15 @@ def mistral() -> tuple[Tokenizer, dict[str, Any]]:
     return Tokenizer.from_str(json.dumps(values)), config
 
 
-KINDS = {"mistral": mistral, "gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "llama2": llama2, "bert": bert, "t5": t5}
+KINDS = {
+    "mistral": train_mistral,
+    "gpt2": train_gpt2,
+    "llama3": train_llama3,
+    "qwen2": train_qwen2,
+    "llama2": train_llama2,
+    "bert": train_bert,
+    "t5": train_t5,
+}
 LOSSLESS = ("gpt2", "llama3", "qwen2", "llama2")
 
 

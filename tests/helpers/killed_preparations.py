@@ -24,7 +24,7 @@ import psutil
 
 from tests.helpers.paths import ROOT
 from tests.helpers.process import has_ended, wait_until
-from tests.helpers.tiny_crawl import fingerprints, make_crawl
+from tests.helpers.tiny_crawl import hash_files, make_crawl
 
 OFF: dict[str, Any] = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
 SMALL_RANGES = {"key_filter": {"kind": "sorted", "keys_per_task": 700}, "index": {"kind": "kept"}}
@@ -76,7 +76,7 @@ def kill_again_and_again(
     The folder never shows a manifest with bytes other than those of the undisturbed one.
     """
     total, killed = count_files(undisturbed), 0
-    expected = fingerprints(undisturbed)
+    expected = hash_files(undisturbed)
     for limit in sorted(random.Random(seed).choices(range(3, total - 2), k=kills)):
         process = start(folder, inputs, 2, **data)
         while process.poll() is None and count_files(folder) < limit:
@@ -85,7 +85,7 @@ def kill_again_and_again(
         process.kill()
         killed += process.wait() == -signal.SIGKILL
         _wait_for_end(workers)
-        assert not (folder / "manifest.json").exists() or fingerprints(folder) == expected
+        assert not (folder / "manifest.json").exists() or hash_files(folder) == expected
     assert start(folder, inputs, 2, **data).wait() == 0
     return killed
 
@@ -94,9 +94,9 @@ def _wait_for_end(workers: Sequence[psutil.Process]) -> None:
     wait_until(lambda: all(has_ended(worker.pid) for worker in workers), "a worker outlived its parent")
 
 
-def kept_bytes(folder: Path) -> dict[str, Any]:
+def read_kept_bytes(folder: Path) -> dict[str, Any]:
     """What a dataset promises whatever the blocks: all files but those of `work/`, and the index."""
-    files = {name: digest for name, digest in fingerprints(folder).items() if not name.startswith("work/")}
+    files = {name: digest for name, digest in hash_files(folder).items() if not name.startswith("work/")}
     index = (folder / "index").glob("*")
     return files | {path.name: path.read_bytes() for path in index}
 
@@ -132,10 +132,12 @@ def _hold(place: Path, kind: str, kills: int, seed: int) -> bool:
     outcome, whole = [], place / "1 worker"
     for name, (inputs, workers, data) in runs.items():
         same = start(place / name, inputs, workers, **shared, **data).wait() == 0
-        same = same and kept_bytes(place / name) == kept_bytes(whole)
+        same = same and read_kept_bytes(place / name) == read_kept_bytes(whole)
         outcome.append(f"{name}: {'same bytes' if same else 'OTHER BYTES'}")
     killed = kill_again_and_again(place / "killed", names, whole, kills, seed, **shared)
-    same = fingerprints(place / "killed") == fingerprints(whole) and kept_bytes(place / "killed") == kept_bytes(whole)
+    same = hash_files(place / "killed") == hash_files(whole) and read_kept_bytes(place / "killed") == read_kept_bytes(
+        whole
+    )
     outcome.append(f"{killed} of {kills} killed: {'same bytes' if same else 'OTHER BYTES'}")
     kept = json.loads((whole / "manifest.json").read_text())["funnel"][-1]
     print(f"{kind}: {', '.join(outcome)} ({kept['stage']} left {kept['documents_out']} documents)", flush=True)

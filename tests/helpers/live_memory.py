@@ -47,7 +47,7 @@ def _local(tensor: Tensor) -> Tensor:
     return local
 
 
-def kept_after(forward: Callable[[], Tensor], *known: Tensor) -> int:
+def measure_kept_bytes(forward: Callable[[], Tensor], *known: Tensor) -> int:
     """Bytes of the storages made by `forward` that are alive when it is over, without those of `known`."""
     with Followed(*known) as followed:
         given = forward()

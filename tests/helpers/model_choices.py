@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from tests.helpers.tiny_model import tiny_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_tokens
 
 LAYERNORM = {"kind": "layernorm"}
 ALL_BIASES = {"kind": "multi_head", "qkv_bias": True, "output_bias": True}
@@ -161,13 +161,13 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
 ARCHITECTURES = DECODERS | ENCODERS | ENCODER_DECODERS
 
 
-def config_of(name: str) -> ModelConfig:
-    return tiny_config(**ARCHITECTURES[name])
+def build_choice_config(name: str) -> ModelConfig:
+    return build_tiny_config(**ARCHITECTURES[name])
 
 
-def source_for(config: ModelConfig) -> dict[str, Tensor]:
+def build_source(config: ModelConfig) -> dict[str, Tensor]:
     """Two sources of unequal length for an encoder-decoder, the shorter one padded; nothing for other families."""
     if config.family != "encoder_decoder":
         return {}
     documents = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, -1, -1]])
-    return {"source_BS": tiny_tokens(2, 5, seed=3), "source_documents_BS": documents}
+    return {"source_BS": build_tiny_tokens(2, 5, seed=3), "source_documents_BS": documents}

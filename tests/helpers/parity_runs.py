@@ -16,7 +16,7 @@ from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
+from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, build_tiny_config
 
 STEPS = 3
 LEARNING_RATE = 1e-2
@@ -38,7 +38,7 @@ def run_reference(clip: float, steps: int = STEPS, **changes: object) -> tuple[l
     Returns:
         Losses and gradient norms of the steps, and the final parameters and moments.
     """
-    model = Transformer(tiny_config(**changes))
+    model = Transformer(build_tiny_config(**changes))
     initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
     groups = [
@@ -52,7 +52,7 @@ def run_reference(clip: float, steps: int = STEPS, **changes: object) -> tuple[l
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8)
     losses, norms = [], []
     for step in range(steps):
-        batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
+        batch = build_sequences(step, 0, SEQUENCES, ignored=LENGTH)
         loss = compute_mean_loss(model, batch)
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)))
@@ -75,7 +75,7 @@ def build_engine(kind: str, layout: ParallelLayout, clip: float, micro_batches: 
             "whole" (unsharded gradient accumulation), "full" or "selective" (activation checkpointing).
     """
     device = torch.device("cpu")
-    config = tiny_config(**changes)
+    config = build_tiny_config(**changes)
     with torch.device("meta"):
         model = Transformer(config)
     words = kind.split()
@@ -116,7 +116,7 @@ def select_rank_batches(step: int, rank: int, world_size: int, micro_batches: in
     size = SEQUENCES // world_size // micro_batches
     first = rank * size * micro_batches
     starts = range(first, first + size * micro_batches, size)
-    return [sequences(step, start, size, ignored=LENGTH if start == 0 else 0) for start in starts]
+    return [build_sequences(step, start, size, ignored=LENGTH if start == 0 else 0) for start in starts]
 
 
 def gather_full_state(engine: Engine) -> Moments:

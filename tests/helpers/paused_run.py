@@ -69,7 +69,7 @@ class Standstill:
         (self.python_path / "go").touch()
 
 
-def standstill(python_path: Path, step: int) -> Standstill:
+def pause_run(python_path: Path, step: int) -> Standstill:
     """A run that will stand still as it begins to save this step."""
     python_path.mkdir()
     text = SITE.format(folder=str(python_path), partial=f"step-{step:08d}.partial")

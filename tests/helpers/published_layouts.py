@@ -3,7 +3,7 @@
 from llmsys.config.model import ModelConfig
 
 
-def gpt(hidden: int, layers: int, heads: int) -> ModelConfig:
+def build_gpt(hidden: int, layers: int, heads: int) -> ModelConfig:
     """A GPT of Megatron's tables."""
     return ModelConfig(
         vocab_size=51_200,
@@ -17,18 +17,18 @@ def gpt(hidden: int, layers: int, heads: int) -> ModelConfig:
 
 # Narayanan 2021 (arXiv:2104.04473), table 1; Megatron-LM's README (H100, 2024); Smith 2022 (MT-NLG), 2.4.
 MEGATRON = [
-    ("sc21 1.7B", gpt(2304, 24, 24), "tp=1,pp=1,dp=32", 32),
-    ("sc21 7.5B", gpt(4096, 36, 32), "tp=4,pp=1,dp=32", 128),
-    ("sc21 39B", gpt(8192, 48, 64), "tp=8,pp=2,dp=32", 512),
-    ("sc21 145B", gpt(12288, 80, 96), "tp=8,pp=8,dp=24", 1536),
-    ("sc21 530B", gpt(20480, 105, 128), "tp=8,pp=35,dp=9", 2520),
-    ("sc21 1T", gpt(25600, 128, 160), "tp=8,pp=64,dp=6", 3072),
-    ("h100 16B", gpt(6144, 32, 48), "tp=4,pp=1,dp=48", 192),
-    ("h100 70B", gpt(8192, 84, 64), "tp=8,pp=2,dp=48", 768),
-    ("h100 177B", gpt(12288, 96, 96), "tp=8,pp=6,dp=48", 2304),
-    ("h100 462B", gpt(18432, 112, 144), "tp=8,pp=16,dp=48", 6144),
-    ("mt-nlg 280 nodes", gpt(20480, 105, 128), "tp=8,pp=35,dp=8", 2240),
-    ("mt-nlg 420 nodes", gpt(20480, 105, 128), "tp=8,pp=35,dp=12", 3360),
+    ("sc21 1.7B", build_gpt(2304, 24, 24), "tp=1,pp=1,dp=32", 32),
+    ("sc21 7.5B", build_gpt(4096, 36, 32), "tp=4,pp=1,dp=32", 128),
+    ("sc21 39B", build_gpt(8192, 48, 64), "tp=8,pp=2,dp=32", 512),
+    ("sc21 145B", build_gpt(12288, 80, 96), "tp=8,pp=8,dp=24", 1536),
+    ("sc21 530B", build_gpt(20480, 105, 128), "tp=8,pp=35,dp=9", 2520),
+    ("sc21 1T", build_gpt(25600, 128, 160), "tp=8,pp=64,dp=6", 3072),
+    ("h100 16B", build_gpt(6144, 32, 48), "tp=4,pp=1,dp=48", 192),
+    ("h100 70B", build_gpt(8192, 84, 64), "tp=8,pp=2,dp=48", 768),
+    ("h100 177B", build_gpt(12288, 96, 96), "tp=8,pp=6,dp=48", 2304),
+    ("h100 462B", build_gpt(18432, 112, 144), "tp=8,pp=16,dp=48", 6144),
+    ("mt-nlg 280 nodes", build_gpt(20480, 105, 128), "tp=8,pp=35,dp=8", 2240),
+    ("mt-nlg 420 nodes", build_gpt(20480, 105, 128), "tp=8,pp=35,dp=12", 3360),
 ]
 
 PUBLISHED = [

@@ -52,14 +52,14 @@ def _run(function: Callable[..., Any], world_size: int, arguments: tuple[Any, ..
             receivers.append(receiver)
             processes.append(process)
         try:
-            return _answers(receivers, processes)
+            return _collect_answers(receivers, processes)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _answers(receivers: list[Connection], processes: list[Any]) -> list[Any]:
+def _collect_answers(receivers: list[Connection], processes: list[Any]) -> list[Any]:
     """The results by rank, taken as they come: what one rank raised is told at once, though others then wait for it."""
     results: dict[int, Any] = {}
     deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -70,11 +70,11 @@ def _answers(receivers: list[Connection], processes: list[Any]) -> list[Any]:
             raise TimeoutError(f"ranks {sorted(silent.values())} did not answer within {TIMEOUT_SECONDS} s")
         for receiver, rank in silent.items():
             if receiver in ready:
-                results[rank] = _answer(rank, receiver, processes)
+                results[rank] = _send_answer(rank, receiver, processes)
     return [results[rank] for rank in range(len(processes))]
 
 
-def _answer(rank: int, receiver: Connection, processes: list[Any]) -> Any:
+def _send_answer(rank: int, receiver: Connection, processes: list[Any]) -> Any:
     try:
         kind, value = receiver.recv()
     except EOFError:

@@ -59,7 +59,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def _here(name: str, *words: str) -> list[str]:
+def _build_local_node(name: str, *words: str) -> list[str]:
     return list(words)
 
 
@@ -171,7 +171,7 @@ def _running(slurm: Slurm) -> Iterator[Slurm]:
         slurm._end()
 
 
-def why_not() -> str:
+def find_missing_requirement() -> str:
     """Why no Slurm can be started here; "" when one can."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None]
@@ -184,13 +184,15 @@ def why_not() -> str:
 def real_slurm(folder: Path) -> Iterator[dict[str, str]]:
     """A Slurm whose only node is this machine, for the block; yields the environment in which sbatch finds it."""
     name = socket.gethostname().split(".")[0]
-    slurm = Slurm(folder, name, {name: "127.0.0.1"}, _here, dict(os.environ), (find_free_port(), find_free_port()))
+    slurm = Slurm(
+        folder, name, {name: "127.0.0.1"}, _build_local_node, dict(os.environ), (find_free_port(), find_free_port())
+    )
     with _running(slurm):
         yield slurm.environment
 
 
 @contextmanager
-def slurm_on(hosts: Hosts, folder: Path) -> Iterator[Slurm]:
+def start_slurm(hosts: Hosts, folder: Path) -> Iterator[Slurm]:
     """A Slurm on hosts, for the block: the first controls, the others are nodes."""
     slurm = Slurm(folder, hosts.names[0], hosts.addresses, hosts.inside, hosts.env, (6817, 6818))
     with _running(slurm):

@@ -14,7 +14,7 @@ from llmsys.estimate.saved_tensors import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
-from tests.helpers.live_memory import kept_after
+from tests.helpers.live_memory import measure_kept_bytes
 from tests.helpers.model_sections import SHAPE
 
 SEQUENCES, LENGTH, SOURCE = 2, 16, 24
@@ -56,7 +56,7 @@ def measure_saved_bytes(
         return given
 
     forward()  # tables of rotations are there from now on
-    return kept_after(forward, *module.parameters(), *module.buffers())
+    return measure_kept_bytes(forward, *module.parameters(), *module.buffers())
 
 
 def estimate_saved_bytes(

@@ -20,7 +20,7 @@ from llmsys.parallel.dtensor_slices import get_local_slice
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.model_choices import ARCHITECTURES, LATENT
-from tests.helpers.tiny_model import tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_model, build_tiny_moe_config, build_tiny_tokens
 
 ROWS, LENGTH = 4, 16
 LOSS = LossConfig(label_smoothing=0.1, z_loss=0.01)
@@ -35,14 +35,14 @@ DEEPSEEK: dict[str, Any] = {
     "z_loss_weight": 0.05,
 }
 EXPERTS: dict[str, ModelConfig] = {
-    "experts, evenness over the batch": tiny_moe_config(
+    "experts, evenness over the batch": build_tiny_moe_config(
         {"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "shared_intermediate_size": 12, "shared_gate": True}
     ),
-    "experts, evenness of sequences": tiny_moe_config(
+    "experts, evenness of sequences": build_tiny_moe_config(
         {"balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5}, "router_bias": True}
     ),
-    "experts, all tokens on one": tiny_moe_config(ONE_EXPERT),
-    "experts, latent attention, multi-token prediction": tiny_moe_config(
+    "experts, all tokens on one": build_tiny_moe_config(ONE_EXPERT),
+    "experts, latent attention, multi-token prediction": build_tiny_moe_config(
         DEEPSEEK,
         attention=LATENT,
         num_key_value_heads=4,
@@ -52,58 +52,58 @@ EXPERTS: dict[str, ModelConfig] = {
 }
 
 
-def config_named(name: str) -> ModelConfig:
+def build_named_config(name: str) -> ModelConfig:
     """One of EXPERTS, or an architecture of choices.py."""
-    return EXPERTS[name] if name in EXPERTS else tiny_config(**ARCHITECTURES[name])
+    return EXPERTS[name] if name in EXPERTS else build_tiny_config(**ARCHITECTURES[name])
 
 
-def model_named(name: str) -> Transformer:
+def build_named_model(name: str) -> Transformer:
     """Weights in which nothing is 0 or 1 by chance."""
-    model = tiny_model(config_named(name))
+    model = build_tiny_model(build_named_config(name))
     if "all tokens on one" in name:
         for layer in model.list_moe_layers():
             layer.balance_bias_E.copy_(torch.tensor([0.0, 9.0, 0.0, 0.0]))
     return model
 
 
-def batch_named(name: str, first: int = 0, count: int = ROWS) -> Batch:
+def build_named_batch(name: str, first: int = 0, count: int = ROWS) -> Batch:
     """Rows of packed documents; two are padded, one of them for the most part, so that ranks have uneven work."""
     documents = [[0] * 5 + [1] * 11, [0] * 16, [0, 0, 1, 1, 1, 2, 2, 2, 2] + [PADDING] * 7, [0] * 3 + [PADDING] * 13]
     documents_BT = torch.tensor(documents)
-    tokens_BT = tiny_tokens(ROWS, LENGTH + 1)
+    tokens_BT = build_tiny_tokens(ROWS, LENGTH + 1)
     targets_BT, tokens_BT = tokens_BT[:, 1:].clone(), tokens_BT[:, :-1].clone()
     targets_BT[documents_BT == PADDING] = IGNORED
     types_BT = None
     if "bert" in name:
         targets_BT = tokens_BT.where((tokens_BT % 3 == 0) & (documents_BT != PADDING), IGNORED)
-        types_BT = (tiny_tokens(ROWS, LENGTH, 2, seed=5))[first : first + count]
+        types_BT = (build_tiny_tokens(ROWS, LENGTH, 2, seed=5))[first : first + count]
     rows = slice(first, first + count)
     return Batch(tokens_BT[rows].clone(), targets_BT[rows].clone(), documents_BT[rows].clone(), token_types_BT=types_BT)
 
 
-def plain_gradients(name: str) -> dict[str, Tensor]:
+def compute_plain_gradients(name: str) -> dict[str, Tensor]:
     """Loss, norm, counts of experts and every gradient of one process."""
-    model, batch = model_named(name), batch_named(name)
+    model, batch = build_named_model(name), build_named_batch(name)
     model.train()
     counts = reduce_token_counts([batch], torch.device("cpu"))
     share, nats = compute_loss_share(model, model, batch, build_training_loss(LOSS), counts)
     share.backward()
     found = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     norm = torch.stack([grad.square().sum() for grad in found.values()]).sum().sqrt()
-    return found | {"loss": nats / counts[0], "norm": norm} | reported(model)
+    return found | {"loss": nats / counts[0], "norm": norm} | collect_reported_experts(model)
 
 
-def reported(model: Transformer) -> dict[str, Tensor]:
+def collect_reported_experts(model: Transformer) -> dict[str, Tensor]:
     """What the step found out about experts."""
     report = update_expert_balance(model)
     return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()} if report else {}
 
 
-def engine_with(name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none") -> Engine:
+def build_sharded_engine(name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none") -> Engine:
     """The torch engine with the weights of `model_named`."""
     from llmsys.engine.torch_engine import TorchEngine
 
-    whole, device = model_named(name), torch.device("cpu")
+    whole, device = build_named_model(name), torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(whole.config)
     apply_activation_checkpoint(model, recompute)
@@ -134,27 +134,29 @@ def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
         local.copy_(get_local_slice(value, held))
 
 
-def divided_gradients(
+def gather_sharded_gradients(
     rank: int, name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none"
 ) -> dict[str, Tensor]:
     """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
-    engine = engine_with(name, layout, recompute)
+    engine = build_sharded_engine(name, layout, recompute)
     fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)
     rows = ROWS // fitted.data_parallel_size
-    result = engine.train_step([batch_named(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3)
-    found = {"loss": torch.tensor(result.loss), "norm": torch.tensor(result.gradient_norm)} | reported(engine.module)
+    result = engine.train_step([build_named_batch(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3)
+    found = {"loss": torch.tensor(result.loss), "norm": torch.tensor(result.gradient_norm)} | collect_reported_experts(
+        engine.module
+    )
     for key, tensor in engine.get_state().tensors.items():
         if key.startswith("first_moment/"):
-            found[key.removeprefix("first_moment/")] = whole_tensor(tensor) / (1 - FIRST_BETA)
+            found[key.removeprefix("first_moment/")] = gather_full_tensor(tensor) / (1 - FIRST_BETA)
     return found
 
 
-def whole_tensor(tensor: Tensor) -> Tensor:
+def gather_full_tensor(tensor: Tensor) -> Tensor:
     """A tensor of the state, gathered."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def all_gradients(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Many cases in one set of processes; numpy, because tensors would travel through shared memory."""
-    found = [divided_gradients(rank, *case) for case in cases]
+    found = [gather_sharded_gradients(rank, *case) for case in cases]
     return [{key: value.numpy() for key, value in one.items()} for one in found] if rank == 0 else []

@@ -20,16 +20,16 @@ WORDS = PROSE.split()
 GERMAN = "Der Hund läuft durch den Wald und die Kinder spielen im Garten, während der Vater das Essen kocht. "
 
 
-def sentences(choose: random.Random, count: int) -> list[str]:
+def write_sentences(choose: random.Random, count: int) -> list[str]:
     return [" ".join(choose.choices(WORDS, k=choose.randrange(8, 16))).capitalize() + "." for _ in range(count)]
 
 
-def page(paragraphs: list[str]) -> bytes:
+def format_page(paragraphs: list[str]) -> bytes:
     body = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
     return f"<html><head><title>x</title></head><body><main>{body}</main></body></html>".encode()
 
 
-def record(url: str, date: str, html: bytes) -> bytes:
+def format_record(url: str, date: str, html: bytes) -> bytes:
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + html
     name = hashlib.md5(url.encode() + date.encode()).hexdigest()
     header = (
@@ -44,19 +44,21 @@ def make_crawl(folder: Path, files: int = 3, pages: int = 14, seed: int = 0) -> 
     choose = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(files):
-        good = [sentences(choose, 16) for _ in range(pages)]
+        good = [write_sentences(choose, 16) for _ in range(pages)]
         copy = [*good[0]]
         copy[7] = "One sentence differs in this copy."
         texts = [*good, [GERMAN * 8], ["Too short to stay."], good[1], copy]
         records = [
-            record(f"https://example-{number}.org/{i}", f"2024-05-0{number + 1}T00:00:{i:02d}Z", page(paragraphs))
+            format_record(
+                f"https://example-{number}.org/{i}", f"2024-05-0{number + 1}T00:00:{i:02d}Z", format_page(paragraphs)
+            )
             for i, paragraphs in enumerate(texts)
         ]
         (folder / f"crawl-{number}.warc.gz").write_bytes(b"".join(records))
     return folder
 
 
-def tiny_config(folder: Path, crawl: Path | list[str], **data: Any) -> RunConfig:
+def build_tiny_config(folder: Path, crawl: Path | list[str], **data: Any) -> RunConfig:
     """A run whose data section reads the tiny crawl into `folder`, in this process unless told otherwise."""
     inputs = crawl if isinstance(crawl, list) else [f"{crawl}/*.warc.gz"]
     section: dict[str, Any] = {
@@ -77,7 +79,7 @@ def tiny_config(folder: Path, crawl: Path | list[str], **data: Any) -> RunConfig
 ROOMS = ("documents", "dropped", "tokenizer", "tokens", "work")
 
 
-def fingerprints(folder: Path) -> dict[str, str]:
+def hash_files(folder: Path) -> dict[str, str]:
     """The sha256 of every file whose bytes are promised, by its name below the dataset folder."""
     files = [path for room in ROOMS for path in sorted((folder / room).rglob("*")) if path.is_file()]
     files.append(folder / "manifest.json")
@@ -88,4 +90,4 @@ if __name__ == "__main__":  # python -m tests.helpers.tiny_crawl FOLDER INPUTS D
     from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 
     given = [f"{name}/*.warc.gz" if Path(name).is_dir() else name for name in json.loads(sys.argv[2])]
-    prepare_dataset(tiny_config(Path(sys.argv[1]), given, **json.loads(sys.argv[3])))
+    prepare_dataset(build_tiny_config(Path(sys.argv[1]), given, **json.loads(sys.argv[3])))

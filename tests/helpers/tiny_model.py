@@ -23,15 +23,15 @@ DENSE: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
-def tiny_config(**changes: Any) -> ModelConfig:
+def build_tiny_config(**changes: Any) -> ModelConfig:
     return ModelConfig.model_validate(DENSE | changes)
 
 
-def tiny_moe_config(experts: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
-    return tiny_config(moe=EXPERTS | (experts or {}), **changes)
+def build_tiny_moe_config(experts: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    return build_tiny_config(moe=EXPERTS | (experts or {}), **changes)
 
 
-def tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
+def build_tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
     model = Transformer(config)
     initialize_parameters(model, seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -49,11 +49,11 @@ def tiny_model(config: ModelConfig, seed: int = 0) -> Transformer:
     return model
 
 
-def tiny_tokens(rows: int = 2, length: int = 7, vocab_size: int = 37, seed: int = 0) -> Tensor:
+def build_tiny_tokens(rows: int = 2, length: int = 7, vocab_size: int = 37, seed: int = 0) -> Tensor:
     return torch.randint(0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def relative_error(value: Tensor | None, reference: Tensor | None) -> float:
+def compute_relative_error(value: Tensor | None, reference: Tensor | None) -> float:
     assert value is not None
     assert reference is not None
     value, reference = value.detach().double(), reference.detach().double()

@@ -13,7 +13,7 @@ WORDS = {
 }  # fmt: skip
 
 
-def sentence_pairs(count: int, seed: int, longest: int = 12) -> list[tuple[str, str]]:
+def build_sentence_pairs(count: int, seed: int, longest: int = 12) -> list[tuple[str, str]]:
     choose = random.Random(seed)
     sources = [choose.choices(list(WORDS), k=choose.randrange(2, longest + 1)) for _ in range(count)]
     return [(" ".join(words), " ".join(WORDS[word] for word in reversed(words))) for words in sources]
@@ -30,10 +30,10 @@ def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]], compress:
     return paths[0], paths[1]
 
 
-def pairs_config(folder: Path, pairs: int = 300, heldout: int = 30, longest: int = 12, **data: Any) -> RunConfig:
+def write_pairs_config(folder: Path, pairs: int = 300, heldout: int = 30, longest: int = 12, **data: Any) -> RunConfig:
     """Write the files and give a config that prepares them into folder/data."""
-    train = write_pairs(folder / "text", "train", sentence_pairs(pairs, 1, longest))
-    held = write_pairs(folder / "text", "val", sentence_pairs(heldout, 2, longest))
+    train = write_pairs(folder / "text", "train", build_sentence_pairs(pairs, 1, longest))
+    held = write_pairs(folder / "text", "val", build_sentence_pairs(heldout, 2, longest))
     section = {
         "kind": "pairs", "folder": folder / "data", "executor": {"kind": "inline"},
         "source": [train[0]], "target": [train[1]], "heldout_source": [held[0]], "heldout_target": [held[1]],

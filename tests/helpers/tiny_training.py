@@ -8,7 +8,7 @@ from llmsys.data.batch import Batch
 SEQUENCES, LENGTH = 8, 16
 
 
-def tiny_config(**changes: object) -> ModelConfig:
+def build_tiny_config(**changes: object) -> ModelConfig:
     """Two layers, four experts, grouped-query attention; about 20 thousand parameters."""
     settings: dict[str, object] = {
         "vocab_size": 64,
@@ -29,7 +29,7 @@ def tiny_config(**changes: object) -> ModelConfig:
     return ModelConfig.model_validate(settings | changes)
 
 
-def sequences(step: int, first: int, count: int, ignored: int = 0) -> Batch:
+def build_sequences(step: int, first: int, count: int, ignored: int = 0) -> Batch:
     """Sequences `first` to `first + count - 1` of a step, the same whoever asks. `ignored` targets do not count."""
     rows = []
     for index in range(first, first + count):

@@ -271,12 +271,12 @@ def build(case: str) -> Any:
     model.generation_config = transformers.GenerationConfig(
         decoder_start_token_id=getattr(config, "decoder_start_token_id", None)
     )
-    randomise(model)
+    randomize_parameters(model)
     return model
 
 
 @torch.no_grad()
-def randomise(model: nn.Module, seed: int = 0) -> None:
+def randomize_parameters(model: nn.Module, seed: int = 0) -> None:
     """Wide enough that attention, gates and routers leave their linear range."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():

@@ -5,7 +5,7 @@ import gzip
 PAGE = b"<!DOCTYPE html><html><body><p>%s</p></body></html>"
 
 
-def response(
+def format_response(
     url: str, body: bytes, *, content_type: str = "text/html", status: str = "200 OK", headers: str = ""
 ) -> bytes:
     """One response record, not compressed."""
@@ -28,11 +28,11 @@ def record(kind: str, block: bytes, headers: str = "", length: int | None = None
     )
 
 
-def page(number: int) -> bytes:
+def format_page(number: int) -> bytes:
     """A response with a page of its own."""
-    return response(f"https://example.org/{number}", PAGE % f"Page number {number}.".encode())
+    return format_response(f"https://example.org/{number}", PAGE % f"Page number {number}.".encode())
 
 
-def members(*records: bytes) -> list[bytes]:
+def compress_members(*records: bytes) -> list[bytes]:
     """Each record as a gzip member of its own, as crawlers write them."""
     return [gzip.compress(content, mtime=0) for content in records]

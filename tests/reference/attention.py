@@ -11,56 +11,56 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from tests.reference.layers import linear, norm, rms
+from tests.reference.layers import apply_linear, apply_norm, compute_rms
 
 Parameters = Mapping[str, Tensor]
 Vectors = list[Tensor]
 
 
-def self_attention(
+def compute_self_attention(
     config: ModelConfig, p: Parameters, name: str, layer: int, x: Vectors, documents: list[int], types: list[int]
 ) -> Vectors:
     if config.attention.kind == "latent":
-        return latent_attention(config, p, name, layer, x, documents)
+        return compute_latent_attention(config, p, name, layer, x, documents)
     heads, shared_by = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
-    q, k, v = (projected(config, p, name, which, x) for which in "qkv")
+    q, k, v = (project_heads(config, p, name, which, x) for which in "qkv")
     outputs = []
     for t in range(len(x)):
         mixed = []
         for head in range(heads):
-            seen = [s for s in range(len(x)) if visible(config, layer, t, s, documents)]
+            seen = [s for s in range(len(x)) if is_visible(config, layer, t, s, documents)]
             query = rotate(config, layer, q[t][head], t)
             keys = [rotate(config, layer, k[s][head // shared_by], s) for s in seen]
             if f"{name}.content_bias" in p:
                 query = query + p[f"{name}.content_bias"][head]
-            scores = [capped(config, query @ key * scale(config)) for key in keys]
-            extra = [position_score(config, p, name, head, q[t][head], t, s, types) for s in seen]
+            scores = [cap_scores(config, query @ key * scale(config)) for key in keys]
+            extra = [compute_position_score(config, p, name, head, q[t][head], t, s, types) for s in seen]
             scores = [score + more for score, more in zip(scores, extra, strict=True)]
             sink = p[f"{name}.sinks"][head] if config.attention.sinks else None
-            mixed.append(mean_of([v[s][head // shared_by] for s in seen], scores, sink))
-        outputs.append(linear(p, f"{name}.o_proj", torch.cat(mixed)))
+            mixed.append(compute_mean([v[s][head // shared_by] for s in seen], scores, sink))
+        outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
     return outputs
 
 
-def cross_attention(
+def compute_cross_attention(
     config: ModelConfig, p: Parameters, name: str, x: Vectors, documents: list[int], memory: Vectors, sources: list[int]
 ) -> Vectors:
     shared_by = config.num_attention_heads // config.num_key_value_heads
-    q = projected(config, p, name, "q", x)
-    k, v = (projected(config, p, name, which, memory) for which in "kv")
+    q = project_heads(config, p, name, "q", x)
+    k, v = (project_heads(config, p, name, which, memory) for which in "kv")
     outputs = []
     for t, number in enumerate(documents):
         seen = [s for s in range(len(memory)) if sources[s] == number] or list(range(len(memory)))
         mixed = []
         for head in range(config.num_attention_heads):
             theirs = head // shared_by
-            scores = [capped(config, q[t][head] @ k[s][theirs] * scale(config)) for s in seen]
-            mixed.append(mean_of([v[s][theirs] for s in seen], scores, None))
-        outputs.append(linear(p, f"{name}.o_proj", torch.cat(mixed)))
+            scores = [cap_scores(config, q[t][head] @ k[s][theirs] * scale(config)) for s in seen]
+            mixed.append(compute_mean([v[s][theirs] for s in seen], scores, None))
+        outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
     return outputs
 
 
-def latent_attention(
+def compute_latent_attention(
     config: ModelConfig, p: Parameters, name: str, layer: int, x: Vectors, documents: list[int]
 ) -> Vectors:
     """DeepSeek-V2, equations 9 to 19, with keys and values of every head written out."""
@@ -69,13 +69,13 @@ def latent_attention(
     queries, keys, values = [], [], []
     for position, one in enumerate(x):
         if latent.q_lora_rank is None:
-            q = linear(p, f"{name}.q_proj", one)
+            q = apply_linear(p, f"{name}.q_proj", one)
         else:
-            c = linear(p, f"{name}.q_a_proj", one)
-            q = linear(p, f"{name}.q_b_proj", rms(c, latent.norm_eps) * p[f"{name}.q_a_norm.weight"])
-        joint = linear(p, f"{name}.kv_a_proj", one)
+            c = apply_linear(p, f"{name}.q_a_proj", one)
+            q = apply_linear(p, f"{name}.q_b_proj", compute_rms(c, latent.norm_eps) * p[f"{name}.q_a_norm.weight"])
+        joint = apply_linear(p, f"{name}.kv_a_proj", one)
         c, shared = joint[: latent.kv_lora_rank], rotate(config, layer, joint[latent.kv_lora_rank :], position)
-        kv = linear(p, f"{name}.kv_b_proj", rms(c, latent.norm_eps) * p[f"{name}.kv_a_norm.weight"])
+        kv = apply_linear(p, f"{name}.kv_b_proj", compute_rms(c, latent.norm_eps) * p[f"{name}.kv_a_norm.weight"])
         q_heads, kv_heads = q.view(-1, nope + rope), kv.view(-1, nope + width)
         queries.append([torch.cat([h[:nope], rotate(config, layer, h[nope:], position)]) for h in q_heads])
         keys.append([torch.cat([h[:nope], shared]) for h in kv_heads])
@@ -86,39 +86,39 @@ def latent_attention(
         factor *= (0.1 * (scaling.mscale_all_dim or 0) * math.log(scaling.factor) + 1) ** 2
     outputs = []
     for t in range(len(x)):
-        seen = [s for s in range(len(x)) if visible(config, layer, t, s, documents)]
+        seen = [s for s in range(len(x)) if is_visible(config, layer, t, s, documents)]
         mixed = []
         for head in range(config.num_attention_heads):
             scores = [queries[t][head] @ keys[s][head] * factor for s in seen]
-            mixed.append(mean_of([values[s][head] for s in seen], scores, None))
-        outputs.append(linear(p, f"{name}.o_proj", torch.cat(mixed)))
+            mixed.append(compute_mean([values[s][head] for s in seen], scores, None))
+        outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
     return outputs
 
 
-def projected(config: ModelConfig, p: Parameters, name: str, which: str, x: Vectors) -> list[Vectors]:
+def project_heads(config: ModelConfig, p: Parameters, name: str, which: str, x: Vectors) -> list[Vectors]:
     """Heads of queries, keys or values: mapped, normed, cut."""
     kind: Any = config.attention if config.attention.kind == "multi_head" else None
     rows = []
     for one in x:
-        flat = linear(p, f"{name}.{which}_proj", one)
+        flat = apply_linear(p, f"{name}.{which}_proj", one)
         if f"{name}.{which}_norm.weight" in p and kind.qk_norm == "full":
-            flat = norm(config, p, f"{name}.{which}_norm", flat)
+            flat = apply_norm(config, p, f"{name}.{which}_norm", flat)
         heads = list(flat.split(config.head_dim))
         if f"{name}.{which}_norm.weight" in p and kind.qk_norm == "head":
-            heads = [norm(config, p, f"{name}.{which}_norm", head) for head in heads]
+            heads = [apply_norm(config, p, f"{name}.{which}_norm", head) for head in heads]
         if kind is not None and kind.clip is not None:
             heads = [head.clamp(-kind.clip, kind.clip) for head in heads]
         rows.append(heads)
     return rows
 
 
-def visible(config: ModelConfig, layer: int, t: int, s: int, documents: list[int]) -> bool:
+def is_visible(config: ModelConfig, layer: int, t: int, s: int, documents: list[int]) -> bool:
     if documents[t] != documents[s] or (s > t and config.family != "encoder"):
         return False
     return config.get_attention_window(layer) is None or abs(t - s) < config.get_attention_window(layer)
 
 
-def mean_of(values: Vectors, scores: list[Tensor], sink: Tensor | None) -> Tensor:
+def compute_mean(values: Vectors, scores: list[Tensor], sink: Tensor | None) -> Tensor:
     """The mean of the values, weighted by exp(score); a sink takes weight and gives nothing."""
     everything = scores if sink is None else [*scores, sink]
     top = max(score.detach() for score in everything)
@@ -131,7 +131,7 @@ def scale(config: ModelConfig) -> float:
     return 1 / math.sqrt(config.head_dim) if given is None else given
 
 
-def capped(config: ModelConfig, score: Tensor) -> Tensor:
+def cap_scores(config: ModelConfig, score: Tensor) -> Tensor:
     cap = config.attention.logit_softcap if config.attention.kind == "multi_head" else None
     return score if cap is None else cap * torch.tanh(score / cap)
 
@@ -154,7 +154,7 @@ def rotate(config: ModelConfig, layer: int, x: Tensor, position: int) -> Tensor:
     return torch.stack(turned)
 
 
-def position_score(
+def compute_position_score(
     config: ModelConfig, p: Parameters, name: str, head: int, query: Tensor, t: int, s: int, types: list[int]
 ) -> Tensor | float:
     """What the places of query and key add to the score."""
@@ -163,11 +163,13 @@ def position_score(
         assert config.num_attention_heads == 4
         return -config.position.factor * 2.0 ** (-2 * (head + 1)) * abs(t - s)
     if kind == "relative_bias":
-        return p[f"{name.split('blocks.')[0]}relative_bias.weight"][bucket(config, s - t), head]
-    return xl_score(config, p, name, head, query, t - s, types[t] == types[s]) if kind == "transformer_xl" else 0.0
+        return p[f"{name.split('blocks.')[0]}relative_bias.weight"][get_distance_bucket(config, s - t), head]
+    return (
+        compute_xl_score(config, p, name, head, query, t - s, types[t] == types[s]) if kind == "transformer_xl" else 0.0
+    )
 
 
-def bucket(config: ModelConfig, ahead: int) -> int:
+def get_distance_bucket(config: ModelConfig, ahead: int) -> int:
     """Raffel 2020: half of the buckets for exact distances, the rest for logarithmically growing ranges."""
     relative: Any = config.position
     count, offset, distance = relative.buckets, 0, max(-ahead, 0)
@@ -181,14 +183,14 @@ def bucket(config: ModelConfig, ahead: int) -> int:
     return offset + min(exact + int(share * (count - exact)), count - 1)
 
 
-def xl_score(
+def compute_xl_score(
     config: ModelConfig, p: Parameters, name: str, head: int, query: Tensor, distance: int, same: bool
 ) -> Tensor:
     """(q + v) · W r(distance), and XLNet's (q + s) · e(same segment or not)."""
     width, heads = config.hidden_size, config.num_attention_heads
     waves = [distance / 10000 ** (2 * i / width) for i in range(width // 2)]
     r = torch.tensor([math.sin(w) for w in waves] + [math.cos(w) for w in waves], dtype=torch.float64)
-    mapped = linear(p, f"{name}.position_proj", r).view(heads, -1)[head]
+    mapped = apply_linear(p, f"{name}.position_proj", r).view(heads, -1)[head]
     score = (query + p.get(f"{name}.position_bias", torch.zeros(heads, 1))[head]) @ mapped
     if f"{name}.segment_embed" in p:
         embed = p[f"{name}.segment_embed"][0 if same else -1, head]

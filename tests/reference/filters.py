@@ -15,12 +15,12 @@ LABEL = rf"(?:[A-Za-z0-9]|{LETTER})(?:(?:[A-Za-z0-9-]|{LETTER})*(?:[A-Za-z0-9]|{
 EMAIL = re.compile(rf"\b{ATOM}(?:\.{ATOM})*@(?:{LABEL}\.)+{LABEL}")
 
 
-def plain_emails(text: str) -> list[tuple[int, int]]:
+def scan_emails(text: str) -> list[tuple[int, int]]:
     """Spans of e-mail addresses, by one expression."""
     return [match.span() for match in EMAIL.finditer(text)]
 
 
-def plain_bad_words(text: str, words: Collection[str], anywhere: bool) -> list[str]:
+def find_bad_words(text: str, words: Collection[str], anywhere: bool) -> list[str]:
     """Listed words in a text, each position asked for each word, the longest first; found words do not overlap."""
     lower, found, position = text.lower(), [], 0
     while position < len(lower):
@@ -38,7 +38,7 @@ def _apart(text: str, position: int, word: str) -> bool:
     return not any(character.isalnum() or character == "_" for character in around)
 
 
-def plain_url_test(
+def find_url_match(
     url: str, hard: Collection[str], soft: Collection[str], max_soft: int, substrings: Collection[str]
 ) -> str | None:
     """The first test on words that a URL fails."""
@@ -51,7 +51,7 @@ def plain_url_test(
     return "substring" if any(one in plain for one in substrings) else None
 
 
-def plain_matches(text: str, items: Sequence[str], ngram_words: int, min_item_words: int) -> set[tuple[int, str]]:
+def find_ngram_matches(text: str, items: Sequence[str], ngram_words: int, min_item_words: int) -> set[tuple[int, str]]:
     """(item, n-gram) for every n-gram of an item that stands in a text, words joined by spaces."""
     words = simplify_text(text).split()
     found = set()

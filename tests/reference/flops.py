@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 
-def visible_pairs(length: int, window: int | None = None, documents: Sequence[int] = (), *, causal: bool = True) -> int:
+def count_visible_pairs(
+    length: int, window: int | None = None, documents: Sequence[int] = (), *, causal: bool = True
+) -> int:
     """(query, key) pairs of one sequence in which the query sees the key.
 
     A query sees, itself included, its own document, with `causal` nothing later, and what is fewer than `window` away.

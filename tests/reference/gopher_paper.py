@@ -7,7 +7,7 @@ STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 BULLETS = tuple("•‣⁃▪▫●○◦■□▶–*-")
 
 
-def paper_quality(text: str) -> str | None:
+def find_paper_quality_violation(text: str) -> str | None:
     words = text.split()
     if not 50 <= len(words) <= 100_000:
         return "words"
@@ -27,7 +27,7 @@ def paper_quality(text: str) -> str | None:
     return "stop words" if len(STOP_WORDS & set(words)) < 2 else None
 
 
-def paper_repetition(text: str) -> str | None:
+def find_paper_repetition_violation(text: str) -> str | None:
     if not text.strip():
         return "empty text"
     parts = {

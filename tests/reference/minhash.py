@@ -7,7 +7,7 @@ MASK = (1 << 64) - 1
 MULTIPLIER = 0x9E3779B97F4A7C15
 
 
-def word_hash(word: str) -> int:
+def hash_word(word: str) -> int:
     value = 0
     for character in word:
         value = (value * MULTIPLIER + ord(character) + 1) & MASK
@@ -22,24 +22,24 @@ def combine(hashes: list[int]) -> int:
     return value ^ value >> 32
 
 
-def signature(words: list[str], n: int, a: list[int], b: list[int]) -> list[int] | None:
-    runs = [combine([word_hash(word) for word in words[i : i + n]]) for i in range(len(words) - n + 1)]
+def compute_signature(words: list[str], n: int, a: list[int], b: list[int]) -> list[int] | None:
+    runs = [combine([hash_word(word) for word in words[i : i + n]]) for i in range(len(words) - n + 1)]
     if not runs:
         return None
     return [min(((run * x + y) & MASK) % PRIME for run in runs) for x, y in zip(a, b, strict=True)]
 
 
-def linked(left: list[int] | None, right: list[int] | None, rows: int) -> bool:
+def find_linked(left: list[int] | None, right: list[int] | None, rows: int) -> bool:
     if left is None or right is None:
         return False
     return any(left[i : i + rows] == right[i : i + rows] for i in range(0, len(left), rows))
 
 
-def kept(documents: list[tuple[str, str]], signatures: list[list[int] | None], rows: int) -> set[str]:
+def select_kept(documents: list[tuple[str, str]], signatures: list[list[int] | None], rows: int) -> set[str]:
     """Ids that stay of (id, text): per connected component the longest text, then the smallest id."""
     component = list(range(len(documents)))
     for left, right in combinations(range(len(documents)), 2):
-        if linked(signatures[left], signatures[right], rows):
+        if find_linked(signatures[left], signatures[right], rows):
             old, new = component[left], component[right]
             component = [new if value == old else value for value in component]
     best: dict[int, tuple[int, str]] = {}

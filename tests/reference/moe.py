@@ -17,22 +17,24 @@ Visits = dict[int, Tensor]
 """Of one token: the weight of each expert that it visits."""
 
 
-def mixture(config: MoeConfig, p: Parameters, x: Tensor, real: Tensor, *, training: bool) -> Tensor:
+def compute_mixture(config: MoeConfig, p: Parameters, x: Tensor, real: Tensor, *, training: bool) -> Tensor:
     """(rows, positions, width) to the same; `real` is False where a token is padding."""
     rows = []
     for row, here in zip(x, real.tolist(), strict=True):
         visits = route(config, p, row, here, training=training)
-        rows.append(torch.stack([token(config, p, one, weights) for one, weights in zip(row, visits, strict=True)]))
+        rows.append(
+            torch.stack([compute_token(config, p, one, weights) for one, weights in zip(row, visits, strict=True)])
+        )
     return torch.stack(rows)
 
 
-def token(config: MoeConfig, p: Parameters, x: Tensor, visits: Visits) -> Tensor:
+def compute_token(config: MoeConfig, p: Parameters, x: Tensor, visits: Visits) -> Tensor:
     y = torch.zeros_like(x)
     for e, weight in visits.items():
-        y = y + config.routed_scaling_factor * weight * network(config, x, *(part(p, name, e) for name in MAPS))
+        y = y + config.routed_scaling_factor * weight * compute_network(config, x, *(part(p, name, e) for name in MAPS))
     if config.shared_expert_size:
         shared = [(p.get(f"shared.{m}_proj.weight"), p.get(f"shared.{m}_proj.bias")) for m in MAPS]
-        answer = network(config, x, *((None if w is None else w.T, b) for w, b in shared))
+        answer = compute_network(config, x, *((None if w is None else w.T, b) for w, b in shared))
         gate = p.get("shared_gate.weight")
         y = y + (answer if gate is None else answer / (1 + (-(gate[0] @ x)).exp()))
     return y
@@ -47,7 +49,7 @@ def part(p: Parameters, name: str, expert: int) -> Map:
     return None if weight is None else weight[expert], None if bias is None else bias[expert]
 
 
-def network(config: MoeConfig, x: Tensor, gate: Map, up: Map, down: Map) -> Tensor:
+def compute_network(config: MoeConfig, x: Tensor, gate: Map, up: Map, down: Map) -> Tensor:
     def line(x: Tensor, to: Map) -> Tensor:
         return x @ to[0] + (0 if to[1] is None else to[1])
 
@@ -67,7 +69,7 @@ def network(config: MoeConfig, x: Tensor, gate: Map, up: Map, down: Map) -> Tens
     return line(inner.clamp(min=0), down)
 
 
-def scores(config: MoeConfig, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
+def compute_scores(config: MoeConfig, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
     logits = p["router.weight"] @ x + p.get("router.bias", 0)
     if config.score == "sigmoid":
         return logits, 1 / (1 + (-logits).exp())
@@ -77,7 +79,9 @@ def scores(config: MoeConfig, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]
 def route(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], *, training: bool) -> list[Visits]:
     tokens, size = sum(real), config.num_experts
     if config.routing.kind == "expert_choice":
-        return expert_choice(config, p, row, real, math.ceil(Fraction(str(config.routing.factor)) * tokens / size))
+        return select_expert_choice(
+            config, p, row, real, math.ceil(Fraction(str(config.routing.factor)) * tokens / size)
+        )
     wanted = [choose(config, p, x) for x in row]
     if config.routing.kind == "token_choice" or not training:
         return wanted
@@ -93,13 +97,13 @@ def route(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], *, tr
     return kept
 
 
-def expert_choice(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], room: int) -> list[Visits]:
-    all_scores = [scores(config, p, x)[1] for x in row]
+def select_expert_choice(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool], room: int) -> list[Visits]:
+    all_scores = [compute_scores(config, p, x)[1] for x in row]
     here = [t for t, is_real in enumerate(real) if is_real]
     visits: list[Visits] = [{} for _ in row]
     # float32 rounds scores close to 1 into ties.
     finer = {name: value.detach().double() for name, value in p.items()}
-    merits = [scores(config, finer, x.detach().double())[1].tolist() for x in row]
+    merits = [compute_scores(config, finer, x.detach().double())[1].tolist() for x in row]
     for e in range(config.num_experts):
         for t in sorted(here, key=lambda t: -merits[t][e])[:room]:
             visits[t][e] = all_scores[t][e]
@@ -108,13 +112,13 @@ def expert_choice(config: MoeConfig, p: Parameters, row: Tensor, real: list[bool
 
 def choose(config: MoeConfig, p: Parameters, x: Tensor) -> Visits:
     """The experts of one token, best first."""
-    logits, score = scores(config, p, x)
+    logits, score = compute_scores(config, p, x)
     merit = [float(s.detach()) for s in score]
     if config.balance.kind == "bias":
         merit = [m + float(b) for m, b in zip(merit, p["balance_bias_E"], strict=True)]
     allowed = [e for e in range(config.num_experts) if config.groups is None or e in open_experts(config, merit)]
     if config.score == "sparsemixer":
-        return sparsemixer(config, logits, merit, allowed)
+        return select_sparsemixer(config, logits, merit, allowed)
     chosen = sorted(allowed, key=lambda e: -merit[e])[: config.num_experts_per_tok]
     total = sum(score[e] for e in chosen) if config.norm_topk_prob else 1.0
     return {e: score[e] / total for e in chosen}
@@ -130,7 +134,7 @@ def open_experts(config: MoeConfig, merit: list[float]) -> list[int]:
     return [e for g in order[: config.groups.groups_per_token] for e in members[g]]
 
 
-def sparsemixer(config: MoeConfig, logits: Tensor, merit: list[float], allowed: list[int]) -> Visits:
+def select_sparsemixer(config: MoeConfig, logits: Tensor, merit: list[float], allowed: list[int]) -> Visits:
     visits: Visits = {}
     for _ in range(2):
         left = [e for e in allowed if e not in visits]
@@ -142,7 +146,7 @@ def sparsemixer(config: MoeConfig, logits: Tensor, merit: list[float], allowed: 
     return visits
 
 
-def balance_losses(config: MoeConfig, p: Parameters, x: Tensor, share: Tensor | None) -> Tensor:
+def compute_balance_losses(config: MoeConfig, p: Parameters, x: Tensor, share: Tensor | None) -> Tensor:
     """The auxiliary losses of all rows, a mean over tokens; without padding. `share`: of the step before."""
     balance, size = config.balance, config.num_experts
     total, tokens = torch.zeros(()), x.shape[0] * x.shape[1]
@@ -150,7 +154,7 @@ def balance_losses(config: MoeConfig, p: Parameters, x: Tensor, share: Tensor | 
         visits = [choose(config, p, one) for one in row]
         count = [sum(e in one for one in visits) for e in range(size)]
         for one in row:
-            logits, score = scores(config, p, one)
+            logits, score = compute_scores(config, p, one)
             total = total + config.z_loss_weight * logits.exp().sum().log() ** 2 / tokens
             share_of_score = score / score.sum()
             if balance.kind == "bias":

@@ -4,7 +4,7 @@ from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.token_shards import TokenShards
 
 
-def plain_window(shards: TokenShards, *, length: int, seed: int, index: int) -> tuple[list[int], list[int]]:
+def build_window(shards: TokenShards, *, length: int, seed: int, index: int) -> tuple[list[int], list[int]]:
     """Tokens and document numbers of sequence `index`, by building the epoch."""
     total = int(shards.lengths.sum())
     per_epoch = (total - 1) // length

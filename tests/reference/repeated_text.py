@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 
-def later_places(keys_of: Sequence[Sequence[str | None]]) -> list[list[int]]:
+def find_later_places(keys_of: Sequence[Sequence[str | None]]) -> list[list[int]]:
     """Per document, in the order in which copies stay, the places whose key stood before, here or in an earlier one."""
     before: list[str] = []
     found = []
@@ -45,6 +45,6 @@ def _kept(text: str, flags: Sequence[bool]) -> list[str]:
     return [part.strip() for part in marked.split("\0") if part.strip()]
 
 
-def sentence_spans(text: str, nlp: Callable[[str], object]) -> list[tuple[int, int]]:
+def find_sentence_spans(text: str, nlp: Callable[[str], object]) -> list[tuple[int, int]]:
     """Sentences by spaCy's own sentencizer."""
     return [(sentence.start_char, sentence.end_char) for sentence in nlp(text).sents]  # type: ignore[attr-defined]

@@ -19,37 +19,37 @@ POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "us
 
 
 @lru_cache(maxsize=1)
-def english() -> Any:
+def split_english_words() -> Any:
     nlp = spacy.blank("en")
     nlp.add_pipe("sentencizer")
     return nlp
 
 
-def words_of(text: str) -> list[str]:
-    stripped = (token.text.strip() for token in english().tokenizer(text))
+def split_words(text: str) -> list[str]:
+    stripped = (token.text.strip() for token in split_english_words().tokenizer(text))
     return [word for word in stripped if word]
 
 
-def sentences_of(text: str) -> list[str]:
-    stripped = (sentence.text.strip() for sentence in english()(text).sents)
+def split_sentences(text: str) -> list[str]:
+    stripped = (sentence.text.strip() for sentence in split_english_words()(text).sents)
     return [sentence for sentence in stripped if sentence]
 
 
 def judge(text: str, rule: RuleConfig) -> Judgement:
     match rule:
         case GopherRepetitionConfig():
-            return repetition(text, rule), text
+            return find_repetition_violation(text, rule), text
         case GopherQualityConfig():
-            return quality(text, rule), text
+            return find_quality_violation(text, rule), text
         case C4Config() | C4DatatroveConfig():
-            return c4(text, rule)
+            return find_c4_violation(text, rule)
         case FinewebQualityConfig():
-            return fineweb(text, rule), text
+            return find_fineweb_violation(text, rule), text
         case _:
             raise NotImplementedError(rule.kind)
 
 
-def repeats(parts: list[str]) -> tuple[int, int]:
+def find_repeats(parts: list[str]) -> tuple[int, int]:
     seen: set[str] = set()
     count = characters = 0
     for part in parts:
@@ -60,22 +60,22 @@ def repeats(parts: list[str]) -> tuple[int, int]:
     return count, characters
 
 
-def repetition(text: str, rule: GopherRepetitionConfig) -> str | None:
+def find_repetition_violation(text: str, rule: GopherRepetitionConfig) -> str | None:
     if not text:
         return "empty text"
     paragraphs = re.split(r"\n{2,}", text.strip())
-    count, characters = repeats(paragraphs)
+    count, characters = find_repeats(paragraphs)
     if count / len(paragraphs) > rule.max_duplicate_paragraph_share:
         return "share of duplicate paragraphs"
     if characters / len(text) > rule.max_duplicate_paragraph_character_share:
         return "share of characters in duplicate paragraphs"
     lines = re.split(r"\n+", text)
-    count, characters = repeats(lines)
+    count, characters = find_repeats(lines)
     if count / len(lines) > rule.max_duplicate_line_share:
         return "share of duplicate lines"
     if characters / len(text) > rule.max_duplicate_line_character_share:
         return "share of characters in duplicate lines"
-    words = words_of(text)
+    words = split_words(text)
     for n in (2, 3, 4):
         grams = [" ".join(words[start : start + n]) for start in range(len(words) - n + 1)]
         if grams:
@@ -83,12 +83,12 @@ def repetition(text: str, rule: GopherRepetitionConfig) -> str | None:
             if len(gram) * count / len(text) > getattr(rule, f"max_top_{n}gram_share"):
                 return f"share of characters in the most frequent {n}-gram"
     for n in range(5, 11):
-        if scanned(words, n) / len(text) > getattr(rule, f"max_duplicate_{n}gram_share"):
+        if count_scanned_ngrams(words, n) / len(text) > getattr(rule, f"max_duplicate_{n}gram_share"):
             return f"share of characters in duplicate {n}-grams"
     return None
 
 
-def scanned(words: list[str], n: int) -> int:
+def count_scanned_ngrams(words: list[str], n: int) -> int:
     seen: set[str] = set()
     characters = start = 0
     while start <= len(words) - n:
@@ -102,8 +102,8 @@ def scanned(words: list[str], n: int) -> int:
     return characters
 
 
-def quality(text: str, rule: GopherQualityConfig) -> str | None:
-    words = words_of(text)
+def find_quality_violation(text: str, rule: GopherQualityConfig) -> str | None:
+    words = split_words(text)
     real = [word for word in words if any(character not in PUNCTUATION for character in word)]
     if len(real) < rule.min_words or len(real) > rule.max_words:
         return "words"
@@ -127,7 +127,7 @@ def quality(text: str, rule: GopherQualityConfig) -> str | None:
     return None
 
 
-def c4(text: str, rule: C4Config | C4DatatroveConfig) -> Judgement:
+def find_c4_violation(text: str, rule: C4Config | C4DatatroveConfig) -> Judgement:
     kept: list[str] = []
     sentences = 0
     for line in text.splitlines():
@@ -149,12 +149,12 @@ def c4(text: str, rule: C4Config | C4DatatroveConfig) -> Judgement:
             return "curly bracket", text
         if any(phrase in lower for phrase in POLICY):
             continue
-        sentences += len(sentences_of(line))
+        sentences += len(split_sentences(line))
         kept.append(line)
     return ("sentences" if sentences < rule.min_sentences else None), "\n".join(kept).strip()
 
 
-def fineweb(text: str, rule: FinewebQualityConfig) -> str | None:
+def find_fineweb_violation(text: str, rule: FinewebQualityConfig) -> str | None:
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return "empty text"
@@ -162,8 +162,8 @@ def fineweb(text: str, rule: FinewebQualityConfig) -> str | None:
         return "share of lines with an end mark"
     if sum(len(line) <= rule.short_line_characters for line in lines) / len(lines) > rule.max_short_line_share:
         return "share of short lines"
-    if repeats(lines)[1] / len(text.replace("\n", "")) > rule.max_duplicate_line_character_share:
+    if find_repeats(lines)[1] / len(text.replace("\n", "")) > rule.max_duplicate_line_character_share:
         return "share of characters in duplicate lines"
-    if text.count("\n") / len(words_of(text)) > rule.max_newlines_per_word:
+    if text.count("\n") / len(split_words(text)) > rule.max_newlines_per_word:
         return "newlines per word"
     return None

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from tests.reference.attention import Parameters, Vectors, cross_attention, self_attention
-from tests.reference.layers import activation, dense, linear, norm
-from tests.reference.moe import mixture
+from tests.reference.attention import Parameters, Vectors, compute_cross_attention, compute_self_attention
+from tests.reference.layers import apply_activation, apply_dense, apply_linear, apply_norm
+from tests.reference.moe import compute_mixture
 
 
 def output(
@@ -51,7 +51,7 @@ def encoded(config: ModelConfig, p: Parameters, ids: Tensor, documents: list[int
 
 
 def finished(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vectors:
-    return [norm(config, p, f"{prefix}norm", one) for one in x] if f"{prefix}norm.weight" in p else x
+    return [apply_norm(config, p, f"{prefix}norm", one) for one in x] if f"{prefix}norm.weight" in p else x
 
 
 def embedded(config: ModelConfig, p: Parameters, table: str, ids: Tensor) -> Vectors:
@@ -73,7 +73,7 @@ def stack(
 ) -> Vectors:
     x = [one + added_position(config, p, prefix, place(documents, t)) for t, one in enumerate(x)]
     if config.embedding.norm:
-        x = [norm(config, p, f"{prefix}embedding_norm", one) for one in x]
+        x = [apply_norm(config, p, f"{prefix}embedding_norm", one) for one in x]
     for layer in range(config.num_hidden_layers):
         branches = branches_of(config, p, f"{prefix}blocks.{layer}", layer, documents, types, memory, sources)
         x = block(config, p, f"{prefix}blocks.{layer}", x, branches, alpha)
@@ -89,13 +89,15 @@ def predicted(config: ModelConfig, p: Parameters, ids: Tensor) -> list[Tensor]:
         name = f"prediction.{k - 1}"
         ahead = embedded(config, p, "embed", ids[k:])
         pairs = [
-            torch.cat([norm(config, p, f"{name}.embedding_norm", e), norm(config, p, f"{name}.hidden_norm", h)])
+            torch.cat(
+                [apply_norm(config, p, f"{name}.embedding_norm", e), apply_norm(config, p, f"{name}.hidden_norm", h)]
+            )
             for e, h in zip(ahead, x, strict=False)
         ]
-        x = [linear(p, f"{name}.projection", pair) for pair in pairs]
+        x = [apply_linear(p, f"{name}.projection", pair) for pair in pairs]
         branches = branches_of(config, p, f"{name}.block", last, documents, documents, None, None)
         x = block(config, p, f"{name}.block", x, branches, 1.0)
-        logits.append(headed(config, p, [norm(config, p, f"{name}.norm", one) for one in x]))
+        logits.append(headed(config, p, [apply_norm(config, p, f"{name}.norm", one) for one in x]))
     return logits
 
 
@@ -111,10 +113,10 @@ def branches_of(
 ) -> dict[str, Any]:
     """What stands on the residual stream of one block, in order."""
     branches: dict[str, Any] = {
-        "attention": lambda x: self_attention(config, p, f"{name}.attention", layer, x, documents, types)
+        "attention": lambda x: compute_self_attention(config, p, f"{name}.attention", layer, x, documents, types)
     }
     if memory:
-        branches["cross_attention"] = lambda x: cross_attention(
+        branches["cross_attention"] = lambda x: compute_cross_attention(
             config,
             p,
             f"{name}.cross_attention",
@@ -126,21 +128,21 @@ def branches_of(
     if f"{name}.feed_forward.router.weight" in p:
         branches["feed_forward"] = lambda x: experts(config, p, f"{name}.feed_forward.", x)
     else:
-        branches["feed_forward"] = lambda x: [dense(config, p, f"{name}.feed_forward", one) for one in x]
+        branches["feed_forward"] = lambda x: [apply_dense(config, p, f"{name}.feed_forward", one) for one in x]
     return branches
 
 
 def experts(config: ModelConfig, p: Parameters, prefix: str, x: Vectors) -> Vectors:
     own = {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
     rows = torch.stack(x)[None]
-    return list(mixture(config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False)[0])  # type: ignore[arg-type]
+    return list(compute_mixture(config.moe, own, rows, torch.ones(1, len(x), dtype=torch.bool), training=False)[0])  # type: ignore[arg-type]
 
 
 def block(config: ModelConfig, p: Parameters, name: str, x: Vectors, branches: dict[str, Any], alpha: float) -> Vectors:
     kind = config.residual.kind
 
     def normed(which: str, vectors: Vectors) -> Vectors:
-        return [norm(config, p, f"{name}.{which}", one) for one in vectors]
+        return [apply_norm(config, p, f"{name}.{which}", one) for one in vectors]
 
     def plus(a: Vectors, b: Vectors, factor: float = 1.0) -> Vectors:
         return [factor * one + other for one, other in zip(a, b, strict=True)]
@@ -198,10 +200,10 @@ def headed(config: ModelConfig, p: Parameters, x: Vectors) -> Tensor:
     if head.kind == "features":
         return torch.stack(x)
     if head.kind == "classification":
-        return linear(p, "classifier", torch.tanh(linear(p, "pooler", x[0])))
+        return apply_linear(p, "classifier", torch.tanh(apply_linear(p, "pooler", x[0])))
     if head.kind == "mlm":
-        inner = [activation(head.activation, linear(p, "head.dense", one)) for one in x]
-        x = [norm(config, p, "head.norm", one) for one in inner]
+        inner = [apply_activation(head.activation, apply_linear(p, "head.dense", one)) for one in x]
+        x = [apply_norm(config, p, "head.norm", one) for one in inner]
     elif head.scale != 1.0:
         x = [one * (config.hidden_size**-0.5 if isinstance(head.scale, str) else head.scale) for one in x]
     weight = p["embed.weight"] if config.tie_word_embeddings else p["head.weight"]

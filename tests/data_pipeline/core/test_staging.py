@@ -13,7 +13,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.manifest import MANIFEST_NAME, load_manifest
 from llmsys.token_shards import open_tokens
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def published(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "data"
-    prepare_dataset(tiny_config(folder, crawl))
+    prepare_dataset(build_tiny_config(folder, crawl))
     return folder
 
 
@@ -38,7 +38,7 @@ def changed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def change(folder: Path, crawl: Path, vocab_size: int = 300) -> RunConfig:
     """Another threshold, other shards and another tokenizer: no file stays what it was."""
-    config = tiny_config(
+    config = build_tiny_config(
         folder, crawl, rules=[{"kind": "gopher_quality", "min_words": 175}], documents={"num_shards": 1}
     )
     return config.model_copy(update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": vocab_size})})
@@ -60,7 +60,7 @@ def test_an_interrupted_change_leaves_the_published_dataset_whole(
     published: Path, changed: Path, crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     folder = Path(shutil.copytree(published, tmp_path / "data"))
-    before = fingerprints(folder)
+    before = hash_files(folder)
     names = {
         "data_pipeline.tokenize.train_sentencepiece.train_sentencepiece": (
             "data_pipeline.pipelines.output_stages.train_sentencepiece"
@@ -73,10 +73,10 @@ def test_an_interrupted_change_leaves_the_published_dataset_whole(
             prepare_dataset(change(folder, crawl))
     assert verify_dataset(folder, 8).findings == []
     assert open_tokens(folder, "train").fingerprint == load_manifest(published).fingerprint
-    now = fingerprints(folder)
+    now = hash_files(folder)
     assert {name for name in before if not name.startswith("work/") and now.get(name) != before[name]} == set()
     prepare_dataset(change(folder, crawl))
-    assert fingerprints(folder) == fingerprints(changed)
+    assert hash_files(folder) == hash_files(changed)
     assert not (folder / STAGING).exists()
 
 
@@ -86,8 +86,8 @@ def test_who_goes_back_after_an_interrupted_change_has_the_old_dataset(
     folder = Path(shutil.copytree(published, tmp_path / "data"))
     with pytest.raises(DataError, match="cannot be trained"):
         prepare_dataset(change(folder, crawl, vocab_size=9_000))
-    prepare_dataset(tiny_config(folder, crawl))
-    assert fingerprints(folder) == fingerprints(published)
+    prepare_dataset(build_tiny_config(folder, crawl))
+    assert hash_files(folder) == hash_files(published)
     assert not (folder / STAGING).exists()
 
 
@@ -109,7 +109,7 @@ def test_a_publication_that_ends_between_two_files_is_finished_by_the_next_run(
             prepare_dataset(change(folder, crawl))
     assert not (folder / MANIFEST_NAME).exists()
     prepare_dataset(change(folder, crawl))
-    assert fingerprints(folder) == fingerprints(changed)
+    assert hash_files(folder) == hash_files(changed)
 
 
 def test_a_staged_file_that_no_record_knows_is_not_used(published: Path, crawl: Path, tmp_path: Path) -> None:
@@ -117,6 +117,6 @@ def test_a_staged_file_that_no_record_knows_is_not_used(published: Path, crawl: 
     (name,) = [entry.name for entry in load_manifest(folder).documents.files[:1]]
     (folder / STAGING / "documents").mkdir(parents=True)
     (folder / STAGING / "documents" / name).write_bytes(b"written by a task that was killed before its record")
-    prepare_dataset(tiny_config(folder, crawl))
-    assert fingerprints(folder) == fingerprints(published)
+    prepare_dataset(build_tiny_config(folder, crawl))
+    assert hash_files(folder) == hash_files(published)
     assert not (folder / STAGING).exists()

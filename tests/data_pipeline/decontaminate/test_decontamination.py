@@ -20,7 +20,7 @@ from data_pipeline.text.word_hashes import WordHasher
 from llmsys.config.decontamination import EvaluationSetConfig, NgramDecontaminationConfig
 from llmsys.errors import DataError
 from llmsys.token_shards import ArrowFileWriter, read_batches
-from tests.reference.filters import plain_matches
+from tests.reference.filters import find_ngram_matches
 
 TEXT = "the river stone 3.14 Café state-of-the-art don't walks 中文 under bridges every 12,5 morning (quiet) while"
 WORDS = TEXT.split()
@@ -82,7 +82,7 @@ def test_matches_equal_their_plain_twin(tmp_path: Path, monkeypatch: pytest.Monk
     )
     found, grams, names = matches(tmp_path, rules, texts)
     items = [item.replace("中文", "中 文") for item in items]  # each character of a script without spaces is a word
-    plain = [plain_matches(text.replace("中文", "中 文"), items, 5, 3) for text in texts]
+    plain = [find_ngram_matches(text.replace("中文", "中 文"), items, 5, 3) for text in texts]
     for row, expected in enumerate(plain):
         own = [match for match in found if match["row"] == row]
         assert len({match["gram"] for match in own}) == len({gram for _, gram in expected})

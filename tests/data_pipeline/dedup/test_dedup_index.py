@@ -12,9 +12,9 @@ import pytest
 from data_pipeline.dedup.bloom_filter import CountingBloomFilter, compute_filter_size
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.errors import DataError
-from tests.helpers.deduplication import deduplicated, document
-from tests.helpers.killed_preparations import kept_bytes
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
+from tests.helpers.deduplication import build_document, deduplicate_documents
+from tests.helpers.killed_preparations import read_kept_bytes
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 CHOOSE = random.Random(4)
 WORDS = ["".join(CHOOSE.choices("bdfgklmnrst", k=5)) for _ in range(400)]
@@ -24,13 +24,13 @@ INDEXED: dict[str, Any] = {"url": {"kind": "url"}, "minhash": MINHASH, "index": 
 
 
 def named(number: int, text: str, url: str) -> dict[str, Any]:
-    return document(f"{number:032x}", text, url=url)
+    return build_document(f"{number:032x}", text, url=url)
 
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Path:
     rows = [named(1, LONG, "u1"), named(2, OTHER, "u2"), named(3, OTHER, "u3")]
-    deduplicated(tmp_path / "spring", rows, INDEXED, files=2)
+    deduplicate_documents(tmp_path / "spring", rows, INDEXED, files=2)
     return tmp_path / "spring"
 
 
@@ -43,7 +43,9 @@ def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
     rows += [named(14, f"{near} more", "u14"), named(15, THIRD, "u15"), named(16, "short", "u3")]
     for order in (rows, rows[::-1]):
         folder = tmp_path / f"{keys}{order[0]['url']}"
-        kept, gone = deduplicated(folder, order, INDEXED | {"earlier_datasets": [earlier], "key_filter": keys}, files=3)
+        kept, gone = deduplicate_documents(
+            folder, order, INDEXED | {"earlier_datasets": [earlier], "key_filter": keys}, files=3
+        )
         assert {row["url"] for row in kept} == {"u15", "u3"}  # u3 was itself dropped in spring: its text was u2's
         assert {row["url"]: row["reason"] for row in gone} == {
             "u1": f"url_duplicates: same url with {1:032x} of the earlier dataset spring",
@@ -52,7 +54,9 @@ def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
             "u14": f"near_duplicates: shares a bucket with {1:032x} of the earlier dataset spring",
         }
     third = tmp_path / "third"
-    kept, gone = deduplicated(third, [named(21, THIRD, "u21")], INDEXED | {"earlier_datasets": [earlier, folder]})
+    kept, gone = deduplicate_documents(
+        third, [named(21, THIRD, "u21")], INDEXED | {"earlier_datasets": [earlier, folder]}
+    )
     assert kept == []
     assert gone[0]["test"] == "same text as an earlier dataset"
     assert gone[0]["reason"].endswith(f"{15:032x} of the earlier dataset {folder.name}")
@@ -61,7 +65,7 @@ def test_what_an_earlier_dataset_holds_stays_there_and_is_dropped_here(
 def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_path: Path) -> None:
     def refused(**config: Any) -> str:
         with pytest.raises(DataError) as error:
-            deduplicated(
+            deduplicate_documents(
                 tmp_path / "now", [named(1, LONG, "u")], {"earlier_datasets": [earlier], "minhash": MINHASH} | config
             )
         return str(error.value)
@@ -82,7 +86,7 @@ def test_an_index_that_cannot_be_compared_with_is_refused(earlier: Path, tmp_pat
     path = next((earlier / "index").glob("near-*.arrow"))
     path.write_bytes(path.read_bytes()[:-9] + b"123456789")
     assert f"{path} does not match" in refused()
-    deduplicated(earlier, [named(1, LONG, "u1")], {"minhash": {"kind": "none"}})
+    deduplicate_documents(earlier, [named(1, LONG, "u1")], {"minhash": {"kind": "none"}})
     assert not (earlier / "index" / "index.json").exists()  # an index that is not asked for any more is none
 
 
@@ -122,9 +126,9 @@ def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_orde
         ("one", names, {"kind": "inline"}),
         ("two", names[::-1], {"kind": "local", "workers": 2, "block_bytes": 5_000}),
     ):
-        config = tiny_config(tmp_path / name, inputs, deduplicate=ALL_KINDS, executor=executor)
+        config = build_tiny_config(tmp_path / name, inputs, deduplicate=ALL_KINDS, executor=executor)
         manifest = prepare_dataset(config, until="documents")
-        found[name] = kept_bytes(tmp_path / name) | {"manifest.json": ""}, manifest.funnel
+        found[name] = read_kept_bytes(tmp_path / name) | {"manifest.json": ""}, manifest.funnel
     assert len(list((tmp_path / "one" / "index").iterdir())) == 6
     one, two = (len(list((tmp_path / name / "work" / "sign").iterdir())) for name in ("one", "two"))
     assert two > one

@@ -24,7 +24,7 @@ from data_pipeline.text.simplify_text import (
 )
 from data_pipeline.text.spacy_tokenizer import SpacyTokenizer
 from llmsys.config.deduplication import MinHashDedupConfig
-from tests.helpers.deduplication import deduplicated, document
+from tests.helpers.deduplication import build_document, deduplicate_documents
 from tests.reference import minhash as plain
 
 FOX = "The Quick-Brown fox doesn't jump over 3.14 lazy dogs; it sleeps."
@@ -49,8 +49,8 @@ def near_copies(seed: int) -> list[tuple[str, str]]:
 
 def kept_by_stages(folder: Path, documents: list[tuple[str, str]], files: int, **config: Any) -> set[str]:
     """The ids that stay when the documents lie in this order in so many files."""
-    rows = [document(name, text) for name, text in documents]
-    return {row["id"] for row in deduplicated(folder, rows, config, files)[0]}
+    rows = [build_document(name, text) for name, text in documents]
+    return {row["id"] for row in deduplicate_documents(folder, rows, config, files)[0]}
 
 
 def test_simplified_text_equals_datatrove() -> None:
@@ -96,7 +96,7 @@ def test_words_by_column_equal_the_words_of_the_simplified_text(monkeypatch: pyt
             ]
             assert np.diff(found.offsets).tolist() == list(map(len, expected))
             all_words = [word for text in expected for word in text]
-            assert found.hashes_W.tolist() == list(map(plain.word_hash, all_words))
+            assert found.hashes_W.tolist() == list(map(plain.hash_word, all_words))
             assert found.spellings.decode().split(" ") == [*all_words, ""]
             assert found.ends_W.tolist() == np.cumsum([len(word.encode()) + 1 for word in all_words]).tolist()
 
@@ -133,7 +133,7 @@ def test_signatures_equal_the_plain_twin() -> None:
     a, b = signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist()
     texts = [FOX, "one two", "", *(text for _, text in near_copies(3))]
     for text, found, present in zip(texts, *signer.compute_signatures(texts), strict=True):
-        expected = plain.signature(simplify_text(text).split(), 3, a, b)
+        expected = plain.compute_signature(simplify_text(text).split(), 3, a, b)
         assert (found.tolist() if present else None) == expected
 
 
@@ -179,10 +179,10 @@ def test_clusters_and_survivors_equal_the_plain_twin_in_any_order(tmp_path: Path
     documents = near_copies(seed)
     signer = MinHasher(LOOSE)
     signatures = [
-        plain.signature(text.split(), 3, signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist())
+        plain.compute_signature(text.split(), 3, signer.permutations.a_K.tolist(), signer.permutations.b_K.tolist())
         for _, text in documents
     ]
-    expected = plain.kept(documents, signatures, LOOSE.hashes_per_bucket)
+    expected = plain.select_kept(documents, signatures, LOOSE.hashes_per_bucket)
     # Texts too short for a shingle have no signature; of equal ones the twin must keep the smallest id as well.
     short: dict[str, str] = {}
     for (name, text), signature in zip(documents, signatures, strict=True):
@@ -217,8 +217,8 @@ def test_of_a_cluster_the_longest_stays_then_the_smallest_id(tmp_path: Path) -> 
 
 
 def test_the_same_record_twice_stays_once(tmp_path: Path) -> None:
-    rows = [document("a", FOX, file="first"), document("a", FOX, file="second")]
-    kept, gone = deduplicated(tmp_path / "x", rows, {}, files=2)
+    rows = [build_document("a", FOX, file="first"), build_document("a", FOX, file="second")]
+    kept, gone = deduplicate_documents(tmp_path / "x", rows, {}, files=2)
     assert [row["file"] for row in kept] == ["first"]  # the first in the crawl stays
     assert [(row["rule"], row["reason"]) for row in gone] == [
         ("exact_duplicates", "exact_duplicates: same text with a, which stays of 2 documents")
@@ -230,18 +230,18 @@ CAPTURES = [(A, "2024-05-01T00:00:00Z", "long text"), (B, "2024-06-01T00:00:00Z"
 
 @pytest.mark.parametrize(("keep", "stays"), [("latest", B), ("earliest", A), ("longest", A)])
 def test_of_one_url_the_capture_that_is_asked_for_stays(tmp_path: Path, keep: str, stays: str) -> None:
-    rows = [document(name, text, url="https://x.org/", date=date) for name, date, text in CAPTURES]
-    rows += [document("d", "without", url=None), document("e", "without an address", url=None)]
+    rows = [build_document(name, text, url="https://x.org/", date=date) for name, date, text in CAPTURES]
+    rows += [build_document("d", "without", url=None), build_document("e", "without an address", url=None)]
     config = {"url": {"kind": "url", "keep": keep}, "minhash": {"kind": "none"}}
     for order in (rows, rows[::-1]):
-        kept, gone = deduplicated(tmp_path / order[0]["id"], order, config, files=2)
+        kept, gone = deduplicate_documents(tmp_path / order[0]["id"], order, config, files=2)
         assert {row["id"] for row in kept} == {stays, "d", "e"}
         assert {row["reason"] for row in gone} == {f"url_duplicates: same url with {stays}, which stays of 3 documents"}
 
 
 def test_a_copy_of_a_dropped_capture_stays_when_nothing_else_has_its_text(tmp_path: Path) -> None:
-    captures = [document("a", "old", url="u", date="2020"), document("b", "new", url="u", date="2021")]
-    kept, _ = deduplicated(tmp_path / "x", [*captures, document("c", "old")], {"url": {"kind": "url"}})
+    captures = [build_document("a", "old", url="u", date="2020"), build_document("b", "new", url="u", date="2021")]
+    kept, _ = deduplicate_documents(tmp_path / "x", [*captures, build_document("c", "old")], {"url": {"kind": "url"}})
     assert {row["id"] for row in kept} == {"b", "c"}
 
 

@@ -16,10 +16,10 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
 from tests.helpers import fake_slurm
-from tests.helpers.failing_tasks import count, die_until, fail, meet, sleep_for_ever
+from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
-from tests.helpers.real_slurm import real_slurm, why_not
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.real_slurm import find_missing_requirement, real_slurm
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 SLURM = SlurmExecutorConfig(poll_seconds=0.1, jobs_per_task=2, array_tasks=2)
 
@@ -38,7 +38,7 @@ def require_the_laws_of_an_executor(executor: Executor, folder: Path) -> None:
     jobs: list[Job] = [
         partial(count, 3),
         partial(die_until, folder / "dying", 9),
-        fail,
+        raise_failure,
         partial(count, 4),
         partial(count, 5),
     ]
@@ -106,11 +106,11 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
         pid = wait_for_pid(tmp_path / "pid")
         wait_until(lambda: has_ended(pid), "the process of a slow try outlived it")
         monkeypatch.chdir(tmp_path)  # relative paths begin where the command was given, on every node
-        prepare_dataset(tiny_config(Path("ray"), crawl, executor={"kind": "ray", "address": ray_address}))
+        prepare_dataset(build_tiny_config(Path("ray"), crawl, executor={"kind": "ray", "address": ray_address}))
     finally:
         cluster.close()
-    prepare_dataset(tiny_config(tmp_path / "here", crawl))
-    assert fingerprints(tmp_path / "ray") == fingerprints(tmp_path / "here")
+    prepare_dataset(build_tiny_config(tmp_path / "here", crawl))
+    assert hash_files(tmp_path / "ray") == hash_files(tmp_path / "here")
 
 
 def test_a_missing_ray_is_named_with_the_command_that_installs_it() -> None:
@@ -139,9 +139,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_arrays_of_slurm_give_the_same_bytes(crawl: Path, tmp_path: Path, fake: Path) -> None:
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
     executor = SLURM.model_dump() | {"jobs_per_task": 8}
-    prepare_dataset(tiny_config(tmp_path / "slurm", crawl, executor=executor, **plain), until="documents")
-    prepare_dataset(tiny_config(tmp_path / "here", crawl, **plain), until="documents")
-    assert fingerprints(tmp_path / "slurm") == fingerprints(tmp_path / "here")
+    prepare_dataset(build_tiny_config(tmp_path / "slurm", crawl, executor=executor, **plain), until="documents")
+    prepare_dataset(build_tiny_config(tmp_path / "here", crawl, **plain), until="documents")
+    assert hash_files(tmp_path / "slurm") == hash_files(tmp_path / "here")
     assert not (tmp_path / "slurm" / "slurm").exists()
 
 
@@ -168,7 +168,7 @@ def test_a_missing_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.distributed
-@pytest.mark.skipif(bool(why_not()), reason=f"no Slurm here: {why_not()}")
+@pytest.mark.skipif(bool(find_missing_requirement()), reason=f"no Slurm here: {find_missing_requirement()}")
 def test_the_daemons_of_slurm_run_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with real_slurm(tmp_path / "daemons") as environment:
         for name, value in environment.items():

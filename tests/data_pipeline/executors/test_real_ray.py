@@ -10,15 +10,17 @@ import pytest
 import yaml
 
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from tests.helpers.hosts import Hosts, real_hosts, why_not
+from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.process import wait_until
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
+    pytest.mark.skipif(
+        bool(find_missing_requirement()), reason=f"no hosts can be made here: {find_missing_requirement()}"
+    ),
 ]
 
 OWN_PLACES = "mkdir -p /tmp/ray\nmount -t tmpfs tmpfs /tmp/ray\nmount -t tmpfs tmpfs /dev/shm"
@@ -77,7 +79,7 @@ def test_a_worker_and_then_a_host_may_be_lost_in_the_middle_and_the_bytes_are_th
     cluster: Hosts, tmp_path: Path
 ) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=4, pages=10)
-    config = tiny_config(tmp_path / "ray", crawl, executor={"kind": "ray", "address": HEAD})
+    config = build_tiny_config(tmp_path / "ray", crawl, executor={"kind": "ray", "address": HEAD})
     (tmp_path / "ray.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     log = tmp_path / "log"
     preparing = cluster.start("alpha", sys.executable, "-m", "launch.main", "prepare", f"{tmp_path}/ray.yaml", log=log)
@@ -88,5 +90,5 @@ def test_a_worker_and_then_a_host_may_be_lost_in_the_middle_and_the_bytes_are_th
     (tmp_path / "go").touch()
     assert preparing.wait(600) == 0, log.read_text()
     assert log.read_text().count("was lost by Ray") == 2
-    prepare_dataset(tiny_config(tmp_path / "here", crawl))
-    assert fingerprints(tmp_path / "ray") == fingerprints(tmp_path / "here")
+    prepare_dataset(build_tiny_config(tmp_path / "here", crawl))
+    assert hash_files(tmp_path / "ray") == hash_files(tmp_path / "here")

@@ -20,7 +20,7 @@ from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
 from llmsys.folder_lock import lock_folder
 from llmsys.token_shards import load_manifest
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
 def fail_until(path: Path, success: int, report: Report) -> dict[str, Any]:
@@ -137,5 +137,5 @@ def test_nothing_is_published_when_every_input_is_quarantined(tmp_path: Path, mo
     executor = {"kind": "inline", "backoff_seconds": 0, "max_attempts": 1}
     monkeypatch.setattr("data_pipeline.pipelines.document_pipeline.extract_file", lambda report, **parts: 1 / 0)
     with pytest.raises(DataError, match=r"every input was quarantined\. Read the tracebacks in quarantine/"):
-        prepare_dataset(tiny_config(tmp_path / "data", crawl, executor=executor))
+        prepare_dataset(build_tiny_config(tmp_path / "data", crawl, executor=executor))
     assert not (tmp_path / "data" / "manifest.json").exists()

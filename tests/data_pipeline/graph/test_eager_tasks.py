@@ -21,8 +21,8 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
 from llmsys.folder_lock import lock_folder
 from llmsys.progress import Progress
-from tests.helpers.failing_tasks import count, die_until, fail, pass_gate, sleep_for_ever
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.failing_tasks import count, die_until, pass_gate, raise_failure, sleep_for_ever
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 NO_COPIES = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
 
@@ -136,7 +136,7 @@ def touch(path: Path, report: Report) -> dict[str, Any]:
 
 def test_a_job_ahead_that_fails_dies_or_hangs_costs_itself_only(tmp_path: Path) -> None:
     early: list[Job] = [
-        fail,
+        raise_failure,
         partial(die_until, tmp_path / "a", 9),
         partial(sleep_for_ever, tmp_path / "b"),
         partial(count, 3),
@@ -252,7 +252,7 @@ def test_stages_find_what_was_made_ahead_and_the_next_run_finds_everything(tmp_p
 
 def test_what_failed_ahead_has_all_its_tries_in_its_own_stage(tmp_path: Path) -> None:
     def wrapped(name: str, job: Job) -> Job:
-        replaced: dict[str, Job] = {"two/1": partial(fail_first, tmp_path / "tries", job), "three/2": fail}
+        replaced: dict[str, Job] = {"two/1": partial(fail_first, tmp_path / "tries", job), "three/2": raise_failure}
         return replaced.get(name, job)
 
     folder = tmp_path / "chain"
@@ -275,8 +275,8 @@ def test_a_preparation_judges_and_signs_ahead_and_makes_the_same_bytes(
 ) -> None:
     crawl = make_crawl(tmp_path / "crawl", pages=10)
     for name, executor in (("plain", {"kind": "inline"}), ("ahead", {"kind": "local", "workers": 2})):
-        prepare_dataset(tiny_config(tmp_path / name, crawl, executor=executor, **changes))
-    assert fingerprints(tmp_path / "ahead") == fingerprints(tmp_path / "plain")
+        prepare_dataset(build_tiny_config(tmp_path / name, crawl, executor=executor, **changes))
+    assert hash_files(tmp_path / "ahead") == hash_files(tmp_path / "plain")
     lines = map(json.loads, (tmp_path / "ahead" / "events.jsonl").read_text().splitlines())
     events = {event["stage"]: event for event in lines if event["event"] == "stage"}
     assert events["extract"]["ahead"] == len(stages) * events["extract"]["tasks"]

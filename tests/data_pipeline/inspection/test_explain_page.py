@@ -15,12 +15,12 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
 def config(folder: Path, crawl: Path, words: int = 180) -> Any:
     rules = [{"kind": "gopher_quality", "min_words": words}]
-    return tiny_config(folder, crawl, rules=rules, deduplicate={"minhash": {"kind": "none"}})
+    return build_tiny_config(folder, crawl, rules=rules, deduplicate={"minhash": {"kind": "none"}})
 
 
 @pytest.fixture(scope="module")

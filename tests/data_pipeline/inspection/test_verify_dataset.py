@@ -23,13 +23,13 @@ from llmsys.errors import DataError
 from llmsys.manifest import Manifest, compute_dataset_fingerprint, load_manifest, write_manifest
 from llmsys.token_shards import ArrowFileWriter, open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inspect")
-    prepare_dataset(tiny_config(folder / "data", make_crawl(folder / "crawl", files=1)))
+    prepare_dataset(build_tiny_config(folder / "data", make_crawl(folder / "crawl", files=1)))
     return folder / "data"
 
 

@@ -14,7 +14,7 @@ from llmsys.errors import DataError
 from llmsys.manifest import Manifest
 from llmsys.token_shards import open_tokens, verify_checksums
 from llmsys.tokenizer import load_tokenizer
-from tests.helpers.tiny_pairs import pairs_config, sentence_pairs, write_pairs
+from tests.helpers.tiny_pairs import build_sentence_pairs, write_pairs, write_pairs_config
 
 
 def with_data(config: RunConfig, **changes: Any) -> RunConfig:
@@ -27,11 +27,11 @@ def drops(manifest: Manifest) -> dict[str, int]:
 
 
 def test_source_and_target_rows_translate_each_other(tmp_path: Path) -> None:
-    config = pairs_config(tmp_path, shard_pairs=100)
+    config = write_pairs_config(tmp_path, shard_pairs=100)
     manifest = prepare_dataset(config)
     assert verify_checksums(config.data.folder) == manifest
     tokenizer = load_tokenizer(config.data.folder / "tokenizer")
-    for split, pairs in (("train", sentence_pairs(300, seed=1)), ("heldout", sentence_pairs(30, seed=2))):
+    for split, pairs in (("train", build_sentence_pairs(300, seed=1)), ("heldout", build_sentence_pairs(30, seed=2))):
         targets, sources = open_tokens(config.data.folder, split), open_tokens(config.data.folder, f"{split}_source")
         for row, (source, target) in enumerate(pairs):
             assert tokenizer.decode(sources.get_tokens(row).tolist()) == source
@@ -42,7 +42,7 @@ def test_source_and_target_rows_translate_each_other(tmp_path: Path) -> None:
 
 
 def test_workers_compression_and_crashes_change_no_byte(tmp_path: Path) -> None:
-    config = pairs_config(tmp_path, pairs=25_000, shard_pairs=10_000)
+    config = write_pairs_config(tmp_path, pairs=25_000, shard_pairs=10_000)
     whole = prepare_dataset(config)
     assert len(whole.splits["train"].files) == 3
     pool = with_data(config, folder=tmp_path / "pool", executor={"kind": "local", "workers": 2})
@@ -52,13 +52,13 @@ def test_workers_compression_and_crashes_change_no_byte(tmp_path: Path) -> None:
     for name in ("tokens", "documents", "tokenizer", "dropped"):
         for path in (config.data.folder / name).iterdir():
             assert (tmp_path / "pool" / name / path.name).read_bytes() == path.read_bytes()
-    source, target = write_pairs(tmp_path / "gz", "train", sentence_pairs(25_000, seed=1), compress=True)
+    source, target = write_pairs(tmp_path / "gz", "train", build_sentence_pairs(25_000, seed=1), compress=True)
     packed = prepare_dataset(with_data(config, folder=tmp_path / "packed", source=[source], target=[target]))
     assert packed.splits["train"].tokens == whole.splits["train"].tokens
 
 
 def test_a_second_run_has_nothing_to_do(tmp_path: Path) -> None:
-    config = pairs_config(tmp_path)
+    config = write_pairs_config(tmp_path)
     prepare_dataset(config)
     manifest = config.data.folder / "manifest.json"
     before = manifest.stat().st_mtime_ns
@@ -67,8 +67,8 @@ def test_a_second_run_has_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_lines_that_cannot_be_used_are_dropped_and_counted(tmp_path: Path) -> None:
-    config = pairs_config(tmp_path)
-    good = sentence_pairs(50, seed=5)
+    config = write_pairs_config(tmp_path)
+    good = build_sentence_pairs(50, seed=5)
     lines = [(s.encode(), t.encode()) for s, t in good]
     lines[3:3] = [(b"", b"katze"), (b"cat", b"  "), (b"c\xfft", b"katze"), (b"cat", b"ka\xc3")]
     lines.append((b"cat " * 300, b"katze"))
@@ -90,13 +90,13 @@ def test_lines_that_cannot_be_used_are_dropped_and_counted(tmp_path: Path) -> No
 
 
 def test_no_heldout_pair_is_dropped_for_its_length(tmp_path: Path) -> None:
-    manifest = prepare_dataset(pairs_config(tmp_path, max_tokens=8))
+    manifest = prepare_dataset(write_pairs_config(tmp_path, max_tokens=8))
     assert drops(manifest)["target_tokens"] + drops(manifest).get("source_tokens", 0) > 0
     assert manifest.splits["heldout"].documents == 30
 
 
 def test_files_out_of_step_are_refused_with_both_counts(tmp_path: Path) -> None:
-    config = pairs_config(tmp_path)
+    config = write_pairs_config(tmp_path)
     with config.data.target[0].open("ab") as file:
         file.write(b"eine zeile mehr\n")
     with pytest.raises(DataError, match=r"train.en has 300 lines and .*train.de has 301: .* after line 300"):
@@ -113,21 +113,23 @@ def test_files_out_of_step_are_refused_with_both_counts(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    config = with_data(pairs_config(tmp_path), **changes)
+    config = with_data(write_pairs_config(tmp_path), **changes)
     with pytest.raises(DataError, match=message):
         prepare_dataset(config)
 
 
 def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
-    config = pairs_config(tmp_path)
-    source, target = write_pairs(tmp_path / "gz", "train", sentence_pairs(500, seed=1), compress=True)
+    config = write_pairs_config(tmp_path)
+    source, target = write_pairs(tmp_path / "gz", "train", build_sentence_pairs(500, seed=1), compress=True)
     source.write_bytes(source.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"train.en.gz cannot be read: .*end-of-stream"):
         prepare_dataset(with_data(config, source=[source], target=[target]))
 
 
 def labelled(tmp_path: Path, suffix: str, **data: Any) -> RunConfig:
-    rows = [("good" if place % 3 else "bad", source) for place, (source, _) in enumerate(sentence_pairs(200, seed=1))]
+    rows = [
+        ("good" if place % 3 else "bad", source) for place, (source, _) in enumerate(build_sentence_pairs(200, seed=1))
+    ]
     if suffix.startswith(".tsv"):
         text = "".join(f"{label}\t{body}\n" for label, body in rows)
     else:
@@ -150,7 +152,7 @@ def test_labelled_texts_say_the_same_in_every_format(tmp_path: Path) -> None:
         assert [labels.get_tokens(row).tolist() for row in range(6)] == [[0], [1], [1], [0], [1], [1]]
         texts = open_tokens(config.data.folder, "train_source")
         tokenizer = load_tokenizer(config.data.folder / "tokenizer")
-        assert tokenizer.decode(texts.get_tokens(0).tolist()) == sentence_pairs(200, seed=1)[0][0]
+        assert tokenizer.decode(texts.get_tokens(0).tolist()) == build_sentence_pairs(200, seed=1)[0][0]
 
 
 def test_long_texts_are_cut_and_keep_their_end(tmp_path: Path) -> None:
@@ -171,4 +173,4 @@ def test_an_unknown_label_and_an_unknown_format_are_refused(tmp_path: Path) -> N
 
 def test_a_source_without_a_target_file_is_refused_by_the_config(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 target files for 2 source files\. Give one for each"):
-        pairs_config(tmp_path, source=["a", "b"])
+        write_pairs_config(tmp_path, source=["a", "b"])

@@ -14,7 +14,7 @@ from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
 from llmsys.report.contamination_section import build_contamination_section
 from llmsys.token_shards import read_batches
-from tests.helpers.tiny_crawl import fingerprints, page, record, sentences, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, format_page, format_record, hash_files, write_sentences
 
 QUESTION = "Which of the seven grey geese flew over the frozen lake before the sun rose behind a hill on Monday?"
 
@@ -27,10 +27,10 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(2):
         records = []
         for index in range(8):
-            paragraphs = sentences(choose, 12)
+            paragraphs = write_sentences(choose, 12)
             paragraphs[5] = lines.get(index, paragraphs[5])
             url = "https://www.evil.org/1" if index == 1 else f"https://example.org/{number}/{index}"
-            records.append(record(url, f"2024-05-01T00:00:{index:02d}Z", page(paragraphs)))
+            records.append(format_record(url, f"2024-05-01T00:00:{index:02d}Z", format_page(paragraphs)))
         (folder / f"crawl-{number}.warc.gz").write_bytes(b"".join(records))
     return folder
 
@@ -61,7 +61,7 @@ def rows(folder: Path, room: str) -> list[dict[str, Any]]:
 
 
 def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(crawl: Path, tmp_path: Path) -> None:
-    manifest = prepare_dataset(tiny_config(tmp_path / "data", crawl, **sections(tmp_path)), until="documents")
+    manifest = prepare_dataset(build_tiny_config(tmp_path / "data", crawl, **sections(tmp_path)), until="documents")
     stages = {stage.stage: stage for stage in manifest.funnel}
     order = ["read", "url", "extract", "unicode", "language", "bad_words", "exact_duplicates", "decontaminate", "pii"]
     assert [name for name in stages if name in order] == order
@@ -97,19 +97,19 @@ def test_each_filter_is_in_the_funnel_and_what_it_found_in_the_report(crawl: Pat
 def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(crawl: Path, tmp_path: Path) -> None:
     names = [f"{crawl}/crawl-{number}.warc.gz" for number in (1, 0)]
     cut = sections(tmp_path, "cut")
-    prepare_dataset(tiny_config(tmp_path / "one", crawl, **cut), until="documents")
+    prepare_dataset(build_tiny_config(tmp_path / "one", crawl, **cut), until="documents")
     workers = {"kind": "local", "workers": 1}
-    prepare_dataset(tiny_config(tmp_path / "two", names, **cut, executor=workers), until="documents")
-    one, two = ({**fingerprints(tmp_path / name), "manifest.json": ""} for name in ("one", "two"))
+    prepare_dataset(build_tiny_config(tmp_path / "two", names, **cut, executor=workers), until="documents")
+    one, two = ({**hash_files(tmp_path / name), "manifest.json": ""} for name in ("one", "two"))
     assert one == two
     documents = rows(tmp_path / "one", "documents")
     assert len(documents) == 14
     assert not any("grey geese" in row["text"] for row in documents)
-    prepare_dataset(tiny_config(tmp_path / "one", crawl, **sections(tmp_path)), until="documents")
+    prepare_dataset(build_tiny_config(tmp_path / "one", crawl, **sections(tmp_path)), until="documents")
     assert len(rows(tmp_path / "one", "documents")) == 12
     plain = {**cut, "decontaminate": {"kind": "none"}, "pii": {"kind": "none"}}
-    prepare_dataset(tiny_config(tmp_path / "one", crawl, **plain), until="documents")
-    prepare_dataset(tiny_config(tmp_path / "fresh", crawl, **plain), until="documents")
+    prepare_dataset(build_tiny_config(tmp_path / "one", crawl, **plain), until="documents")
+    prepare_dataset(build_tiny_config(tmp_path / "fresh", crawl, **plain), until="documents")
     assert [row["text"] for row in rows(tmp_path / "one", "documents")] == [
         row["text"] for row in rows(tmp_path / "fresh", "documents")
     ]
@@ -121,7 +121,7 @@ def test_bytes_follow_from_the_data_and_what_is_no_longer_asked_for_is_undone(cr
 def test_spared_items_are_named_with_the_documents_that_keep_them(crawl: Path, tmp_path: Path, action: str) -> None:
     asked = sections(tmp_path, action)
     asked["decontaminate"]["max_documents"] = 1
-    manifest = prepare_dataset(tiny_config(tmp_path / "data", crawl, **asked), until="documents")
+    manifest = prepare_dataset(build_tiny_config(tmp_path / "data", crawl, **asked), until="documents")
     urls = {f"https://example.org/{number}/3" for number in range(2)}
     assert urls <= {row["url"] for row in rows(tmp_path / "data", "documents")}
     lines = "".join(path.read_text() for path in (tmp_path / "data" / "decontamination").iterdir()).splitlines()
@@ -143,7 +143,7 @@ def test_spared_items_are_named_with_the_documents_that_keep_them(crawl: Path, t
 def test_a_changed_list_is_read_again_and_a_missing_one_is_named(crawl: Path, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.txt"
     section = {"url": {"kind": "lists", "hosts": {"files": [hosts]}}, "deduplicate": {"minhash": {"kind": "none"}}}
-    config = tiny_config(tmp_path / "data", crawl, rules=[], **section)
+    config = build_tiny_config(tmp_path / "data", crawl, rules=[], **section)
     with pytest.raises(DataError, match=r"data\.url: .*hosts\.txt does not exist .* Correct the path"):
         prepare_dataset(config, until="documents")
     left = []

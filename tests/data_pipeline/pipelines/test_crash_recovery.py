@@ -17,11 +17,11 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
 from llmsys.folder_lock import lock_folder
-from tests.helpers.failing_tasks import count, die_until, fail, meet, sleep_for_ever
+from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
 from tests.helpers.killed_preparations import kill_again_and_again, start
 from tests.helpers.paths import ROOT
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "data"
-    prepare_dataset(tiny_config(folder, crawl))
+    prepare_dataset(build_tiny_config(folder, crawl))
     return folder
 
 
@@ -42,7 +42,7 @@ def test_a_preparation_killed_again_and_again_ends_with_the_same_bytes(
     """Five times, at random; `python -m tests.helpers.killed_preparations` does twenty for each kind of duplicate."""
     folder = tmp_path / "killed"
     assert kill_again_and_again(folder, crawl, undisturbed, kills=5, seed=0) >= 3
-    assert fingerprints(folder) == fingerprints(undisturbed)
+    assert hash_files(folder) == hash_files(undisturbed)
 
 
 def test_a_worker_killed_in_the_middle_costs_nothing_but_time(crawl: Path, undisturbed: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing_but_time(crawl: Path, undis
         worker.kill()
     assert workers
     assert process.wait() == 0
-    assert fingerprints(tmp_path / "killed") == fingerprints(undisturbed)
+    assert hash_files(tmp_path / "killed") == hash_files(undisturbed)
 
 
 # --- the executor alone ---
@@ -73,7 +73,7 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> N
     one that dies does so in the last job."""
     jobs: list[Job] = [
         partial(sleep_for_ever, tmp_path / "b"),
-        fail,
+        raise_failure,
         partial(count, 3),
         partial(die_until, tmp_path / "a", 9),
     ]

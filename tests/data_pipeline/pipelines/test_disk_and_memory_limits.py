@@ -17,7 +17,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.token_shards import ArrowFileWriter
 from tests.helpers.paths import ROOT
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 PREPARE = """
 import resource, sys
@@ -40,7 +40,7 @@ print(int(peak) * 1024)  # rusage would begin with the peak of the process that 
 
 def plain_config(folder: Path, crawl: str) -> RunConfig:
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "text"}, "minhash": {"kind": "none"}}}
-    return tiny_config(folder, [crawl], documents={"num_shards": 2, "batch_bytes": 300_000}, **plain)
+    return build_tiny_config(folder, [crawl], documents={"num_shards": 2, "batch_bytes": 300_000}, **plain)
 
 
 def run(folder: Path, crawl: str, limit: int = 0) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_half_published(tmp_path
         assert not list(folder.rglob(".*.tmp"))
         assert not list(folder.glob("quarantine/*"))
         prepare_dataset(plain_config(folder, pattern), until="documents")
-        assert fingerprints(folder) == fingerprints(tmp_path / "whole")
+        assert hash_files(folder) == hash_files(tmp_path / "whole")
 
 
 WRITERS = [
@@ -79,7 +79,9 @@ def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
 ) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=8)
     whole, data = (
-        tiny_config(tmp_path / name, crawl, documents={"num_shards": 1, "export_formats": ["parquet", "jsonl.zst"]})
+        build_tiny_config(
+            tmp_path / name, crawl, documents={"num_shards": 1, "export_formats": ["parquet", "jsonl.zst"]}
+        )
         for name in ("whole", "data")
     )
     prepare_dataset(whole)
@@ -102,7 +104,7 @@ def test_a_disk_that_fills_up_at_any_writer_is_named_and_the_next_run_goes_on(
         assert not (folder / "manifest.json").exists()
         assert not [*folder.rglob("*.tmp"), *folder.glob("quarantine/*")]
     prepare_dataset(data)
-    assert fingerprints(folder) == fingerprints(tmp_path / "whole")
+    assert hash_files(folder) == hash_files(tmp_path / "whole")
 
 
 def test_a_disk_that_refuses_the_first_byte_of_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.folder_lock import lock_folder
 from llmsys.token_shards import load_manifest, read_batches, verify_checksums
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed dataset; tests copy it before they touch it."""
     folder = tmp_path_factory.mktemp("whole") / "data"
-    prepare_dataset(tiny_config(folder, crawl))
+    prepare_dataset(build_tiny_config(folder, crawl))
     return folder
 
 
@@ -81,20 +81,20 @@ def test_the_funnel_adds_up_and_its_examples_are_real(whole: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 7])
 def test_any_number_of_workers_gives_the_same_bytes(whole: Path, crawl: Path, tmp_path: Path, workers: int) -> None:
-    prepare_dataset(tiny_config(tmp_path / "data", crawl, executor={"kind": "local", "workers": workers}))
-    assert fingerprints(tmp_path / "data") == fingerprints(whole)
+    prepare_dataset(build_tiny_config(tmp_path / "data", crawl, executor={"kind": "local", "workers": workers}))
+    assert hash_files(tmp_path / "data") == hash_files(whole)
 
 
 def test_any_order_of_inputs_gives_the_same_bytes(crawl: Path, tmp_path: Path) -> None:
     names = [f"{crawl}/crawl-{i}.warc.gz" for i in range(3)]
     for name, inputs in (("a", names), ("b", [names[2], f"{crawl}/./crawl-1.warc.gz", names[1], names[0]])):
-        prepare_dataset(tiny_config(tmp_path / name, inputs))
+        prepare_dataset(build_tiny_config(tmp_path / name, inputs))
     a, b = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in "ab")
     assert len(a["config"].pop("data")["inputs"]) == 3
     assert len(b["config"].pop("data")["inputs"]) == 4
     assert a | {"config_digest": "", "checksum": ""} == b | {"config_digest": "", "checksum": ""}
-    assert {**fingerprints(tmp_path / "a"), "manifest.json": ""} == {
-        **fingerprints(tmp_path / "b"),
+    assert {**hash_files(tmp_path / "a"), "manifest.json": ""} == {
+        **hash_files(tmp_path / "b"),
         "manifest.json": "",
     }
 
@@ -103,7 +103,7 @@ def test_a_finished_dataset_is_left_alone(dataset: Path, crawl: Path, caplog: py
     before = {path: path.stat().st_mtime_ns for path in dataset.rglob("*.*") if path.is_file()}
     runs = len(stages_run(dataset))
     with caplog.at_level("INFO"):
-        prepare_dataset(tiny_config(dataset, crawl))
+        prepare_dataset(build_tiny_config(dataset, crawl))
     assert {path: path.stat().st_mtime_ns for path in before if path.name != ".lock"} == {
         path: time for path, time in before.items() if path.name != ".lock"
     }
@@ -129,16 +129,16 @@ def test_a_changed_setting_redoes_what_depends_on_it(
     dataset: Path, crawl: Path, tmp_path: Path, change: dict[str, Any], redone: list[str]
 ) -> None:
     runs = len(stages_run(dataset))
-    prepare_dataset(tiny_config(dataset, crawl, **change))
+    prepare_dataset(build_tiny_config(dataset, crawl, **change))
     found = stages_run(dataset)[runs:]
     assert found == redone
-    prepare_dataset(tiny_config(tmp_path / "fresh", crawl, **change))
-    assert fingerprints(dataset) == fingerprints(tmp_path / "fresh")
+    prepare_dataset(build_tiny_config(tmp_path / "fresh", crawl, **change))
+    assert hash_files(dataset) == hash_files(tmp_path / "fresh")
 
 
 def test_a_changed_input_redoes_its_own_tasks_only(dataset: Path, crawl: Path, tmp_path: Path) -> None:
     other = shutil.copytree(crawl, tmp_path / "crawl")
-    config = tiny_config(tmp_path / "data", other)
+    config = build_tiny_config(tmp_path / "data", other)
     prepare_dataset(config)
     make_crawl(tmp_path / "new", files=1, seed=9)
     shutil.copy(tmp_path / "new" / "crawl-0.warc.gz", other / "crawl-1.warc.gz")
@@ -146,12 +146,12 @@ def test_a_changed_input_redoes_its_own_tasks_only(dataset: Path, crawl: Path, t
     prepare_dataset(config)
     changed = [path.name for path, time in extracted.items() if path.stat().st_mtime_ns != time]
     assert [name.split(".")[0] for name in changed] == ["crawl-1"]
-    prepare_dataset(tiny_config(tmp_path / "fresh", other))
-    assert fingerprints(tmp_path / "data") == fingerprints(tmp_path / "fresh")
+    prepare_dataset(build_tiny_config(tmp_path / "fresh", other))
+    assert hash_files(tmp_path / "data") == hash_files(tmp_path / "fresh")
     (other / "crawl-1.warc.gz").unlink()
     prepare_dataset(config)
-    prepare_dataset(tiny_config(tmp_path / "fresh", other))
-    assert fingerprints(tmp_path / "data") == fingerprints(tmp_path / "fresh")
+    prepare_dataset(build_tiny_config(tmp_path / "fresh", other))
+    assert hash_files(tmp_path / "data") == hash_files(tmp_path / "fresh")
     assert not list((tmp_path / "data" / "journal" / "extract").glob("crawl-1*"))
 
 
@@ -166,19 +166,19 @@ def test_a_damaged_file_is_made_again(dataset: Path, whole: Path, crawl: Path, r
         os.truncate(path, len(data) // 2)
     else:
         path.unlink()
-    prepare_dataset(tiny_config(dataset, crawl))
-    assert fingerprints(dataset) == fingerprints(whole)
+    prepare_dataset(build_tiny_config(dataset, crawl))
+    assert hash_files(dataset) == hash_files(whole)
 
 
 def test_leftovers_of_killed_writers_and_other_settings_go(dataset: Path, whole: Path, crawl: Path) -> None:
     (dataset / "tokens" / ".train-00000.arrow.123.tmp").write_bytes(b"half")
     (dataset / "tokens" / "train-00077.arrow").write_bytes(b"of another time")
-    prepare_dataset(tiny_config(dataset, crawl))
-    assert fingerprints(dataset) == fingerprints(whole)
+    prepare_dataset(build_tiny_config(dataset, crawl))
+    assert hash_files(dataset) == hash_files(whole)
 
 
 def test_preparation_stops_where_it_is_told_and_goes_on_from_there(whole: Path, crawl: Path, tmp_path: Path) -> None:
-    config = tiny_config(tmp_path / "data", crawl)
+    config = build_tiny_config(tmp_path / "data", crawl)
     documents = prepare_dataset(config, until="documents")
     assert documents.splits == {}
     assert documents.tokenizer_fingerprint is None
@@ -187,9 +187,9 @@ def test_preparation_stops_where_it_is_told_and_goes_on_from_there(whole: Path, 
     assert path == tmp_path / "data" / "tokenizer" / "tokenizer.model"
     assert load_manifest(tmp_path / "data").tokenizer_fingerprint == load_manifest(whole).tokenizer_fingerprint
     prepare_dataset(config)
-    assert fingerprints(tmp_path / "data") == fingerprints(whole)
+    assert hash_files(tmp_path / "data") == hash_files(whole)
     assert prepare_dataset(config, until="documents").splits  # asking for less takes nothing away
-    assert fingerprints(tmp_path / "data") == fingerprints(whole)
+    assert hash_files(tmp_path / "data") == hash_files(whole)
 
 
 def test_unreadable_input_is_a_counted_skip(crawl: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_unreadable_input_is_a_counted_skip(crawl: Path, tmp_path: Path) -> None
     (broken / "crawl-2.warc.gz").write_bytes(b"this is no WARC file at all")
     (broken / "crawl-3.warc.gz").symlink_to("/nowhere/at/all")
     (broken / "crawl-4.warc.gz").write_bytes(b"")
-    manifest = prepare_dataset(tiny_config(tmp_path / "data", broken))
+    manifest = prepare_dataset(build_tiny_config(tmp_path / "data", broken))
     skipped = {Path(skip.file).name: skip for skip in manifest.read.skipped}
     assert {"crawl-1.warc.gz", "crawl-2.warc.gz", "crawl-3.warc.gz"} <= set(skipped)
     assert "No such file" in skipped["crawl-3.warc.gz"].reason
@@ -218,12 +218,12 @@ def test_unreadable_input_is_a_counted_skip(crawl: Path, tmp_path: Path) -> None
 )
 def test_inputs_that_are_not_there_are_named(crawl: Path, tmp_path: Path, inputs: list[str], text: str) -> None:
     with pytest.raises(DataError, match=text):
-        prepare_dataset(tiny_config(tmp_path / "data", [pattern.format(crawl=crawl) for pattern in inputs]))
+        prepare_dataset(build_tiny_config(tmp_path / "data", [pattern.format(crawl=crawl) for pattern in inputs]))
     assert not (tmp_path / "data").exists()
 
 
 def test_a_dataset_without_documents_says_what_dropped_them(crawl: Path, tmp_path: Path) -> None:
-    config = tiny_config(tmp_path / "data", crawl, rules=[{"kind": "gopher_quality", "min_words": 5_000}])
+    config = build_tiny_config(tmp_path / "data", crawl, rules=[{"kind": "gopher_quality", "min_words": 5_000}])
     with pytest.raises(
         DataError, match=r"no document is left of 54 pages in 3 files: 51 by gopher_quality \(words\), 3"
     ):
@@ -232,7 +232,7 @@ def test_a_dataset_without_documents_says_what_dropped_them(crawl: Path, tmp_pat
 
 
 def test_a_vocabulary_that_cannot_be_trained_is_one_message(dataset: Path, crawl: Path) -> None:
-    config = tiny_config(dataset, crawl)
+    config = build_tiny_config(dataset, crawl)
     large = config.model_copy(update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 9_000})})
     with pytest.raises(
         DataError, match=r"tokenizer\.vocab_size=9000 cannot be trained on \d+ documents .* Set tokenizer"
@@ -242,7 +242,7 @@ def test_a_vocabulary_that_cannot_be_trained_is_one_message(dataset: Path, crawl
 
 
 def test_an_existing_tokenizer_is_copied_into_the_dataset(dataset: Path, crawl: Path, tmp_path: Path) -> None:
-    config = tiny_config(tmp_path / "data", crawl).model_dump()
+    config = build_tiny_config(tmp_path / "data", crawl).model_dump()
     own = RunConfig.model_validate(
         {"data": config["data"], "tokenizer": {"kind": "file", "path": dataset / "tokenizer" / "tokenizer.model"}}
     )
@@ -257,7 +257,9 @@ def test_an_existing_tokenizer_is_copied_into_the_dataset(dataset: Path, crawl: 
 
 
 def test_a_missing_tokenizer_is_said_before_the_crawl_is_read(crawl: Path, tmp_path: Path) -> None:
-    config = tiny_config(tmp_path / "data", crawl).model_dump() | {"tokenizer": {"kind": "file", "path": "none.model"}}
+    config = build_tiny_config(tmp_path / "data", crawl).model_dump() | {
+        "tokenizer": {"kind": "file", "path": "none.model"}
+    }
     with pytest.raises(DataError, match=r"none\.model cannot be read"):
         prepare_dataset(RunConfig.model_validate(config))
     assert not (tmp_path / "data").exists()
@@ -266,7 +268,7 @@ def test_a_missing_tokenizer_is_said_before_the_crawl_is_read(crawl: Path, tmp_p
 def test_a_file_where_the_folder_should_be_is_named(crawl: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("mine")
     with pytest.raises(DataError, match=r"data is not a writable folder: File exists\. Name another"):
-        prepare_dataset(tiny_config(tmp_path / "data", crawl))
+        prepare_dataset(build_tiny_config(tmp_path / "data", crawl))
     assert (tmp_path / "data").read_text() == "mine"
 
 
@@ -294,11 +296,11 @@ def test_a_full_disk_is_one_message_and_the_next_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(DataError, match="No space left on device"):
-            prepare_dataset(tiny_config(tmp_path / "data", crawl))
+            prepare_dataset(build_tiny_config(tmp_path / "data", crawl))
     assert not (tmp_path / "data" / "manifest.json").exists()
     assert not list((tmp_path / "data").rglob("*.tmp"))
-    prepare_dataset(tiny_config(tmp_path / "data", crawl))
-    assert fingerprints(tmp_path / "data") == fingerprints(whole)
+    prepare_dataset(build_tiny_config(tmp_path / "data", crawl))
+    assert hash_files(tmp_path / "data") == hash_files(whole)
 
 
 def test_each_place_that_could_not_be_read_is_named_among_what_was_dropped(tmp_path: Path) -> None:
@@ -309,7 +311,7 @@ def test_each_place_that_could_not_be_read_is_named_among_what_was_dropped(tmp_p
     for start in (starts[3], starts[6]):
         content[start + 40 : start + 60] = b"\xff" * 20
     path.write_bytes(content)
-    manifest = prepare_dataset(tiny_config(tmp_path / "data", crawl), until="documents")
+    manifest = prepare_dataset(build_tiny_config(tmp_path / "data", crawl), until="documents")
     files = [tmp_path / "data" / "dropped" / file.name for file in manifest.dropped.files]
     dropped = [row for file in files for batch in read_batches(file) for row in batch.to_pylist()]
     unread = [row for row in dropped if row["stage"] == "read"]

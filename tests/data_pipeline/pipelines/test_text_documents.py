@@ -14,34 +14,36 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.report.dataset_sections import build_dataset_numbers
-from tests.helpers.tiny_crawl import make_crawl, sentences, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl, write_sentences
 
 
 def make_texts(count: int = 24) -> list[str]:
     choose = random.Random(0)
-    return [" ".join(sentences(choose, 16)) for _ in range(count)] + ["Too short to stay."]
+    return [" ".join(write_sentences(choose, 16)) for _ in range(count)] + ["Too short to stay."]
 
 
 def test_texts_are_counted_as_text_beside_pages_and_alone(tmp_path: Path) -> None:
     texts = make_texts()
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
-    alone = prepare_dataset(tiny_config(tmp_path / "alone", [f"{tmp_path}/a.parquet"]), until="documents")
+    alone = prepare_dataset(build_tiny_config(tmp_path / "alone", [f"{tmp_path}/a.parquet"]), until="documents")
     size = sum(map(len, texts))
     assert (alone.read.given_text_bytes, alone.read.html_bytes) == (size, size)
     assert ("clean text", f"from {size / 1000:.1f} kB of text") in [
         (what, remark) for what, _, remark in build_dataset_numbers(alone)
     ]
     crawl = make_crawl(tmp_path / "crawl", files=1)
-    both = prepare_dataset(tiny_config(tmp_path / "both", [f"{tmp_path}/a.parquet", f"{crawl}/*"]), until="documents")
+    both = prepare_dataset(
+        build_tiny_config(tmp_path / "both", [f"{tmp_path}/a.parquet", f"{crawl}/*"]), until="documents"
+    )
     assert both.read.given_text_bytes == size < both.read.html_bytes
-    assert prepare_dataset(tiny_config(tmp_path / "pages", crawl), until="documents").read.given_text_bytes == 0
+    assert prepare_dataset(build_tiny_config(tmp_path / "pages", crawl), until="documents").read.given_text_bytes == 0
 
 
 def test_a_document_without_url_is_not_called_gone_or_unread(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pq.write_table(pa.table({"text": make_texts()}), tmp_path / "a.parquet")
-    config = tiny_config(tmp_path / "data", [f"{tmp_path}/a.parquet"])
+    config = build_tiny_config(tmp_path / "data", [f"{tmp_path}/a.parquet"])
     prepare_dataset(config)
     place = locate_token(tmp_path / "data", "train:10")
     assert place.url == ""
@@ -68,9 +70,9 @@ def test_a_file_without_the_text_field_names_the_fields_that_have_text(tmp_path:
             writer.write_table(table)
     wanted = r"no text in field 'text': text is in 'body', 'meta\.title' \(data\.read\.text_field names the field\)"
     with pytest.raises(DataError, match=wanted):
-        prepare_dataset(tiny_config(tmp_path / "data", [str(path)]))
+        prepare_dataset(build_tiny_config(tmp_path / "data", [str(path)]))
     found = prepare_dataset(
-        tiny_config(tmp_path / "named", [str(path)], read={"text_field": "body"}), until="documents"
+        build_tiny_config(tmp_path / "named", [str(path)], read={"text_field": "body"}), until="documents"
     )
     assert found.read.skipped == ()
 

@@ -16,8 +16,8 @@ from data_pipeline.readers import warc_records as record_module
 from data_pipeline.readers.page_batch import SkippedRecord
 from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.cleaning import ReadConfig
-from tests.helpers.compressed_records import packed, records
-from tests.helpers.warc_records import PAGE, members, page, record, response
+from tests.helpers.compressed_records import build_records, compress_records
+from tests.helpers.warc_records import PAGE, compress_members, format_page, format_response, record
 
 LIMIT = 100_000
 Found = tuple[list[tuple[int, Any]], list[tuple[int, str]], int]
@@ -50,7 +50,7 @@ def damaged(content: bytes, choose: random.Random) -> bytes:
 @pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "dictionary", "lz4", "plain"])
 def test_every_compression_gives_the_same_pages(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.warc"
-    path.write_bytes(b"".join(packed(kind, records())))
+    path.write_bytes(b"".join(compress_records(kind, build_records())))
     pages, skips, count = read(path)
     assert [content for _, content in pages] == [content for _, content in plain_pages(tmp_path)]
     assert (skips, count) == ([], 10)
@@ -58,14 +58,14 @@ def test_every_compression_gives_the_same_pages(tmp_path: Path, kind: str) -> No
 
 def plain_pages(folder: Path) -> list[tuple[int, str]]:
     path = folder / "plain.warc"
-    path.write_bytes(b"".join(records()))
+    path.write_bytes(b"".join(build_records()))
     return read(path)[0]
 
 
 @pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "plain"])
 def test_damage_anywhere_costs_only_what_it_hit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The careful reader is the slow twin of the fast one: both give the same for any damage."""
-    parts = packed(kind, records())
+    parts = compress_records(kind, build_records())
     whole, path = b"".join(parts), tmp_path / "a.warc"
     ends = {sum(map(len, parts[:number])) for number in range(len(parts) + 1)}
     good = {content for _, content in plain_pages(tmp_path)}
@@ -86,7 +86,7 @@ def test_damage_anywhere_costs_only_what_it_hit(tmp_path: Path, kind: str, monke
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd", "lz4"])
 def test_what_lies_between_two_damaged_members_is_read(tmp_path: Path, kind: str) -> None:
-    parts = [bytearray(part) for part in packed(kind, [page(number) for number in range(6)])]
+    parts = [bytearray(part) for part in compress_records(kind, [format_page(number) for number in range(6)])]
     for part in (parts[1], parts[4]):
         part[len(part) // 2 : len(part) // 2 + 20] = b"\xff" * 20
     path = tmp_path / "a.warc"
@@ -100,7 +100,7 @@ def test_what_lies_between_two_damaged_members_is_read(tmp_path: Path, kind: str
 def test_a_header_that_lost_its_length_is_named_although_its_record_is_no_page(tmp_path: Path, kind: str) -> None:
     cut = record("metadata", b"").replace(b"Content-Length: 0\r\n", b"")
     path = tmp_path / "a.warc"
-    path.write_bytes(b"".join(packed(kind, [page(0), cut, page(1)])))
+    path.write_bytes(b"".join(compress_records(kind, [format_page(0), cut, format_page(1)])))
     pages, skips, count = read(path)
     assert (len(pages), count) == (2, 2)
     assert [reason for _, reason in skips] == ["damaged record: no Content-Length"]
@@ -109,7 +109,7 @@ def test_a_header_that_lost_its_length_is_named_although_its_record_is_no_page(t
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 def test_lines_survive_damage_to_other_members(tmp_path: Path, kind: str) -> None:
     lines = [[json.dumps({"text": f"Document {n} of part {part}."}) + "\n" for n in range(40)] for part in range(4)]
-    parts = packed(kind, ["".join(part).encode() for part in lines])
+    parts = compress_records(kind, ["".join(part).encode() for part in lines])
     content = bytearray(b"".join(parts))
     content[len(parts[0]) + len(parts[1]) // 2] ^= 0x20
     path = tmp_path / "a.jsonl.packed"
@@ -174,10 +174,10 @@ def test_damaged_parquet_and_arrow_never_raise_and_name_what_is_lost(tmp_path: P
 @pytest.mark.parametrize("cut", [b"", b"\n", b"\r\n\r\n"])
 def test_a_last_header_without_a_block_needs_nothing_behind_it_but_its_lines(tmp_path: Path, cut: bytes) -> None:
     path = tmp_path / "a.warc"
-    path.write_bytes(page(0) + b"WARC/1.0\nWARC-Type: metadata\nFold: a\n b\nContent-Length: 0\n" + cut)
+    path.write_bytes(format_page(0) + b"WARC/1.0\nWARC-Type: metadata\nFold: a\n b\nContent-Length: 0\n" + cut)
     pages, skips, count = read(path)
     assert (len(pages), skips, count) == (1, [], 2)
-    path.write_bytes(page(0) + b"WARC/1.0\nWARC-Type: metadata\nContent-Length: 0")
+    path.write_bytes(format_page(0) + b"WARC/1.0\nWARC-Type: metadata\nContent-Length: 0")
     assert [reason for _, reason in read(path)[1]] == ["truncated"]
 
 
@@ -190,7 +190,7 @@ def lying(length: int) -> bytes:
 @pytest.mark.parametrize("length", [-30, -1, 40, 500, 3_000, 10**12])
 @pytest.mark.parametrize("kind", ["gzip", "whole", "zstd", "plain"])
 def test_a_record_that_lies_about_its_length_costs_itself_alone(tmp_path: Path, kind: str, length: int) -> None:
-    parts = packed(kind, [page(0), page(1), lying(length), page(2), page(3)])
+    parts = compress_records(kind, [format_page(0), format_page(1), lying(length), format_page(2), format_page(3)])
     path = tmp_path / "a.warc"
     path.write_bytes(b"".join(parts))
     pages, skips, _ = read(path)
@@ -212,7 +212,9 @@ def with_digests(body: bytes, said: bytes, form: str) -> bytes:
 def test_a_page_with_another_digest_is_dropped_or_counted(tmp_path: Path, form: str, policy: str) -> None:
     path = tmp_path / "a.warc.gz"
     bodies = [PAGE % b"true", PAGE % b"false"]
-    path.write_bytes(b"".join(members(with_digests(bodies[0], b"", form), with_digests(bodies[1], b"x", form))))
+    path.write_bytes(
+        b"".join(compress_members(with_digests(bodies[0], b"", form), with_digests(bodies[1], b"x", form)))
+    )
     batches = list(
         read_pages(str(path), max_page_bytes=LIMIT, config=ReadConfig.model_validate({"on_digest_mismatch": policy}))
     )
@@ -229,7 +231,7 @@ def test_wet_and_arc_are_read(tmp_path: Path) -> None:
     text = "Ein Text.\n\nMit Leerzeile\x00."
     headers = "WARC-Target-URI: https://example.org/0\r\nContent-Type: text/plain\r\n"
     wet = tmp_path / "a.warc.wet.gz"
-    wet.write_bytes(b"".join(members(record("warcinfo", b""), record("conversion", text.encode(), headers))))
+    wet.write_bytes(b"".join(compress_members(record("warcinfo", b""), record("conversion", text.encode(), headers))))
     assert [content for _, content in read(wet)[0]] == [text.replace("\0", "")]
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + PAGE % b"old"
     first = b"filedesc://a.arc 0.0.0.0 20140101000000 text/plain 7\n1 0 x\n\n\n"
@@ -245,9 +247,11 @@ def test_wet_and_arc_are_read(tmp_path: Path) -> None:
 
 
 def test_a_bomb_and_a_page_of_100_mb_are_named_and_cost_no_memory(tmp_path: Path) -> None:
-    long = response("https://example.org/long", b"<p>" + b"a" * 100_000_000)
+    long = format_response("https://example.org/long", b"<p>" + b"a" * 100_000_000)
     path = tmp_path / "a.warc.gz"
-    path.write_bytes(b"".join([*members(page(0)), gzip.compress(long, 1), *members(page(1))]))
+    path.write_bytes(
+        b"".join([*compress_members(format_page(0)), gzip.compress(long, 1), *compress_members(format_page(1))])
+    )
     del long
     pages, skips, _ = read(path)
     assert len(pages) == 2

@@ -14,7 +14,7 @@ from data_pipeline.readers.charset_likelihood import (
 )
 from data_pipeline.readers.page_reader import read_pages
 from llmsys.token_shards import read_batches
-from tests.helpers.warc_records import members, response
+from tests.helpers.warc_records import compress_members, format_response
 
 # Articles of the Universal Declaration of Human Rights, in languages that the table of pairs was not counted on.
 UNSEEN = {
@@ -81,8 +81,10 @@ def test_an_overruled_charset_is_counted_and_noted_by_document(
     body = f'<html><meta charset="{meta}"><p>{GERMAN}</p></html>'.encode("cp1252")
     kind = f"text/html; charset={header}" if header else "text/html"
     path = tmp_path / "a.warc.gz"
-    plain = response("https://example.org/0", b"<html><p>ASCII</p></html>", content_type=kind)
-    path.write_bytes(b"".join(members(plain, response("https://example.org/1", body, content_type=kind))))
+    plain = format_response("https://example.org/0", b"<html><p>ASCII</p></html>", content_type=kind)
+    path.write_bytes(
+        b"".join(compress_members(plain, format_response("https://example.org/1", body, content_type=kind)))
+    )
     batches = list(read_pages(str(path), max_page_bytes=100_000))
     assert [skip.reason for batch in batches for skip in batch.noted] == ([note] if note else [])
     assert batches[0].pages["charset"].to_pylist()[1] == "cp1252"
@@ -97,16 +99,16 @@ def test_utf8_that_declares_another_charset_is_noted() -> None:
 def test_a_document_keeps_its_note_to_the_end(tmp_path: Path) -> None:
     from data_pipeline.pipelines.prepare_dataset import prepare_dataset
     from llmsys.manifest import load_manifest
-    from tests.helpers.tiny_crawl import make_crawl, tiny_config
+    from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
     crawl = make_crawl(tmp_path / "crawl", files=1)
     path = next(crawl.glob("*.warc.gz"))
     first = next(iter(read_pages(str(path), max_page_bytes=1 << 20))).pages.to_pylist()[0]
     html = first["payload"].decode().replace("</p>", f" {GERMAN}</p>", 1)
     kind = "text/html; charset=iso-8859-1"
-    extra = response("https://example.org/noted", html.encode(), content_type=kind)
-    path.write_bytes(path.read_bytes() + b"".join(members(extra)))
-    config = tiny_config(tmp_path / "data", crawl)
+    extra = format_response("https://example.org/noted", html.encode(), content_type=kind)
+    path.write_bytes(path.read_bytes() + b"".join(compress_members(extra)))
+    config = build_tiny_config(tmp_path / "data", crawl)
     prepare_dataset(config, until="documents")
     rows = [
         row

@@ -16,8 +16,8 @@ from data_pipeline.readers import page_reader as read_module
 from data_pipeline.readers.input_stream import InputStream
 from data_pipeline.readers.page_batch import SkippedRecord
 from llmsys.config.cleaning import ReadConfig
-from tests.helpers.compressed_records import packed
-from tests.helpers.warc_records import PAGE, members, page, record
+from tests.helpers.compressed_records import compress_records
+from tests.helpers.warc_records import PAGE, compress_members, format_page, record
 
 DIGESTS = ReadConfig(on_digest_mismatch="ignore")
 TEXTS = [f"Text number {number} of a few, which is long enough to be hit." * 3 for number in range(12)]
@@ -37,7 +37,7 @@ def line(number: int) -> bytes:
     return json.dumps({"text": TEXTS[number]}).encode() + b"\n"
 
 
-MAKERS = {"warc": page, "wet": wet, "arc": arc, "jsonl": line}
+MAKERS = {"warc": format_page, "wet": wet, "arc": arc, "jsonl": line}
 KINDS = [(format, kind) for format in MAKERS for kind in ("plain", "gzip", "zstd", "lz4")] + [("warc", "dictionary")]
 
 
@@ -77,7 +77,7 @@ def damaged(whole: bytes, choose: random.Random) -> tuple[bytes, int, int]:
 def test_what_was_not_hit_is_read_and_what_was_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, kind: str
 ) -> None:
-    parts = packed(kind, [MAKERS[format](number) for number in range(12)])
+    parts = compress_records(kind, [MAKERS[format](number) for number in range(12)])
     path, whole = tmp_path / f"a.{format}", b"".join(parts)
     path.write_bytes(whole)
     good = Read(path, monkeypatch)
@@ -154,7 +154,7 @@ def test_members_inside_one_another_cost_a_counted_number_of_bytes_and_are_named
 ) -> None:
     kind = make.__name__.split("_")[0]  # type: ignore[attr-defined]
     monkeypatch.setattr(member_module, "_EXTRA_WASTE", 1 << 16)
-    good = b"".join(packed(kind, [page(0), page(1)]))
+    good = b"".join(compress_records(kind, [format_page(0), format_page(1)]))
     path = tmp_path / f"a.warc.{kind}"
     path.write_bytes(good + make(150, 60) + good)
     found = Read(path, monkeypatch)
@@ -173,7 +173,11 @@ def test_many_records_that_lie_cost_as_much_as_they_are_long(
     for count in (200, 400):
         path = tmp_path / f"{count}.warc"
         path.write_bytes(
-            b"".join(packed(kind, [page(0), page(1), page(2), record("response", b"x", "", length)] * count))
+            b"".join(
+                compress_records(
+                    kind, [format_page(0), format_page(1), format_page(2), record("response", b"x", "", length)] * count
+                )
+            )
         )
         found = Read(path, monkeypatch)
         assert len(found.skips) == count
@@ -188,7 +192,7 @@ def test_a_header_of_nothing_but_continued_lines_or_one_endless_number_is_named_
     folded = record("response", b"x", "A: b\r\n" + " \n" * 20_000)
     digits = record("response", b"x").replace(b"Content-Length: 1", b"Content-Length: " + b"1" * 5_000)
     path = tmp_path / "a.warc.gz"
-    path.write_bytes(b"".join(members(page(0), folded, digits, page(1))) + gzip.compress(digits))
+    path.write_bytes(b"".join(compress_members(format_page(0), folded, digits, format_page(1))) + gzip.compress(digits))
     found = Read(path, monkeypatch)
     assert found.contents == [PAGE % f"Page number {n}.".encode() for n in (0, 1)]
     no_number = "damaged record: Content-Length is no number"

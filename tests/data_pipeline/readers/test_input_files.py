@@ -21,8 +21,8 @@ from data_pipeline.readers.input_stream import open_input_stream
 from data_pipeline.readers.page_reader import read_pages
 from llmsys.errors import DataError
 from llmsys.token_shards import read_batches, verify_checksums
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
-from tests.helpers.warc_records import members, page
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
+from tests.helpers.warc_records import compress_members, format_page
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_storage_that_fails_is_tried_again_with_back_off_and_then_counted(
     pages: int | None,
     waits: list[float],
 ) -> None:
-    content = b"".join(members(*map(page, range(300))))
+    content = b"".join(compress_members(*map(format_page, range(300))))
     memory.pipe("/x/a.warc.gz", content)
     failures = {len(content) - 10: times}
     place = source_module._RemoteFile
@@ -142,7 +142,7 @@ def test_a_file_that_could_not_be_read_is_read_again_by_the_next_run(
     crawl = make_crawl(tmp_path / "crawl", files=2, pages=6)
     for path in crawl.iterdir():
         memory.pipe(f"/x/{path.name}", path.read_bytes())
-    config = tiny_config(tmp_path / "data", ["memory://x/*.gz"], documents={"num_shards": 1})
+    config = build_tiny_config(tmp_path / "data", ["memory://x/*.gz"], documents={"num_shards": 1})
     place = source_module._RemoteFile
     with monkeypatch.context() as patch:
         broken = {100: 1_000}
@@ -183,7 +183,7 @@ def write_documents(path: Path, rows: int) -> None:
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
     else:
-        path.write_bytes(b"".join(members(*map(page, range(rows)))))
+        path.write_bytes(b"".join(compress_members(*map(format_page, range(rows)))))
 
 
 @pytest.mark.parametrize("name", ["a.warc.gz", "a.jsonl", "a.parquet", "a.arrow"])
@@ -219,13 +219,13 @@ def test_a_file_whose_name_passes_to_another_while_it_is_read_is_read_as_it_was(
 def test_documents_are_copied_to_other_formats_that_can_be_read_again(tmp_path: Path) -> None:
     crawl = make_crawl(tmp_path / "crawl", files=1, pages=6)
     copies = {"num_shards": 1, "export_formats": ["parquet", "jsonl.zst"]}
-    prepare_dataset(tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
+    prepare_dataset(build_tiny_config(tmp_path / "a", crawl, documents=copies), until="documents")
     manifest = verify_checksums(tmp_path / "a")
     names = ["part-00000.parquet", "part-00000.jsonl.zst"]
     assert [(file.name, file.rows) for file in manifest.copies.files] == [(name, 6) for name in names]
     wanted = identities(tmp_path / "a")
     for name in (*names, "part-00000.arrow"):
-        prepare_dataset(tiny_config(tmp_path / name, [f"{tmp_path}/a/documents/{name}"]), until="documents")
+        prepare_dataset(build_tiny_config(tmp_path / name, [f"{tmp_path}/a/documents/{name}"]), until="documents")
         assert identities(tmp_path / name) == wanted
 
 

@@ -12,7 +12,7 @@ from llmsys.config.merge import read_overrides
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import load_manifest
 from llmsys.token_shards import read_batches, verify_checksums
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 ODD = os.fsdecode(b"caf\xe9 \xff.warc.gz")
 SHOWN = "caf%E9 %FF.warc.gz"
@@ -24,10 +24,14 @@ def test_a_file_whose_name_is_not_utf8_is_prepared_like_any_other(tmp_path: Path
     first = sorted(crawl.glob("*.warc.gz"))[0]
     with (crawl / first.name).open("ab") as file:
         file.write(b"garbage, so that something is skipped")
-    config = tiny_config(tmp_path / "plain", [f"{crawl}/*.gz"], executor={"kind": "inline", "block_bytes": block_bytes})
+    config = build_tiny_config(
+        tmp_path / "plain", [f"{crawl}/*.gz"], executor={"kind": "inline", "block_bytes": block_bytes}
+    )
     prepare_dataset(config, until="documents")
     first.rename(crawl / ODD)
-    config = tiny_config(tmp_path / "odd", [f"{crawl}/*.gz"], executor={"kind": "inline", "block_bytes": block_bytes})
+    config = build_tiny_config(
+        tmp_path / "odd", [f"{crawl}/*.gz"], executor={"kind": "inline", "block_bytes": block_bytes}
+    )
     prepare_dataset(config, until="documents")
     verify_checksums(tmp_path / "odd")
 

@@ -19,7 +19,7 @@ from llmsys.errors import DataError
 from llmsys.token_shards import read_batches
 from tests.helpers import fake_slurm
 from tests.helpers.failing_tasks import count
-from tests.helpers.tiny_crawl import fingerprints, make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 
 PLACE = "memory://me:hush@host/x"
 ANSWER = f"403 for {PLACE}/a?sig=hush"
@@ -56,7 +56,7 @@ def test_no_file_of_a_dataset_has_the_secret_of_its_inputs(
     monkeypatch.setattr(source_module, "_RemoteFile", open_remote)
     monkeypatch.setattr(source_module, "sleep", lambda seconds: None)
     executor = {"kind": "inline", "max_attempts": 1}
-    config = tiny_config(tmp_path / "data", inputs, documents={"num_shards": 1}, executor=executor)
+    config = build_tiny_config(tmp_path / "data", inputs, documents={"num_shards": 1}, executor=executor)
     manifest = prepare_dataset(config, until="documents")
     names = {name for path in (tmp_path / "data").rglob("*.arrow") for name in files_named(path)}
     assert any("memory://REDACTED@host/x/" in name for name in names)
@@ -104,9 +104,11 @@ def test_jobs_of_slurm_are_for_their_owner_alone_and_their_folder_may_have_space
     assert {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077} == set()
     crawl = make_crawl(tmp_path / "a crawl", files=1, pages=6)
     plain = {"rules": [], "deduplicate": {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}}
-    prepare_dataset(tiny_config(tmp_path / "my data", crawl, executor=config.model_dump(), **plain), until="documents")
-    prepare_dataset(tiny_config(tmp_path / "here", crawl, **plain), until="documents")
-    assert fingerprints(tmp_path / "my data") == fingerprints(tmp_path / "here")
+    prepare_dataset(
+        build_tiny_config(tmp_path / "my data", crawl, executor=config.model_dump(), **plain), until="documents"
+    )
+    prepare_dataset(build_tiny_config(tmp_path / "here", crawl, **plain), until="documents")
+    assert hash_files(tmp_path / "my data") == hash_files(tmp_path / "here")
 
 
 def count_one(report: Any) -> dict[str, Any]:

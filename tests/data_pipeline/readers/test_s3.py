@@ -12,11 +12,11 @@ from data_pipeline.readers.page_reader import read_pages
 from llmsys.errors import DataError
 from tests.helpers import fake_s3
 from tests.helpers.fake_s3 import FakeS3
-from tests.helpers.warc_records import members, page
+from tests.helpers.warc_records import compress_members, format_page
 
 URL, KEY = "s3://crawl/2024/1.warc.gz", "2024/1.warc.gz"
 PAGES = 400
-CONTENT = b"".join(members(*map(page, range(PAGES))))
+CONTENT = b"".join(compress_members(*map(format_page, range(PAGES))))
 
 
 @pytest.fixture(scope="module")

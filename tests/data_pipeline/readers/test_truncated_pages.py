@@ -10,7 +10,7 @@ import zstandard
 
 from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.cleaning import ReadConfig
-from tests.helpers.warc_records import members, record, response
+from tests.helpers.warc_records import compress_members, format_response, record
 
 BODY = b"<html><body>" + b"".join(b"<p>Paragraph %d of a long page.</p>" % n for n in range(30_000)) + b"</body></html>"
 
@@ -32,7 +32,7 @@ PACK: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 def read(folder: Path, content: bytes, policy: str = "count") -> tuple[list[bytes], list[str], list[str]]:
     path = folder / "a.warc.gz"
-    path.write_bytes(b"".join(members(content)))
+    path.write_bytes(b"".join(compress_members(content)))
     batches = list(
         read_pages(str(path), max_page_bytes=1 << 22, config=ReadConfig.model_validate({"on_truncation": policy}))
     )
@@ -41,7 +41,7 @@ def read(folder: Path, content: bytes, policy: str = "count") -> tuple[list[byte
 
 
 def coded(body: bytes, coding: str) -> bytes:
-    return response("https://example.org/1", body, headers=f"Content-Encoding: {coding}\r\n")
+    return format_response("https://example.org/1", body, headers=f"Content-Encoding: {coding}\r\n")
 
 
 @pytest.mark.parametrize("kind", PACK)
@@ -101,8 +101,12 @@ def test_a_cut_chunk_is_noticed_and_a_missing_last_one_is_not(tmp_path: Path) ->
     page = b"<html><p>one</p></html>"
     chunks = b"%x\r\n%s\r\n" % (len(page), page)
     for end in (b"", b"0\r\n\r\n"):
-        assert read(tmp_path, response("https://example.org/1", chunks + end, headers=headers)) == ([page], [], [])
-    payloads, skipped, noted = read(tmp_path, response("https://example.org/1", chunks[:-9], headers=headers))
+        assert read(tmp_path, format_response("https://example.org/1", chunks + end, headers=headers)) == (
+            [page],
+            [],
+            [],
+        )
+    payloads, skipped, noted = read(tmp_path, format_response("https://example.org/1", chunks[:-9], headers=headers))
     assert (payloads, skipped, noted) == ([page[:-7]], [], ["its last chunk is cut"])
 
 

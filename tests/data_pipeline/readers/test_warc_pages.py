@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.readers.page_batch import PAGE_SCHEMA, PageBatch, SkippedRecord
 from data_pipeline.readers.page_reader import read_pages
-from tests.helpers.warc_records import PAGE, members, page, record, response
+from tests.helpers.warc_records import PAGE, compress_members, format_page, format_response, record
 
 LIMIT = 100_000
 
@@ -31,8 +31,14 @@ def written(path: Path, content: bytes) -> Path:
 
 @pytest.mark.parametrize("packed", [True, False], ids=["gzip", "plain"])
 def test_pages_come_in_file_order_with_their_offsets(tmp_path: Path, packed: bool) -> None:
-    records = [record("warcinfo", b"software: x\r\n"), page(0), record("request", b"GET /\r\n"), page(1), page(2)]
-    parts = members(*records) if packed else records
+    records = [
+        record("warcinfo", b"software: x\r\n"),
+        format_page(0),
+        record("request", b"GET /\r\n"),
+        format_page(1),
+        format_page(2),
+    ]
+    parts = compress_members(*records) if packed else records
     path = written(tmp_path / "a.warc", b"".join(parts))
     urls, skipped, batches = read(path)
     assert numbers(urls) == [0, 1, 2]
@@ -47,14 +53,14 @@ def test_pages_come_in_file_order_with_their_offsets(tmp_path: Path, packed: boo
 
 @pytest.mark.parametrize("batch_pages", [1, 2, 3, 100])
 def test_batch_size_changes_nothing_but_the_batches(tmp_path: Path, batch_pages: int) -> None:
-    path = written(tmp_path / "a.warc.gz", b"".join(members(*map(page, range(7)))))
+    path = written(tmp_path / "a.warc.gz", b"".join(compress_members(*map(format_page, range(7)))))
     urls, _, batches = read(path, batch_pages=batch_pages)
     assert numbers(urls) == list(range(7))
     assert max(batch.pages.num_rows for batch in batches) == min(batch_pages, 7)
 
 
 def test_a_gzip_file_cut_anywhere_gives_all_whole_records_and_says_truncated(tmp_path: Path) -> None:
-    parts = members(*map(page, range(3)))
+    parts = compress_members(*map(format_page, range(3)))
     whole = b"".join(parts)
     ends = [sum(map(len, parts[: number + 1])) for number in range(3)]
     for cut in sorted({*range(1, len(whole), 3), *ends}):
@@ -69,15 +75,15 @@ def test_a_gzip_file_cut_anywhere_gives_all_whole_records_and_says_truncated(tmp
 
 
 def test_a_plain_file_cut_in_a_page_says_truncated(tmp_path: Path) -> None:
-    path = written(tmp_path / "cut.warc", page(0) + page(1)[:-20])
+    path = written(tmp_path / "cut.warc", format_page(0) + format_page(1)[:-20])
     urls, skipped, _ = read(path)
     assert numbers(urls) == [0]
-    assert skipped == [SkippedRecord(str(path), len(page(0)), "truncated")]
+    assert skipped == [SkippedRecord(str(path), len(format_page(0)), "truncated")]
 
 
 @pytest.mark.parametrize("garbage", [b"garbage\r\n" * 40, b"\0" * 500, b"\x1f\x8b\x08\x00not gzip after all", b"x"])
 def test_garbage_between_members_costs_no_page(tmp_path: Path, garbage: bytes) -> None:
-    parts = members(*map(page, range(4)))
+    parts = compress_members(*map(format_page, range(4)))
     path = written(tmp_path / "a.warc.gz", b"".join([*parts[:2], garbage, *parts[2:]]))
     urls, skipped, _ = read(path)
     assert numbers(urls) == [0, 1, 2, 3]
@@ -86,7 +92,7 @@ def test_garbage_between_members_costs_no_page(tmp_path: Path, garbage: bytes) -
 
 
 def test_a_flipped_byte_costs_its_own_page_only(tmp_path: Path) -> None:
-    parts = members(*map(page, range(4)))
+    parts = compress_members(*map(format_page, range(4)))
     for where in (30, len(parts[1]) // 2, len(parts[1]) - 6):
         damaged = bytearray(parts[1])
         damaged[where] ^= 0x55
@@ -99,7 +105,9 @@ def test_a_flipped_byte_costs_its_own_page_only(tmp_path: Path) -> None:
 def test_a_record_that_lies_about_its_length_costs_no_other_page(tmp_path: Path) -> None:
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + PAGE % b"short"
     headers = "WARC-Target-URI: https://example.org/9\r\nContent-Type: application/http; msgtype=response\r\n"
-    path = written(tmp_path / "a.warc", page(0) + record("response", http, headers, len(http) - 30) + page(1))
+    path = written(
+        tmp_path / "a.warc", format_page(0) + record("response", http, headers, len(http) - 30) + format_page(1)
+    )
     urls, skipped, _ = read(path)
     assert {0, 1} <= set(numbers(urls))
     assert len(skipped) == 1
@@ -107,7 +115,7 @@ def test_a_record_that_lies_about_its_length_costs_no_other_page(tmp_path: Path)
 
 
 def test_one_gzip_member_around_all_records_is_read_and_its_cut_noticed(tmp_path: Path) -> None:
-    whole = gzip.compress(b"".join(map(page, range(50))), mtime=0)
+    whole = gzip.compress(b"".join(map(format_page, range(50))), mtime=0)
     urls, skipped, _ = read(written(tmp_path / "a.warc.gz", whole))
     assert (numbers(urls), skipped) == (list(range(50)), [])
     urls, skipped, _ = read(written(tmp_path / "a.warc.gz", whole[: len(whole) * 3 // 4]))
@@ -118,13 +126,15 @@ def test_one_gzip_member_around_all_records_is_read_and_its_cut_noticed(tmp_path
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (response("http://x.org/", b"GIF89a", content_type="image/gif"), "not HTML: image/gif"),
-        (response("http://x.org/", b"%PDF-1.4 \0\1\2"), "not HTML: application/pdf in spite of its header"),
-        (response("http://x.org/", b" \r\n "), "empty page"),
-        (response("http://x.org/", b"<p>moved", status="301 Moved"), "HTTP status 301"),
-        (response("http://x.org/", b"<p>" + b"a" * LIMIT), f"longer than {LIMIT} bytes"),
+        (format_response("http://x.org/", b"GIF89a", content_type="image/gif"), "not HTML: image/gif"),
+        (format_response("http://x.org/", b"%PDF-1.4 \0\1\2"), "not HTML: application/pdf in spite of its header"),
+        (format_response("http://x.org/", b" \r\n "), "empty page"),
+        (format_response("http://x.org/", b"<p>moved", status="301 Moved"), "HTTP status 301"),
+        (format_response("http://x.org/", b"<p>" + b"a" * LIMIT), f"longer than {LIMIT} bytes"),
         (
-            response("http://x.org/", zlib.compress(b"<p>" + b"a" * LIMIT), headers="Content-Encoding: deflate\r\n"),
+            format_response(
+                "http://x.org/", zlib.compress(b"<p>" + b"a" * LIMIT), headers="Content-Encoding: deflate\r\n"
+            ),
             f"longer than {LIMIT} bytes",
         ),
         (record("response", b"HTTP/1.1 200 OK\r\n\r\n<p>", "Content-Type: application/http\r\n"), "no WARC-Target-URI"),
@@ -133,7 +143,7 @@ def test_one_gzip_member_around_all_records_is_read_and_its_cut_noticed(tmp_path
     ids=["image", "pdf", "empty", "redirect", "long", "bomb", "no-url", "no-http"],
 )
 def test_what_is_no_page_is_named_and_stops_nothing(tmp_path: Path, content: bytes, reason: str) -> None:
-    parts = members(page(0), content, page(1))
+    parts = compress_members(format_page(0), content, format_page(1))
     path = written(tmp_path / "a.warc.gz", b"".join(parts))
     urls, skipped, _ = read(path)
     assert numbers(urls) == [0, 1]
@@ -144,12 +154,12 @@ def test_codings_are_undone_and_headers_that_lie_are_forgiven(tmp_path: Path) ->
     body = PAGE % b"coded"
     chunked = b"5\r\n" + body[:5] + b"\r\n" + f"{len(body) - 5:x}".encode() + b"\r\n" + body[5:] + b"\r\n0\r\n\r\n"
     contents = [
-        response("http://x.org/0", gzip.compress(body), headers="Content-Encoding: gzip\r\n"),
-        response("http://x.org/1", zlib.compress(body), headers="Content-Encoding: deflate\r\n"),
-        response("http://x.org/2", chunked, headers="Transfer-Encoding: chunked\r\n"),
-        response("http://x.org/3", body, headers="Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"),
+        format_response("http://x.org/0", gzip.compress(body), headers="Content-Encoding: gzip\r\n"),
+        format_response("http://x.org/1", zlib.compress(body), headers="Content-Encoding: deflate\r\n"),
+        format_response("http://x.org/2", chunked, headers="Transfer-Encoding: chunked\r\n"),
+        format_response("http://x.org/3", body, headers="Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"),
     ]
-    _, skipped, batches = read(written(tmp_path / "a.warc.gz", b"".join(members(*contents))))
+    _, skipped, batches = read(written(tmp_path / "a.warc.gz", b"".join(compress_members(*contents))))
     assert skipped == []
     assert batches[0].pages["payload"].to_pylist() == [body] * 4
 
@@ -214,8 +224,8 @@ def test_the_charset_that_is_found_decodes_the_page(
     declared = f'<meta http-equiv="Content-Type" content="text/html; charset={meta}">' if meta else ""
     html = f"<html><head>{declared}</head><body>{text}</body></html>"
     kind = f"text/html; charset={header}" if header else "text/html"
-    content = response("http://x.org/0", html.encode(codec, "ignore"), content_type=kind)
-    _, skipped, batches = read(written(tmp_path / "a.warc.gz", b"".join(members(content))))
+    content = format_response("http://x.org/0", html.encode(codec, "ignore"), content_type=kind)
+    _, skipped, batches = read(written(tmp_path / "a.warc.gz", b"".join(compress_members(content))))
     assert skipped == []
     row = batches[0].pages.to_pylist()[0]
     assert row["payload"].decode(row["charset"], "replace").lstrip("\ufeff") == html.encode(codec, "ignore").decode(
@@ -225,6 +235,6 @@ def test_the_charset_that_is_found_decodes_the_page(
 
 def test_a_few_damaged_bytes_do_not_change_the_charset(tmp_path: Path) -> None:
     html = f"<html><body>{CHINESE}</body></html>".encode()
-    content = response("http://x.org/0", html[:-20] + b"\xff" + html[-20:])
-    _, _, batches = read(written(tmp_path / "a.warc.gz", b"".join(members(content))))
+    content = format_response("http://x.org/0", html[:-20] + b"\xff" + html[-20:])
+    _, _, batches = read(written(tmp_path / "a.warc.gz", b"".join(compress_members(content))))
     assert batches[0].pages["charset"].to_pylist() == ["utf-8"]

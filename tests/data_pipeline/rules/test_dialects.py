@@ -22,13 +22,13 @@ from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfi
 from llmsys.errors import ConfigError
 from llmsys.token_shards import ArrowFileWriter
 from tests.helpers.datatrove_reasons import REASONS
-from tests.helpers.hard_texts import hard_text
+from tests.helpers.hard_texts import write_hard_text
 from tests.helpers.paths import GOLDEN
-from tests.reference.gopher_paper import paper_quality, paper_repetition
+from tests.reference.gopher_paper import find_paper_quality_violation, find_paper_repetition_violation
 
 VERDICTS = GOLDEN / "hard_text_verdicts.tsv"
 ROWS = [row.split("\t") for row in VERDICTS.read_text().splitlines() if not row.startswith("#")]
-TEXTS = [hard_text(seed) for seed in range(len(ROWS))]
+TEXTS = [write_hard_text(seed) for seed in range(len(ROWS))]
 ORACLES: list[tuple[int, RuleConfig]] = [
     (1, GopherRepetitionConfig()),
     (2, GopherQualityConfig()),
@@ -74,7 +74,7 @@ def test_a_dialect_decides_as_its_tool_does(column: int, rule: RuleConfig) -> No
 @pytest.mark.parametrize("rule", [GopherQualityConfig(dialect="paper"), GopherRepetitionConfig(dialect="paper")])
 def test_the_paper_is_read_as_its_plain_twin_reads_it(rule: RuleConfig) -> None:
     texts = [*TEXTS[:80], "", " \n", "word " * 300]
-    twin = paper_quality if rule.kind == "gopher_quality" else paper_repetition
+    twin = find_paper_quality_violation if rule.kind == "gopher_quality" else find_paper_repetition_violation
     assert apply(rule, texts).test.to_pylist() == [twin(text) for text in texts]
 
 

@@ -12,7 +12,7 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.data import CrawlConfig
 from llmsys.manifest import load_manifest
 from llmsys.token_shards import read_schema
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 RULES: list[dict[str, Any]] = [
     {"kind": "bad_words", "word_lists": [{"entries": ["copy"]}]},
@@ -24,7 +24,7 @@ RULES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> CrawlConfig:
     crawl = make_crawl(tmp_path_factory.mktemp("crawl"), files=1)
-    config = tiny_config(tmp_path_factory.mktemp("made") / "data", crawl, rules=RULES)
+    config = build_tiny_config(tmp_path_factory.mktemp("made") / "data", crawl, rules=RULES)
     prepare_dataset(config, until="documents")
     assert isinstance(config.data, CrawlConfig)
     return config.data

@@ -9,7 +9,7 @@ import spacy
 
 from data_pipeline.dedup.text_segments import SentenceSplitter, remove_segment_runs, split_segments
 from llmsys.config.deduplication import LineDedupConfig, ParagraphDedupConfig, SentenceDedupConfig
-from tests.helpers.deduplication import deduplicated, document
+from tests.helpers.deduplication import build_document, deduplicate_documents
 from tests.reference import repeated_text as plain
 
 NOTHING: dict[str, Any] = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
@@ -43,7 +43,7 @@ def test_sentences_and_words_are_those_of_spacy() -> None:
     texts = [*SENTENCES, *made_texts(5, " ", 9)]
     for _ in range(2):
         for text, found in zip(texts, SentenceSplitter().find_boundaries(texts), strict=True):
-            assert found.ends == [end for _, end in plain.sentence_spans(text, nlp)]
+            assert found.ends == [end for _, end in plain.find_sentence_spans(text, nlp)]
             assert found.words == sum(1 for token in nlp(text) if token.text.strip())
 
 
@@ -60,7 +60,7 @@ def test_spans_equal_the_plain_twin_in_any_order(tmp_path: Path, config: Any, se
     texts = made_texts(1, separator, 12)
     length = getattr(config, "sentences", 1)
     units = split_segments(texts, config)
-    places = plain.later_places([found.keys for found in units])
+    places = plain.find_later_places([found.keys for found in units])
     expected = {}
     for number, (text, found, first) in enumerate(zip(texts, units, places, strict=True)):
         left = remove_segment_runs(text, found, first, length) if first else text
@@ -68,11 +68,11 @@ def test_spans_equal_the_plain_twin_in_any_order(tmp_path: Path, config: Any, se
         if left == text or (left and words >= config.min_words and len(ends) >= config.min_sentences):
             expected[f"{number:032x}"] = left
     assert 5 < len(expected) < len(texts), len(expected)
-    rows = [document(f"{number:032x}", text) for number, text in enumerate(texts)]
+    rows = [build_document(f"{number:032x}", text) for number, text in enumerate(texts)]
     for files, keys in RANGES:
         random.Random(files).shuffle(rows)
         asked = NOTHING | {"repeated_segments": config.model_dump(), "key_filter": {**keys, "keys_per_task": 40}}
-        kept, gone = deduplicated(tmp_path / str(files), rows, asked, files)
+        kept, gone = deduplicate_documents(tmp_path / str(files), rows, asked, files)
         assert {row["id"]: row["text"] for row in kept} == expected
         assert {row["stage"] for row in gone} == {"duplicate_spans"}
         assert all(
@@ -93,11 +93,11 @@ def test_strings_equal_a_suffix_array_of_the_whole_corpus(tmp_path: Path, seed: 
     texts = ["".join(choose.choices(pieces, k=choose.randrange(1, 6))) for _ in range(14)]
     texts += ["a" * 61, "ab" * 40, "short", "b" * 20]
     expected = plain.cut_repeated_strings(texts, 20)
-    rows = [document(f"{number:032x}", text) for number, text in enumerate(texts)]
+    rows = [build_document(f"{number:032x}", text) for number, text in enumerate(texts)]
     for files, keys in RANGES:
         random.Random(files).shuffle(rows)
         asked = NOTHING | {"substring": {"kind": "substring", "min_characters": 20, "min_words": 0}, "key_filter": keys}
-        kept, gone = deduplicated(tmp_path / f"{seed}{files}", rows, asked, files)
+        kept, gone = deduplicate_documents(tmp_path / f"{seed}{files}", rows, asked, files)
         found = {row["id"]: row["text"] for row in kept} | {row["id"]: "" for row in gone}
         touched = {number for number, text in enumerate(texts) if expected[number] != text.strip()}
         assert [found[f"{n:032x}"] for n in sorted(touched)] == [expected[n] for n in sorted(touched)]

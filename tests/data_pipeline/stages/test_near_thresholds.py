@@ -16,7 +16,7 @@ from llmsys.config.quality_rules import GopherQualityConfig, NativeTextConfig
 from llmsys.manifest import load_manifest
 from llmsys.manifest_section import ThresholdReport
 from llmsys.token_shards import read_batches
-from tests.helpers.tiny_crawl import GERMAN, make_crawl, page, record, tiny_config
+from tests.helpers.tiny_crawl import GERMAN, build_tiny_config, format_page, format_record, make_crawl
 
 LONG_WORDS = GERMAN.replace("Hund", "Donaudampfschifffahrtsgesellschaftskapitän")
 SETTINGS: dict[str, Any] = {
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = make_crawl(tmp_path_factory.mktemp("crawl"), files=2)
     (made / "german.warc.gz").write_bytes(
-        record("https://example.de/", "2024-05-01T00:00:00Z", page([LONG_WORDS * 12]))
+        format_record("https://example.de/", "2024-05-01T00:00:00Z", format_page([LONG_WORDS * 12]))
     )
     return made
 
@@ -38,7 +38,7 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(crawl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("dataset") / "data"
-    prepare_dataset(tiny_config(made, crawl, **SETTINGS), until="documents")
+    prepare_dataset(build_tiny_config(made, crawl, **SETTINGS), until="documents")
     return made
 
 
@@ -94,7 +94,7 @@ def test_a_sweep_says_where_languages_have_thresholds_of_their_own(folder: Path)
 def test_files_batches_and_the_order_of_the_inputs_change_nothing(folder: Path, crawl: Path, tmp_path: Path) -> None:
     inputs = [str(path) for path in sorted(crawl.glob("*.gz"), reverse=True)]
     settings = SETTINGS | {"documents": {"num_shards": 3, "batch_bytes": 2_000}}
-    prepare_dataset(tiny_config(tmp_path / "other", inputs, **settings), until="documents")
+    prepare_dataset(build_tiny_config(tmp_path / "other", inputs, **settings), until="documents")
     assert len(list((tmp_path / "other" / "documents").glob("*.arrow"))) == 3
     assert borders(tmp_path / "other") == borders(folder)
 

@@ -13,13 +13,25 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.readers.page_reader import read_pages
 from data_pipeline.stages.split_inputs import split_file
 from llmsys.token_shards import load_manifest
-from tests.helpers.tiny_crawl import GERMAN, fingerprints, make_crawl, page, record, sentences, tiny_config
+from tests.helpers.tiny_crawl import (
+    GERMAN,
+    build_tiny_config,
+    format_page,
+    format_record,
+    hash_files,
+    make_crawl,
+    write_sentences,
+)
 
 
 def make_records(seed: int, count: int) -> list[bytes]:
     choose = random.Random(seed)
     return [
-        record(f"https://e.org/{number}", "2024-01-01T00:00:00Z", page(sentences(choose, choose.randrange(1, 40))))
+        format_record(
+            f"https://e.org/{number}",
+            "2024-01-01T00:00:00Z",
+            format_page(write_sentences(choose, choose.randrange(1, 40))),
+        )
         for number in range(count)
     ]
 
@@ -73,7 +85,7 @@ def test_the_blocks_of_a_file_give_what_the_file_gives(kind: str, tmp_path: Path
             )
         if kind == "nested":  # a crawl file as a page of a crawl: its bytes look like members of this one
             body = b"<p>" + b"".join(records[:9])
-            records[20] = record("https://e.org/crawl", "2024-01-01T00:00:00Z", body)
+            records[20] = format_record("https://e.org/crawl", "2024-01-01T00:00:00Z", body)
         path = tmp_path / f"{seed}.warc.gz"
         path.write_bytes(damaged(b"".join(records), kind, choose))
         whole = pages_of(path, [(0, None)])
@@ -104,7 +116,7 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outputs(folder: Path) -> dict[str, str]:
     """What a dataset promises whatever its blocks: everything but the intermediates."""
-    return {name: digest for name, digest in fingerprints(folder).items() if not name.startswith("work/")}
+    return {name: digest for name, digest in hash_files(folder).items() if not name.startswith("work/")}
 
 
 PLAIN = {
@@ -115,13 +127,15 @@ PLAIN = {
 
 
 def test_what_is_dropped_lies_in_the_same_order_whatever_the_blocks(tmp_path: Path) -> None:
-    texts = [sentences(random.Random(1), 2), [GERMAN * 8], sentences(random.Random(0), 16)] * 4
-    records = [record(f"https://e.org/{n}", "2024-01-01T00:00:00Z", page(text)) for n, text in enumerate(texts)]
+    texts = [write_sentences(random.Random(1), 2), [GERMAN * 8], write_sentences(random.Random(0), 16)] * 4
+    records = [
+        format_record(f"https://e.org/{n}", "2024-01-01T00:00:00Z", format_page(text)) for n, text in enumerate(texts)
+    ]
     (tmp_path / "a.warc.gz").write_bytes(b"".join(records))
     dedup = {"exact": {"kind": "text"}, "minhash": {"kind": "none"}}
     for name, size in (("whole", 1 << 30), ("blocks", 1)):
         executor = {"kind": "inline", "block_bytes": size}
-        config = tiny_config(tmp_path / name, tmp_path, executor=executor, deduplicate=dedup)
+        config = build_tiny_config(tmp_path / name, tmp_path, executor=executor, deduplicate=dedup)
         prepare_dataset(config, until="documents")
     assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
     assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
@@ -131,14 +145,14 @@ def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_a
     crawl: Path, tmp_path: Path
 ) -> None:
     own = shutil.copytree(crawl, tmp_path / "crawl")
-    whole = prepare_dataset(tiny_config(tmp_path / "whole", own, **PLAIN), until="documents")
+    whole = prepare_dataset(build_tiny_config(tmp_path / "whole", own, **PLAIN), until="documents")
     small = {"kind": "inline", "block_bytes": 1_500}
-    config = tiny_config(tmp_path / "blocks", own, executor=small, **PLAIN)
+    config = build_tiny_config(tmp_path / "blocks", own, executor=small, **PLAIN)
     assert prepare_dataset(config, until="documents") == whole
     assert len(list((tmp_path / "blocks" / "work" / "extracted").iterdir())) > 8
     assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
     last = own / "crawl-1.warc.gz"
-    new = record("https://new.org/", "2024-06-01T00:00:00Z", page(sentences(random.Random(5), 16)))
+    new = format_record("https://new.org/", "2024-06-01T00:00:00Z", format_page(write_sentences(random.Random(5), 16)))
     last.write_bytes(last.read_bytes() + new)
     prepare_dataset(config, until="documents")
     events = [json.loads(line) for line in (tmp_path / "blocks" / "events.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ from data_pipeline.text.ragged_arrays import compute_chunk_spans, join_without_w
 from data_pipeline.text.spacy_tokenizer import LONGEST_CHUNK, LONGEST_PLAIN_CHUNK, SpacyTokenizer
 from data_pipeline.text.word_cache import ChunkHashTable
 from data_pipeline.text.word_columns import WordSplitter
-from tests.reference.rules import english, sentences_of, words_of
+from tests.reference.rules import split_english_words, split_sentences, split_words
 
 CHUNKS = [
     "word", "Word,", "(word)", '"word."', "don't", "I'm", "A.", "ab.", "Ab.", "AB.", "U.S.", "e.g.", "vs.",
@@ -35,28 +35,28 @@ def split(texts: list[str], splitter: WordSplitter | None = None) -> list[list[s
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_words_of_a_chunk_equal_spacy(chunk: str) -> None:
-    assert SpacyTokenizer().split_words([chunk]) == [words_of(chunk)]
+    assert SpacyTokenizer().split_words([chunk]) == [split_words(chunk)]
 
 
 def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
-    special = [word for word in english().tokenizer.rules if word.isascii() and word.isalpha()]
+    special = [word for word in split_english_words().tokenizer.rules if word.isascii() and word.isalpha()]
     chunks = [
         pattern % word for word in special for pattern in ("%s", "%s,", "%s.", "(%s", "(%s)", '"%s"', "x%s", "%s!")
     ]
-    assert SpacyTokenizer().split_words(chunks) == [words_of(chunk) for chunk in chunks]
+    assert SpacyTokenizer().split_words(chunks) == [split_words(chunk) for chunk in chunks]
 
 
 def test_random_chunks_of_marks_units_exceptions_and_addresses_equal_spacy() -> None:
     """Two in three are decided without spaCy, by `spacy_english_rules`."""
     source = random.Random(0)
-    exceptions = sorted(name for name in english().tokenizer.rules if not any(map(str.isspace, name)))
+    exceptions = sorted(name for name in split_english_words().tokenizer.rules if not any(map(str.isspace, name)))
     marks = list(".,:;!?()[]{}<>_#*&'\"`“”‘’…–—%=$+-~^/@|\\")
     parts = [*marks, *"abmgSTUC0199" * 4, "km", "US$", "'s", "http://", "www.", "ab.com", "é", "中", "²", *exceptions]
     chunks = ["".join(source.choices(parts, k=source.randint(1, 7))) for _ in range(4_000)]
     chunks += ["".join(source.choices(parts[: -len(exceptions)], k=source.randint(1, 9))) for _ in range(4_000)]
     units = [unit for unit in [*UNITS.split("|"), "US$", "A$", "$", "+"] if unit.isascii()]
     chunks += [f"{before}{unit}{after}" for unit in units for before in ("5", "x5", "a") for after in ("", ".", ")")]
-    assert SpacyTokenizer().split_words(chunks) == [words_of(chunk) for chunk in chunks]
+    assert SpacyTokenizer().split_words(chunks) == [split_words(chunk) for chunk in chunks]
 
 
 def test_names_of_spacy_symbols_break_no_later_text() -> None:
@@ -74,7 +74,7 @@ def test_words_of_texts_equal_spacy() -> None:
     spaces = [" ", " ", " ", "\n", "\n\n", "  ", "\t", "\u00a0", "\x85", " \n "]
     plain = [chunk for chunk in CHUNKS if not any(mark in chunk for mark in ":()'")]  # emoticons may reach over a space
     texts = ["".join(source.choice(plain) + source.choice(spaces) for _ in range(60)) for _ in range(40)]
-    assert split(texts) == [words_of(text) for text in texts]
+    assert split(texts) == [split_words(text) for text in texts]
 
 
 def test_sentences_of_lines_equal_spacy() -> None:
@@ -86,7 +86,7 @@ def test_sentences_of_lines_equal_spacy() -> None:
     ]
     lines += ["", " ", "  ", "a.  ", " a. b"]
     counted = WordSplitter().compute_line_columns(lines, [[line] for line in lines])
-    assert counted.sentences_L.tolist() == [len(sentences_of(line)) for line in lines]
+    assert counted.sentences_L.tolist() == [len(split_sentences(line)) for line in lines]
 
 
 def test_chunks_and_lines_in_bytes_are_those_of_str_split_and_splitlines() -> None:

@@ -18,7 +18,7 @@ from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
 from llmsys.token_shards import ArrowFileWriter, read_batches
 from llmsys.tokenizer import Tokenizer, load_tokenizer
-from tests.helpers.tiny_crawl import sentences
+from tests.helpers.tiny_crawl import write_sentences
 
 Rows = list[dict[str, Any]]
 CONFIG = SentencePieceConfig(vocab_size=400)
@@ -32,7 +32,7 @@ def silent(amount: float, dropped: int) -> None:
 
 def documents(count: int, seed: int = 0) -> Rows:
     choose = random.Random(seed)
-    texts = ["\n".join(sentences(choose, choose.randrange(1, 9))) for _ in range(count)]
+    texts = ["\n".join(write_sentences(choose, choose.randrange(1, 9))) for _ in range(count)]
     texts[0] = "  spaces,\ttabs and\n\n\nblank lines "
     texts[1] = "猫 and 🦊, unseen in training"
     return [

@@ -18,15 +18,17 @@ from launch.train import STOPPED
 from llmsys.doctor.toy_dataset import LENGTH, SEQUENCES, build_toy_config, write_toy_dataset
 from llmsys.events import read_latest_events
 from llmsys.train.checkpoint_record import read_record
-from tests.helpers.hosts import Hosts, real_hosts, why_not
+from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.paths import ROOT
-from tests.helpers.paused_run import Standstill, standstill
+from tests.helpers.paused_run import Standstill, pause_run
 from tests.helpers.process import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
+    pytest.mark.skipif(
+        bool(find_missing_requirement()), reason=f"no hosts can be made here: {find_missing_requirement()}"
+    ),
 ]
 
 PDSH = pytest.mark.skipif(not Path("/usr/bin/pdsh").exists(), reason="apt-get install pdsh is wanted")
@@ -134,7 +136,7 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
     without ssh until SIGTERM, and accelerate. After each, no rank is left anywhere, and at last no step is another."""
     for start, (number, status) in enumerate(((signal.SIGTERM, STOPPED), (signal.SIGINT, 130)), 1):
         path = config_file(hosts, "passed", engine={"kind": "deepspeed", "zero_stage": start + 1}, train=FAST)
-        middle = standstill(hosts.folder / f"middle-{start}", 8 * start)
+        middle = pause_run(hosts.folder / f"middle-{start}", 8 * start)
         process = hosts.start("alpha", *middle.words, *launch(path, BOTH), log=hosts.log)
         middle.wait(process, patience_seconds=PATIENCE_SECONDS)
         process.send_signal(number)
@@ -142,7 +144,7 @@ def test_one_run_goes_from_launcher_to_launcher_and_loses_nothing(hosts: Hosts) 
         middle.go_on()
         assert process.wait(PATIENCE_SECONDS) == status, hosts.log.read_text()
         patiently(lambda: not any(ranks(hosts, name) for name in hosts.names), "ranks are left")
-    middle = standstill(hosts.folder / "middle-3", 24)
+    middle = pause_run(hosts.folder / "middle-3", 24)
     started = typed(hosts, path, "--no-ssh", before=middle.words)
     middle.wait(*started, patience_seconds=PATIENCE_SECONDS)
     [rank] = ranks(hosts, "beta")
@@ -163,7 +165,7 @@ def test_a_halted_host_a_dead_one_and_a_cut_cable_cost_nothing_but_time(hosts: H
     behind it has been given up: the run waits, and goes on by itself."""
     path = config_file(hosts, "lost", layout={"expert": 2}, train={"hang_timeout_seconds": 15})
     words = launch(path, "alpha:1,beta:1,gamma:2", "--min-hosts", "2", "--restarts", "20")
-    late = standstill(hosts.folder / "late", STEPS - 4)  # no further before the cable is out
+    late = pause_run(hosts.folder / "late", STEPS - 4)  # no further before the cable is out
     process = hosts.start("alpha", *late.words, *words, log=hosts.log)
 
     def trains_with(ranks: int) -> bool:

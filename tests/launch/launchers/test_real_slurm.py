@@ -19,10 +19,10 @@ from tests.helpers import hosts as hosts_of
 from tests.helpers import process, real_slurm
 from tests.helpers.hosts import Hosts, real_hosts
 from tests.helpers.paths import ROOT
-from tests.helpers.paused_run import standstill
-from tests.helpers.real_slurm import LOOK, Slurm, slurm_on
+from tests.helpers.paused_run import pause_run
+from tests.helpers.real_slurm import LOOK, Slurm, start_slurm
 
-WHY_NOT = hosts_of.why_not() or real_slurm.why_not()
+WHY_NOT = hosts_of.find_missing_requirement() or real_slurm.find_missing_requirement()
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(1800),
@@ -45,7 +45,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def slurm(hosts: Hosts) -> Iterator[Slurm]:
-    with slurm_on(hosts, hosts.folder / "daemons") as made:
+    with start_slurm(hosts, hosts.folder / "daemons") as made:
         yield made
 
 
@@ -130,7 +130,7 @@ def test_jobs_outlive_lost_nodes_and_time_limits_with_every_bit_and_one_that_is_
 ) -> None:
     """Three jobs at once, since most of this is waiting. `whole` needs both of its nodes and loses the one where its
     script runs; `fewer` may go on with what is left and loses the other; `timed` nears its time limit."""
-    middles = {name: standstill(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")}
+    middles = {name: pause_run(hosts.folder / f"middle-{name}", STEPS // 2) for name in ("whole", "fewer")}
     whole = submit(slurm, hosts.folder, "whole", STEPS, before=middles["whole"].words)
     fewer = submit(slurm, hosts.folder, "fewer", STEPS, "--min-hosts", "1", before=middles["fewer"].words)
     timed = submit(slurm, hosts.folder, "timed", ENDLESS)

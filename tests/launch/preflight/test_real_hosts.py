@@ -10,12 +10,14 @@ import pytest
 import yaml
 
 from llmsys.doctor.toy_dataset import build_toy_config, write_toy_dataset
-from tests.helpers.hosts import Hosts, real_hosts, why_not
+from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.paths import ROOT
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.skipif(bool(why_not()), reason=f"no hosts can be made here: {why_not()}"),
+    pytest.mark.skipif(
+        bool(find_missing_requirement()), reason=f"no hosts can be made here: {find_missing_requirement()}"
+    ),
 ]
 
 Found = dict[tuple[str, str], dict[str, Any]]

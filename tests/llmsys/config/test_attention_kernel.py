@@ -13,7 +13,7 @@ from llmsys.config.load import load_run_config
 from llmsys.model import cpu_attention, scaled_dot_product
 from llmsys.model.transformer import Transformer
 from tests.helpers.model_choices import DECODERS
-from tests.helpers.tiny_model import tiny_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_tokens
 
 CPU = AttentionDevice("cpu")
 AMPERE, ADA, HOPPER, BLACKWELL = (AttentionDevice("cuda", one) for one in ((8, 0), (8, 9), (9, 0), (10, 0)))
@@ -128,7 +128,7 @@ def test_generation_reads_a_row_for_each_new_token() -> None:
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cpu_runs_what_the_table_says(name: str, dtype: torch.dtype) -> None:
-    config = tiny_config(**DECODERS[name])
+    config = build_tiny_config(**DECODERS[name])
     model, documents_BT = Transformer(config).to(dtype).train(), torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])
     ran: list[str] = []
 
@@ -152,7 +152,7 @@ def test_a_cpu_runs_what_the_table_says(name: str, dtype: torch.dtype) -> None:
             record("sdpa", torch.nn.functional.scaled_dot_product_attention),
         ),
     ):
-        model(tiny_tokens(1, 8), documents_BT=documents_BT)
+        model(build_tiny_tokens(1, 8), documents_BT=documents_BT)
     named = "fp32" if dtype == torch.float32 else "bf16"
     wanted = [
         choose_attention_kernel(

@@ -5,14 +5,14 @@ import torch
 
 from llmsys.data.batch import Batch
 from llmsys.data.dataloader import StepLoader
-from tests.helpers.tiny_model import tiny_tokens
+from tests.helpers.tiny_model import build_tiny_tokens
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1], [7, 7, -1, -1]])
 SOURCES = torch.tensor([[0, 0], [0, -1]])
 
 
 def _build_batch() -> Batch:
-    tokens = tiny_tokens(2, 4)
+    tokens = build_tiny_tokens(2, 4)
     return Batch(tokens, tokens, DOCUMENTS, source_BS=tokens[:, :2], source_documents_BS=SOURCES)
 
 

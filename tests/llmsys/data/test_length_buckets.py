@@ -16,7 +16,7 @@ from llmsys.data.sequence_pairs import ClassificationCollator, SequencePairs, Tr
 from llmsys.data.step_batches import BucketedStepBatches
 from llmsys.errors import ConfigError, DataError
 from tests.helpers.dataset import make_dataset
-from tests.helpers.tiny_pairs import pairs_config
+from tests.helpers.tiny_pairs import write_pairs_config
 
 START = 1
 
@@ -107,7 +107,7 @@ def test_a_pair_that_fits_no_group_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> SequencePairs:
-    config = pairs_config(tmp_path_factory.mktemp("pairs"))
+    config = write_pairs_config(tmp_path_factory.mktemp("pairs"))
     prepare_dataset(config)
     return open_pairs(config.data.folder, "train")
 

@@ -14,7 +14,7 @@ from llmsys.data.step_plan import RunPlan, StepPlan
 from llmsys.errors import ConfigError, DataError
 from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
-from tests.reference.packing import plain_window
+from tests.reference.packing import build_window
 
 LENGTH = 32
 
@@ -38,7 +38,7 @@ def test_a_permutation_holds_every_number_once_and_never_changes() -> None:
 @pytest.mark.parametrize("index", [0, 1, 57, 200, 301])
 def test_a_window_equals_the_plain_twin(shards: TokenShards, index: int) -> None:
     packed = PackedDocuments(shards, length=LENGTH, seed=5)
-    tokens, documents = plain_window(shards, length=LENGTH, seed=5, index=index)
+    tokens, documents = build_window(shards, length=LENGTH, seed=5, index=index)
     window = packed.get_window(index)
     assert window.tokens.tolist() == tokens
     assert window.documents.tolist() == documents

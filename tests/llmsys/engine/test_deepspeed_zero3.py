@@ -22,42 +22,42 @@ from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import compile_blocks
 from llmsys.train.cross_entropy import build_training_loss
-from tests.helpers.model_choices import LATENT, config_of
+from tests.helpers.model_choices import LATENT, build_choice_config
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_moe_config, build_tiny_tokens
 
 SEED, RATE, LENGTH = 3, 1e-3, 7
 OPTIMIZER = AdamWConfig(learning_rate=RATE, max_grad_norm=0.0)
 FAMILIES = ["t5", "bart", "two vocabularies, deepnorm", "sandwich, xl", "bert", "latent",
             "scaled embedding, capped head", "sinks, windows"]  # fmt: skip
 AUXILIARY = {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}
-DEEPSEEK = tiny_moe_config(
+DEEPSEEK = build_tiny_moe_config(
     {"first_dense_layers": 1, "num_shared_experts": 1, "balance": AUXILIARY, "z_loss_weight": 0.1},
     attention=LATENT, num_key_value_heads=4, multi_token_prediction={},
 )  # fmt: skip
-BIASED = tiny_moe_config({"router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}})
+BIASED = build_tiny_moe_config({"router_bias": True, "expert": {"kind": "clamped_swiglu", "bias": True}})
 CASES: dict[str, tuple[ModelConfig, str, tuple[float, ...]]] = {
-    **{name: (config_of(name), "none", ()) for name in FAMILIES},
+    **{name: (build_choice_config(name), "none", ()) for name in FAMILIES},
     "predicts further, tied": (
-        tiny_config(multi_token_prediction={"depth": 2}, tie_word_embeddings=True), "none", (),
+        build_tiny_config(multi_token_prediction={"depth": 2}, tie_word_embeddings=True), "none", (),
     ),
     "deepseek": (DEEPSEEK, "none", ()),
     "deepseek, blocks again": (DEEPSEEK, "full", ()),
     "deepseek, some again": (DEEPSEEK, "selective", ()),
-    "original, blocks again": (config_of("original"), "full", ()),
-    "tied, compiled": (tiny_config(tie_word_embeddings=True), "compiled", ()),
+    "original, blocks again": (build_choice_config("original"), "full", ()),
+    "tied, compiled": (build_tiny_config(tie_word_embeddings=True), "compiled", ()),
     "two dead experts": (BIASED, "none", (9.0, -9.0, 0.0, -9.0)),
-    "all tokens on one": (tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0, 0.0)),
+    "all tokens on one": (build_tiny_moe_config({"num_experts_per_tok": 1}), "none", (0.0, 0.0, 9.0, 0.0)),
 }  # fmt: skip
 State = dict[str, Any]
 
 
 def rows_of(config: ModelConfig, first: int, count: int) -> Batch:
     """Some of four rows; the last has nothing to learn."""
-    tokens_BT = tiny_tokens(4, LENGTH)
+    tokens_BT = build_tiny_tokens(4, LENGTH)
     targets_BT = tokens_BT.roll(-1, 1)
     targets_BT[3] = -100
-    source = tiny_tokens(4, 5, vocab_size=config.embedding.source_vocab_size or config.vocab_size, seed=1)
+    source = build_tiny_tokens(4, 5, vocab_size=config.embedding.source_vocab_size or config.vocab_size, seed=1)
     rows = slice(first, first + count)
     sources: dict[str, Any] = {"source_BS": source[rows]} if config.family == "encoder_decoder" else {}
     return Batch(tokens_BT[rows], targets_BT[rows], **sources)
@@ -100,7 +100,7 @@ def engine_of(config: ModelConfig, how: Any) -> Any:
 
 def continued(model: Transformer, config: ModelConfig) -> Tensor:
     """The logits of a text read at once to its middle, then token by token behind a cache."""
-    tokens_BT, cache = tiny_tokens(2, LENGTH), KeyValueCache(config, 2, LENGTH)
+    tokens_BT, cache = build_tiny_tokens(2, LENGTH), KeyValueCache(config, 2, LENGTH)
     model.eval()
     with torch.no_grad():
         parts = [model(tokens_BT[:, :4], cache=cache)]

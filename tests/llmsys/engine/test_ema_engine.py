@@ -17,7 +17,7 @@ from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.trained_model import _load_model
 from tests.helpers.parity_runs import LEARNING_RATE, STEPS, build_engine, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_training import LENGTH, SEQUENCES, tiny_config
+from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_tiny_config
 
 HALF_LIFE = 200
 
@@ -89,7 +89,7 @@ def test_what_is_used_of_a_checkpoint_is_the_mean(runs: dict[int, dict[str, Any]
     """Evaluation and generation read it, and so does the conversion to other formats."""
     found, weights = Path(runs[2]["checkpoint"]), runs[2]["weights"][-1]
     config = RunConfig.model_validate(
-        {"model": tiny_config(), "train": {"precision": "fp32"}, "batch": {"sequence_length": LENGTH}}
+        {"model": build_tiny_config(), "train": {"precision": "fp32"}, "batch": {"sequence_length": LENGTH}}
     )
     for name, parameter in _load_model(config, found).named_parameters():
         assert np.array_equal(parameter.detach().numpy(), weights[f"average/{name}"]), name

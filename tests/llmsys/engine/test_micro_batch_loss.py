@@ -7,12 +7,14 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.train.cross_entropy import build_training_loss
-from tests.helpers.tiny_model import tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, build_tiny_tokens
 
 
 def test_nats_are_divided_by_targets_and_auxiliary_losses_by_real_tokens() -> None:
-    model = tiny_model(tiny_moe_config({"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "z_loss_weight": 0.1}))
-    tokens_BT = tiny_tokens(2, 7)
+    model = build_tiny_model(
+        build_tiny_moe_config({"balance": {"kind": "auxiliary_loss", "weight": 0.5}, "z_loss_weight": 0.1})
+    )
+    tokens_BT = build_tiny_tokens(2, 7)
     targets_BT, real_BT = tokens_BT.roll(-1, dims=1), torch.ones(2, 7, dtype=torch.bool)
     targets_BT[:, :4] = IGNORED  # tokens without a target, as those of a prompt
     targets_BT[1, 5:], real_BT[1, 5:] = IGNORED, False

@@ -42,9 +42,9 @@ def test_configs_that_an_engine_cannot_keep_are_refused(changes: dict[str, Any],
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"ACCELERATE_USE_FSDP": "true"}, "asks for FSDP, .* Use engine.kind=torch"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "asks for DeepSpeed, .* Use engine.kind=deepspeed"),
-        ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "asks for Megatron-LM, .* Use engine.kind=torch with layout.tensor"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "enables FSDP, .* Use engine.kind=torch"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "enables DeepSpeed, .* Use engine.kind=deepspeed"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "enables Megatron-LM, .* Use engine.kind=torch with layout.tensor"),
         ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "has mixed_precision: fp8, but the run has train.precision=bf16. Set"),
         ({"ACCELERATE_DYNAMO_BACKEND": "inductor"}, "dynamo_backend: inductor, .* train.compile=block"),
     ],

@@ -109,7 +109,7 @@ def test_pairs_are_those_that_a_mask_lets_through(
     length: int, documents: tuple[int, ...], window: int | None, causal: bool
 ) -> None:
     ours = sum(count_visible_pairs(one, window, causal=causal) for one in iter_document_lengths(length, documents))
-    assert ours == reference.visible_pairs(length, window, documents, causal=causal)
+    assert ours == reference.count_visible_pairs(length, window, documents, causal=causal)
 
 
 @pytest.mark.parametrize("documents", [(), (16, 40)], ids=["one document", "packed"])
@@ -117,7 +117,7 @@ def test_causal_attention_counts_windows_layer_by_layer(documents: tuple[int, ..
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     model = ModelConfig.model_validate(TINY | {"sliding_window": 8, "layer_types": kinds})
     flops = count_flops(model, 64, 3, "causal", documents=documents)
-    pairs = sum(reference.visible_pairs(64, window, documents) for window in (8, 8, None))
+    pairs = sum(reference.count_visible_pairs(64, window, documents) for window in (8, 8, None))
     assert flops.attention == 3 * 4 * 24 * pairs
 
 
@@ -125,7 +125,7 @@ def test_causal_attention_counts_windows_layer_by_layer(documents: tuple[int, ..
 def test_what_sees_everything_costs_the_same_in_every_convention(changes: dict[str, Any]) -> None:
     model = ModelConfig.model_validate(SHAPE | changes | {"sliding_window": None})
     causal, full = (count_flops(model, SOURCE, 1, name, target_length=TARGET) for name in ("causal", "full"))
-    seen = reference.visible_pairs(TARGET) - TARGET**2 if model.family == "encoder_decoder" else 0
+    seen = reference.count_visible_pairs(TARGET) - TARGET**2 if model.family == "encoder_decoder" else 0
     width = model.num_attention_heads * model.head_dim
     assert causal.attention - full.attention == 4 * width * seen * model.num_hidden_layers
 

@@ -13,7 +13,7 @@ from llmsys.estimate.precision import resolve_for_profile, select_precision
 from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.estimate.summary_table import format_estimate
-from tests.helpers.device_profile import abacus
+from tests.helpers.device_profile import build_abacus
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_profile_decides(profile: str, number: Precision) -> None:
 
 
 def test_a_processor_whose_bf16_is_no_faster_takes_fp32() -> None:
-    slow = abacus(peak_flops={"fp32": 67e9, "bf16": 1.1e9})
+    slow = build_abacus(peak_flops={"fp32": 67e9, "bf16": 1.1e9})
     assert select_precision(slow) == ("fp32", f"the profile of {slow.name} is no faster in bf16")
 
 

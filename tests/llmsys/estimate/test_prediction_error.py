@@ -20,7 +20,7 @@ from llmsys.estimate.prediction_error import (
 from llmsys.estimate.residual_model import load_residuals
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 from llmsys.events import EventWriter
-from tests.helpers.device_profile import NAME, abacus, write_abacus
+from tests.helpers.device_profile import NAME, build_abacus, write_abacus
 
 DENSE, MOE = ("layout.expert=1", "model.moe=null", "model.intermediate_size=704"), ("layout.expert=1",)
 
@@ -35,7 +35,7 @@ def write_run(folder: Path, times: float = 1.7, words: tuple[str, ...] = DENSE, 
     folder.mkdir()
     config = load_run_config("train/demo", [f"run.name={folder.name}", *words])
     (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    time = timed(folder, abacus())
+    time = timed(folder, build_abacus())
     prediction = {
         "parameters": 1,
         "memory": {"peak_bytes": 2**30, "instant": "in the loss", "kind": "reserved"},
@@ -67,11 +67,11 @@ def test_the_profile_that_learnt_from_a_run_predicts_it(tmp_path: Path, words: t
     assert after.seconds.p50 == pytest.approx(measured)
     assert after.factor == pytest.approx(1.7)
     assert sum(after.parts.values()) == pytest.approx(measured)
-    before = timed(run, abacus()).seconds  # one run keeps the published spread
+    before = timed(run, build_abacus()).seconds  # one run keeps the published spread
     assert after.seconds.p90 / after.seconds.p50 == pytest.approx(before.p90 / before.p50)
     other = write_run(tmp_path / "other", 1.0, MOE if words is DENSE else DENSE)
     assert (
-        timed(other, load_device_profile(str(file))).factor == timed(other, abacus()).factor
+        timed(other, load_device_profile(str(file))).factor == timed(other, build_abacus()).factor
     )  # another class has not learnt
 
 

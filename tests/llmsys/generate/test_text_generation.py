@@ -12,7 +12,7 @@ from llmsys.generate.prompt_completion import TextStreamer
 from llmsys.generate.text_generation import BeamSearchParams, generate_texts
 from llmsys.generate.token_sampling import SamplingParams
 from llmsys.model.transformer import Transformer
-from tests.helpers.tiny_model import tiny_model, tiny_moe_config
+from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyzäöüßéàè!?"
 
@@ -39,7 +39,7 @@ PROMPTS = ["the cat", "a", "zebra zebra zebra zebra zebra"]
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    return tiny_model(tiny_moe_config({"num_shared_experts": 1}))
+    return build_tiny_model(build_tiny_moe_config({"num_shared_experts": 1}))
 
 
 def sample(model: Transformer, prompts: list[str], **settings: Any) -> list[str]:
@@ -65,7 +65,7 @@ def test_greedy_equals_one_whole_forward_pass_per_token(model: Transformer) -> N
     "how", [SamplingParams(temperature=3.0), SamplingParams(temperature=0), BeamSearchParams(3)], ids=str
 )
 def test_rows_beyond_the_tokenizer_are_never_chosen(how: SamplingParams | BeamSearchParams) -> None:
-    padded = tiny_model(tiny_moe_config(vocab_size=1000))
+    padded = build_tiny_model(build_tiny_moe_config(vocab_size=1000))
     texts = generate_texts(padded, Letters(), PROMPTS, max_new_tokens=12, decoding=how, stop_at_eos=False)  # type: ignore[arg-type]
     assert all(set(text) <= set(ALPHABET) for text in texts)  # Letters knows 37 ids, and no text for any other
 

@@ -12,8 +12,8 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from tests.helpers.model_choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, config_of, source_for
-from tests.helpers.tiny_model import relative_error, tiny_config, tiny_tokens
+from tests.helpers.model_choices import ARCHITECTURES, BUCKETS, LATENT, SLIDING, build_choice_config, build_source
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_tokens, compute_relative_error
 
 RESIDUALS = [
     {"kind": kind} | more
@@ -40,7 +40,7 @@ HEADS = {"decoder": "lm", "encoder": "mlm", "encoder_decoder": "lm"}
 
 def legal(**changes: Any) -> ModelConfig | None:
     try:
-        return tiny_config(num_key_value_heads=4, **changes)
+        return build_tiny_config(num_key_value_heads=4, **changes)
     except ValidationError:
         return None
 
@@ -60,14 +60,14 @@ def test_every_combination_builds_and_runs(family: str, attention: dict[str, Any
         assert sum(p.numel() for p in model.parameters()) == count_parameters(config).total
         model.to_empty(device="cpu")
         initialize_parameters(model, seed=0)
-        assert model(tiny_tokens(1, 4), **{k: v[:1] for k, v in source_for(config).items()}).isfinite().all()
+        assert model(build_tiny_tokens(1, 4), **{k: v[:1] for k, v in build_source(config).items()}).isfinite().all()
         ran += 1
     assert ran >= 14
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ties_and_casts_survive_the_meta_device(name: str) -> None:
-    config = config_of(name)
+    config = build_choice_config(name)
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")
@@ -75,26 +75,26 @@ def test_ties_and_casts_survive_the_meta_device(name: str) -> None:
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
     if config.head.kind in ("lm", "mlm"):
         assert (model.head.weight is model.embed.weight) is config.tie_word_embeddings
-    exact = model(tiny_tokens(), **source_for(config))
-    rounded = model.bfloat16()(tiny_tokens(), **source_for(config))
+    exact = model(build_tiny_tokens(), **build_source(config))
+    rounded = model.bfloat16()(build_tiny_tokens(), **build_source(config))
     assert rounded.dtype == torch.bfloat16
-    assert relative_error(rounded, exact) < 0.1
+    assert compute_relative_error(rounded, exact) < 0.1
 
 
 @torch.no_grad()
 def test_a_tied_encoder_decoder_has_one_matrix_for_source_target_and_head() -> None:
-    model = Transformer(config_of("original"))
+    model = Transformer(build_choice_config("original"))
     assert [name for name, p in model.named_parameters() if p.shape == (37, 16)] == ["embed.weight"]
 
 
 def test_windows_of_an_encoder_decoder_are_the_decoders() -> None:
-    model = Transformer(tiny_config(family="encoder_decoder", sliding_window=2))
+    model = Transformer(build_tiny_config(family="encoder_decoder", sliding_window=2))
     assert model.shared.masks.windows == {"sliding_attention": 2}
     assert model.encoder.shared.masks.windows == {"full_attention": None}
 
 
 def test_the_permutation_head_is_counted_and_not_built() -> None:
-    config = tiny_config(family="encoder", head={"kind": "permutation"})
+    config = build_tiny_config(family="encoder", head={"kind": "permutation"})
     with pytest.raises(ConfigError, match=r"permutation \(XLNet\) can be estimated but not built"):
         Transformer(config)
 
@@ -102,10 +102,10 @@ def test_the_permutation_head_is_counted_and_not_built() -> None:
 def test_dropout_works_in_training_alone() -> None:
     places = ("embedding", "residual", "attention", "activation", "final")
     for place in places:
-        model = Transformer(tiny_config(dropout={place: 0.4}))
+        model = Transformer(build_tiny_config(dropout={place: 0.4}))
         initialize_parameters(model, seed=0)
         torch.manual_seed(0)
-        first, second = model(tiny_tokens()), model(tiny_tokens())
+        first, second = model(build_tiny_tokens()), model(build_tiny_tokens())
         assert not torch.equal(first, second), place
         model.eval()
-        assert torch.equal(model(tiny_tokens()), model(tiny_tokens())), place
+        assert torch.equal(model(build_tiny_tokens()), model(build_tiny_tokens())), place

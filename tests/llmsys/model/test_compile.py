@@ -12,7 +12,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.parallelize import compile_blocks
 from tests.helpers.model_choices import ARCHITECTURES
 from tests.helpers.pretended_accelerator import pretend_accelerator
-from tests.helpers.tiny_model import tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_model, build_tiny_moe_config, build_tiny_tokens
 
 
 def values(
@@ -47,8 +47,8 @@ def test_a_dense_model_is_compiled_whole_and_agrees() -> None:
 
 
 def test_experts_agree_in_bfloat16() -> None:
-    model = tiny_model(tiny_moe_config({"num_shared_experts": 1})).bfloat16().train()
-    tokens = tiny_tokens(2, 8, 37)
+    model = build_tiny_model(build_tiny_moe_config({"num_shared_experts": 1})).bfloat16().train()
+    tokens = build_tiny_tokens(2, 8, 37)
     expected = values(model, tokens, model)
     torch._dynamo.reset()
     compile_blocks(model, backend="aot_eager")
@@ -69,7 +69,7 @@ def test_kernels_of_accelerators_agree_and_other_documents_do_not_compile_again(
     pretend_accelerator(monkeypatch, exact=True)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # refuses gradients on CPUs
     width = {} if name == "latent" else {"head_dim": 8}
-    model, tokens = tiny_model(tiny_config(**ARCHITECTURES[name] | width)), tiny_tokens(2, 8)
+    model, tokens = build_tiny_model(build_tiny_config(**ARCHITECTURES[name] | width)), build_tiny_tokens(2, 8)
     steps = [PACKED, PACKED.flip(0), torch.where(PACKED == 2, torch.arange(8) // 4, PACKED)]
     expected = [values(lambda x, d=d: model(x, documents_BT=d), tokens, model) for d in steps]
     compile_blocks(model, backend="aot_eager")

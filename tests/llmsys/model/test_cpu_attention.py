@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from llmsys.model import cpu_attention
 from llmsys.model.attention_mask import AttentionMask, build_self_attention_mask
 from llmsys.model.scaled_dot_product import compute_attention
-from tests.helpers.tiny_model import relative_error
+from tests.helpers.tiny_model import compute_relative_error
 
 # Lengths around a chunk of 128, and heads that share keys in every way.
 SHAPES = [(1, 1, 2, 2, 8), (2, 127, 4, 2, 16), (1, 128, 2, 1, 8), (2, 300, 6, 3, 8), (1, 513, 1, 1, 32)]
@@ -55,7 +55,7 @@ def test_chunks_are_as_close_to_exact_as_the_kernel(shape: tuple[int, ...], docu
     ours = [y, *torch.autograd.grad(y, inputs, out_gradient)]
     for value, other, true in zip(ours, usual, truth, strict=True):
         assert value.shape == true.shape
-        assert relative_error(value, true) < max(3 * relative_error(other, true), 6e-3)
+        assert compute_relative_error(value, true) < max(3 * compute_relative_error(other, true), 6e-3)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -70,7 +70,7 @@ def test_a_source_is_seen_whole_but_for_its_padding(queries: int, keys: int, pad
     y = cpu_attention.compute_chunked_attention(q, k, v, mask, causal=False)
     truth = [expected, *torch.autograd.grad(expected, (q, k, v), out_gradient.double())]
     for value, true in zip([y, *torch.autograd.grad(y, (q, k, v), out_gradient)], truth, strict=True):
-        assert relative_error(value, true) < 1e-2
+        assert compute_relative_error(value, true) < 1e-2
 
 
 def test_chunks_are_used_for_bfloat16_without_cache_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from llmsys.model import cpu_kernels
 from llmsys.model.normalization import RMSNorm
-from tests.helpers.tiny_model import relative_error
+from tests.helpers.tiny_model import compute_relative_error
 
 EPS = 1e-5
 
@@ -29,14 +29,17 @@ def test_pieces_are_as_close_to_exact_as_torch(
     for true, other, value in zip(*results, strict=True):
         assert value.shape == true.shape
         assert value.dtype == torch.bfloat16
-        assert relative_error(value, true) <= max(1.1 * relative_error(other, true), 3e-3)
+        assert compute_relative_error(value, true) <= max(1.1 * compute_relative_error(other, true), 3e-3)
 
 
 def test_rows_may_be_strided_and_the_gradient_expanded() -> None:
     x = torch.randn(4, 3, 8).bfloat16().transpose(0, 1).requires_grad_()
     weight = torch.ones(8).bfloat16()
     plain = torch.autograd.grad(F.rms_norm(x, (8,), weight, EPS).sum(), x)[0]
-    assert relative_error(torch.autograd.grad(cpu_kernels.compute_rms_norm(x, weight, EPS).sum(), x)[0], plain) < 1e-2
+    assert (
+        compute_relative_error(torch.autograd.grad(cpu_kernels.compute_rms_norm(x, weight, EPS).sum(), x)[0], plain)
+        < 1e-2
+    )
 
 
 def test_pieces_are_used_for_bfloat16_only(monkeypatch: pytest.MonkeyPatch) -> None:

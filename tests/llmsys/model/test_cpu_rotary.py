@@ -5,7 +5,7 @@ import torch
 
 from llmsys.model import cpu_kernels
 from llmsys.model.rotary_embedding import RotaryCosSin
-from tests.helpers.tiny_model import relative_error
+from tests.helpers.tiny_model import compute_relative_error
 
 
 def tables(length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def test_pieces_are_as_close_to_exact_as_the_plain_form(
     for true, other, value in zip(*results, strict=True):
         assert value.shape == true.shape
         assert value.dtype == torch.bfloat16
-        assert relative_error(value, true) <= max(1.1 * relative_error(other, true), 3e-3)
+        assert compute_relative_error(value, true) <= max(1.1 * compute_relative_error(other, true), 3e-3)
 
 
 def test_pieces_are_used_for_bfloat16_halves_with_one_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from llmsys.model.flex_attention import (
 )
 from llmsys.model.key_ranges import KeyRanges, build_cross_ranges, build_self_ranges
 from llmsys.model.scaled_dot_product import compute_attention, compute_eager_attention
-from tests.helpers.tiny_model import relative_error
+from tests.helpers.tiny_model import compute_relative_error
 
 ROWS, LENGTH, HEADS, GROUPS, WIDTH = 2, 160, 4, 2, 16  # a whole and a cut block of 128
 LARGEST = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -144,7 +144,7 @@ def _compute_both(case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Te
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_flex_attention_equals_plain_operations_with_a_table(case: Case, dtype: torch.dtype) -> None:
     ours, plain = _compute_both(case, dtype)
-    errors = [relative_error(a, b) for a, b in zip(ours, plain, strict=True)]
+    errors = [compute_relative_error(a, b) for a, b in zip(ours, plain, strict=True)]
     assert max(errors) < LARGEST[dtype], errors
 
 
@@ -185,7 +185,7 @@ def test_the_compiled_function_gives_the_same_gradients(
 ) -> None:
     monkeypatch.setattr("llmsys.model.flex_attention._run_flex", compile_on_cpu)
     ours, plain = _compute_both(CASES[name], torch.float32)
-    assert max(relative_error(a, b) for a, b in zip(ours, plain, strict=True)) < 1e-5
+    assert max(compute_relative_error(a, b) for a, b in zip(ours, plain, strict=True)) < 1e-5
 
 
 def test_other_documents_do_not_compile_again(

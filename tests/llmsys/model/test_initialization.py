@@ -9,9 +9,9 @@ import torch
 
 from llmsys.model.initialization import compute_initial_value, initialize_parameters
 from llmsys.model.transformer import Transformer
-from tests.helpers.tiny_model import tiny_config, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_moe_config, build_tiny_tokens
 
-CONFIG = tiny_moe_config({"num_shared_experts": 1, "first_dense_layers": 1}, initializer_range=0.02)
+CONFIG = build_tiny_moe_config({"num_shared_experts": 1, "first_dense_layers": 1}, initializer_range=0.02)
 
 
 def test_values_depend_on_name_and_seed_and_nothing_else() -> None:
@@ -28,13 +28,18 @@ def test_values_depend_on_name_and_seed_and_nothing_else() -> None:
 
 def test_values_are_the_same_in_another_process() -> None:
     code = (
-        "from tests.helpers.tiny_model import tiny_config\n"
+        "from tests.helpers.tiny_model import build_tiny_config\n"
         "from llmsys.model.initialization import compute_initial_value\n"
-        "value = compute_initial_value(tiny_config(), 'blocks.1.attention.q_proj.weight', (40, 30), 7)\n"
+        "value = compute_initial_value(build_tiny_config(), 'blocks.1.attention.q_proj.weight', (40, 30), 7)\n"
         "print(value.double().sum().item())"
     )
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    here = compute_initial_value(tiny_config(), "blocks.1.attention.q_proj.weight", (40, 30), 7).double().sum().item()
+    here = (
+        compute_initial_value(build_tiny_config(), "blocks.1.attention.q_proj.weight", (40, 30), 7)
+        .double()
+        .sum()
+        .item()
+    )
     assert float(there) == here
 
 
@@ -66,7 +71,7 @@ def test_matrices_are_normal_and_residual_outputs_are_scaled_down(name: str, dev
 
 
 def test_norms_start_at_one_and_biases_at_zero() -> None:
-    model = Transformer(tiny_config(norm={"kind": "layernorm"}))
+    model = Transformer(build_tiny_config(norm={"kind": "layernorm"}))
     initialize_parameters(model, seed=0)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -75,7 +80,7 @@ def test_norms_start_at_one_and_biases_at_zero() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_from_the_meta_device_equals_one_built_in_memory(tied: bool) -> None:
-    config = tiny_moe_config(tie_word_embeddings=tied)
+    config = build_tiny_moe_config(tie_word_embeddings=tied)
     with torch.device("meta"):
         model = Transformer(config)
     assert all(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
@@ -85,7 +90,7 @@ def test_a_model_from_the_meta_device_equals_one_built_in_memory(tied: bool) -> 
     initialize_parameters(model, seed=1)
     expected = Transformer(config)
     initialize_parameters(expected, seed=1)
-    assert torch.equal(model(tiny_tokens()), expected(tiny_tokens()))
+    assert torch.equal(model(build_tiny_tokens()), expected(build_tiny_tokens()))
     assert (model.head.weight is model.embed.weight) is tied
     assert ("head.weight" in dict(model.named_parameters())) is not tied
 

@@ -15,7 +15,13 @@ from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import RouterScores
 from llmsys.model.transformer import Transformer
 from llmsys.train.expert_load import ExpertLoadReport, update_expert_balance
-from tests.helpers.tiny_model import EXPERTS, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import (
+    EXPERTS,
+    build_tiny_config,
+    build_tiny_model,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+)
 
 LOSSES: dict[str, dict[str, Any]] = {
     "sequence": {"balance": {"kind": "auxiliary_loss", "weight": 0.5, "scope": "sequence"}, "z_loss_weight": 0.1},
@@ -56,9 +62,9 @@ def test_padding_is_neither_counted_nor_in_a_loss() -> None:
 
 
 def test_losses_are_weighted_summed_over_layers_and_reach_the_routers_only() -> None:
-    model = tiny_model(tiny_moe_config(LOSSES["sequence"]))
+    model = build_tiny_model(build_tiny_moe_config(LOSSES["sequence"]))
     assert float(model.compute_auxiliary_loss()) == 0.0
-    model(tiny_tokens())
+    model(build_tiny_tokens())
     loss = model.compute_auxiliary_loss()
     torch.testing.assert_close(loss, sum(layer.compute_auxiliary_loss() for layer in model.list_moe_layers()))
     loss.backward()
@@ -66,7 +72,7 @@ def test_losses_are_weighted_summed_over_layers_and_reach_the_routers_only() -> 
     assert last.router.weight.grad is not None
     assert last.router.weight.grad.any()
     assert all(parameter.grad is None for parameter in last.experts.parameters())
-    assert float(tiny_model(tiny_moe_config()).compute_auxiliary_loss()) == 0.0
+    assert float(build_tiny_model(build_tiny_moe_config()).compute_auxiliary_loss()) == 0.0
 
 
 def step(model: Transformer, parts: list[Tensor]) -> tuple[ExpertLoadReport, dict[str, Tensor]]:
@@ -94,8 +100,8 @@ def assert_same(
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 def test_reports_and_gradients_do_not_depend_on_accumulation(loss: dict[str, Any], routing: dict[str, Any]) -> None:
-    whole, parted = (tiny_model(tiny_moe_config(loss | routing)) for _ in range(2))
-    tokens = tiny_tokens(6, 9)
+    whole, parted = (build_tiny_model(build_tiny_moe_config(loss | routing)) for _ in range(2))
+    tokens = build_tiny_tokens(6, 9)
     for _ in range(2):  # the second step knows the loads of the first
         assert_same(step(whole, [tokens]), step(parted, list(tokens.split([1, 3, 2]))))
 
@@ -110,46 +116,48 @@ def recompute(model: Transformer, *, use_reentrant: bool) -> Transformer:
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 def test_reports_and_gradients_do_not_depend_on_recomputation(loss: dict[str, Any], routing: dict[str, Any]) -> None:
-    config = tiny_moe_config(loss | routing)
-    kept, repeated = tiny_model(config), recompute(tiny_model(config), use_reentrant=False)
-    for part in (tiny_tokens(4, 9), tiny_tokens(4, 9, seed=1)):
+    config = build_tiny_moe_config(loss | routing)
+    kept, repeated = build_tiny_model(config), recompute(build_tiny_model(config), use_reentrant=False)
+    for part in (build_tiny_tokens(4, 9), build_tiny_tokens(4, 9, seed=1)):
         assert_same(step(kept, [part]), step(repeated, [part]))
 
 
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
 def test_reentrant_recomputation_counts_once_too(routing: dict[str, Any]) -> None:
-    config = tiny_moe_config(routing)
-    kept, repeated = tiny_model(config), recompute(tiny_model(config), use_reentrant=True)
-    assert_same(step(kept, [tiny_tokens(4, 9)]), step(repeated, [tiny_tokens(4, 9)]))
+    config = build_tiny_moe_config(routing)
+    kept, repeated = build_tiny_model(config), recompute(build_tiny_model(config), use_reentrant=True)
+    assert_same(step(kept, [build_tiny_tokens(4, 9)]), step(repeated, [build_tiny_tokens(4, 9)]))
 
 
 def test_reentrant_recomputation_would_lose_the_loss_and_is_refused() -> None:
-    model = recompute(tiny_model(tiny_moe_config(LOSSES["batch"])), use_reentrant=True)
+    model = recompute(build_tiny_model(build_tiny_moe_config(LOSSES["batch"])), use_reentrant=True)
     with pytest.raises(ConfigError, match=r"have no gradient\. Use use_reentrant=False"):
-        step(model, [tiny_tokens()])
+        step(model, [build_tiny_tokens()])
 
 
 def test_entropy_is_that_of_the_load_and_dead_experts_are_counted() -> None:
-    model = tiny_model(tiny_moe_config({"num_experts_per_tok": 1, "router_bias": True}))
+    model = build_tiny_model(build_tiny_moe_config({"num_experts_per_tok": 1, "router_bias": True}))
     even = update_expert_balance(model).read_report()  # no step at all: nobody was asked
     assert even.dead == [layer.config.num_experts for layer in model.list_moe_layers()]
     for layer in model.list_moe_layers():
         torch.nn.init.zeros_(layer.router.weight)
         layer.router.bias.data[0] = 1.0
-    one, _ = step(model, [tiny_tokens()])
+    one, _ = step(model, [build_tiny_tokens()])
     assert one.entropy == [0.0] * len(one.load)
     assert one.to_dict()["dead_experts"] == sum(len(load) - 1 for load in one.load)
-    mixed, _ = step(tiny_model(tiny_moe_config({"num_experts_per_tok": 2})), [tiny_tokens()])
+    mixed, _ = step(build_tiny_model(build_tiny_moe_config({"num_experts_per_tok": 2})), [build_tiny_tokens()])
     for load, entropy in zip(mixed.load, mixed.entropy, strict=True):
         assert entropy == pytest.approx(-sum(p * math.log(p) for p in load if p) / math.log(len(load)))
 
 
 def test_report_says_how_even_the_experts_worked() -> None:
-    model = tiny_model(tiny_moe_config({"num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}}))
+    model = build_tiny_model(
+        build_tiny_moe_config({"num_experts_per_tok": 1, "routing": {"kind": "capacity", "factor": 1.0}})
+    )
     for layer in model.list_moe_layers():
         torch.nn.init.zeros_(layer.router.weight)
         layer.balance_bias_E.copy_(torch.tensor([3.0, 2.0, 1.0, 0.0]))
-    model(tiny_tokens(2, 8))
+    model(build_tiny_tokens(2, 8))
     report = update_expert_balance(model).read_report()
     assert report.load == [[1.0, 0.0, 0.0, 0.0]] * 2
     assert report.imbalance == [4.0, 4.0]
@@ -161,16 +169,16 @@ def test_report_says_how_even_the_experts_worked() -> None:
 
 
 def test_dense_models_report_nothing() -> None:
-    report = update_expert_balance(tiny_model(tiny_config()))
+    report = update_expert_balance(build_tiny_model(build_tiny_config()))
     assert not report
     assert report.to_dict()["load"] == []
 
 
 def test_the_loss_over_a_batch_begins_even_and_takes_the_shares_of_the_step_before() -> None:
-    model = tiny_model(tiny_moe_config(LOSSES["batch"]))
+    model = build_tiny_model(build_tiny_moe_config(LOSSES["batch"]))
     layer = model.list_moe_layers()[0]
     assert layer.expert_share_E.tolist() == [0.25] * 4
-    model(tiny_tokens())
+    model(build_tiny_tokens())
     assert float(layer.compute_auxiliary_loss().detach()) == pytest.approx(0.5)
     load = update_expert_balance(model).read_report().load
     torch.testing.assert_close(layer.expert_share_E, torch.tensor(load[0]))

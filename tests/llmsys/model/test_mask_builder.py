@@ -16,10 +16,10 @@ from llmsys.model.flex_attention import AlibiBias, FlexMask
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.mask_builder import MaskBuilder
 from llmsys.model.transformer import Transformer
-from tests.helpers.model_choices import ARCHITECTURES, source_for
+from tests.helpers.model_choices import ARCHITECTURES, build_source
 from tests.helpers.pretended_accelerator import HOPPER, pretend_accelerator
 from tests.helpers.score_table import ScoreTableFinder
-from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_model, build_tiny_tokens, compute_relative_error
 
 DROPPED = {"dropout": {"attention": 0.1}}
 LONG = 2304  # beyond the CPU's chunked attention, which a plain causal mask would take here
@@ -29,23 +29,23 @@ def _build_config(name: str, **changes: Any) -> ModelConfig:
     """Return a config with heads of 8 channels, as flash attention needs them, where it does not set its own."""
     choice = ARCHITECTURES[name]
     width = {} if "head_dim" in choice or "latent" in name else {"head_dim": 8}
-    return tiny_config(**(width | choice | changes))
+    return build_tiny_config(**(width | choice | changes))
 
 
 def _build_batch(config: ModelConfig, length: int) -> Batch:
     """Return two rows of documents with padding; of an encoder-decoder a padded source."""
-    tokens_BT = tiny_tokens(2, length)
+    tokens_BT = build_tiny_tokens(2, length)
     documents_BT = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 3], [5, 5, 5, 5, 5, 5, 5, -1]]).repeat_interleave(length // 8, 1)
     if config.family != "encoder_decoder":
         return Batch(tokens_BT, tokens_BT, documents_BT).count_documents()
     sources_BS = torch.where(torch.arange(length) < torch.tensor([[length], [length // 2]]), 0, -1)
-    batch = Batch(tokens_BT, tokens_BT, source_BS=tiny_tokens(2, length, seed=1), source_documents_BS=sources_BS)
+    batch = Batch(tokens_BT, tokens_BT, source_BS=build_tiny_tokens(2, length, seed=1), source_documents_BS=sources_BS)
     return batch.count_documents()
 
 
 def _compute_outputs(config: ModelConfig, batch: Batch) -> dict[str, Tensor]:
     """Return the output of a model in training, and the gradient of every parameter."""
-    model = tiny_model(config).train()
+    model = build_tiny_model(config).train()
     torch.manual_seed(0)
     out = model(**batch.to_model_inputs())
     out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(3)))
@@ -134,7 +134,7 @@ def test_a_planted_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_a_cache_on_an_accelerator_gives_the_logits_of_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _build_config(name)
-    model, tokens, source = tiny_model(config).eval(), tiny_tokens(2, 9), source_for(config)
+    model, tokens, source = build_tiny_model(config).eval(), build_tiny_tokens(2, 9), build_source(config)
     wanted = model(tokens, **source)
     pretend_accelerator(monkeypatch, exact=True)
     cache = KeyValueCache(config, 2, 9)
@@ -142,14 +142,14 @@ def test_a_cache_on_an_accelerator_gives_the_logits_of_one_pass(name: str, monke
         model(tokens[:, :5], cache=cache, **source),
         *(model(tokens[:, t : t + 1], cache=cache) for t in range(5, 9)),
     ]
-    assert relative_error(torch.cat(pieces, dim=1), wanted) < 1e-5
+    assert compute_relative_error(torch.cat(pieces, dim=1), wanted) < 1e-5
 
 
 def test_a_rank_gets_the_biases_of_its_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor and context parallel attend with some of the heads."""
     pretend_accelerator(monkeypatch)
     for name in ("alibi", "relative bias"):
-        model = tiny_model(_build_config(name))
+        model = build_tiny_model(_build_config(name))
         like, tables = torch.zeros(2, 6, 16), []
         for heads in (slice(None), slice(2, 3)):
             model.shared.heads = heads

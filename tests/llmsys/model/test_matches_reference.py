@@ -5,8 +5,14 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
-from tests.helpers.model_choices import ARCHITECTURES, DECODERS, config_of, source_for
-from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.model_choices import ARCHITECTURES, DECODERS, build_choice_config, build_source
+from tests.helpers.tiny_model import (
+    build_tiny_config,
+    build_tiny_model,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+    compute_relative_error,
+)
 from tests.reference import transformer as reference
 
 DOCUMENTS = torch.tensor([[3, 3, 3, 4, 4, 9, 9], [0, 1, 1, 1, 1, 1, 2]])
@@ -25,12 +31,12 @@ MIXTURES = {
     "experts, bare sigmoid": {"norm_topk_prob": False, "score": "sigmoid"},
     "every expert": {"num_experts_per_tok": 4, "balance": {"kind": "auxiliary_loss"}},
 }
-CONFIGS = {name: config_of(name) for name in ARCHITECTURES}
-CONFIGS |= {name: tiny_moe_config(experts) for name, experts in MIXTURES.items()}
+CONFIGS = {name: build_choice_config(name) for name in ARCHITECTURES}
+CONFIGS |= {name: build_tiny_moe_config(experts) for name, experts in MIXTURES.items()}
 
 
 def check(config: ModelConfig, documents: Tensor | None) -> None:
-    model, tokens, source = tiny_model(config), tiny_tokens(), source_for(config)
+    model, tokens, source = build_tiny_model(config), build_tiny_tokens(), build_source(config)
     types = TYPES if config.embedding.token_types else None
     output = model(tokens, documents_BT=documents, token_types_BT=types, **source)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(5))
@@ -41,7 +47,7 @@ def check(config: ModelConfig, documents: Tensor | None) -> None:
     expected = reference.output(config, twin | buffers, tokens, documents, *source.values(), types=types)
     (expected * weights).sum().backward()
 
-    assert relative_error(output, expected) < 1e-5
+    assert compute_relative_error(output, expected) < 1e-5
     used = {name for name, p in twin.items() if p.grad is not None}
     assert used == set(twin) == {name for name, p in model.named_parameters() if p.grad is not None}
     largest = max(float(p.grad.norm()) for p in twin.values())
@@ -59,20 +65,20 @@ def test_output_and_gradients_equal_the_formulas(config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "alibi", "sinks, windows", "latent", "transformer_xl", "bert"])
 def test_one_document_needs_no_numbers(name: str) -> None:
-    check(config_of(name), None)
+    check(build_choice_config(name), None)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 @torch.no_grad()
 def test_equal_numbers_are_as_good_as_none(config: ModelConfig) -> None:
-    model, tokens, source = tiny_model(config).eval(), tiny_tokens(), source_for(config)
+    model, tokens, source = build_tiny_model(config).eval(), build_tiny_tokens(), build_source(config)
     numbered = model(tokens, documents_BT=torch.zeros_like(tokens), **source)
-    assert relative_error(model(tokens, **source), numbered) < 1e-5
+    assert compute_relative_error(model(tokens, **source), numbered) < 1e-5
 
 
-@pytest.mark.parametrize("config", [tiny_config(), tiny_moe_config()], ids=["dense", "experts"])
+@pytest.mark.parametrize("config", [build_tiny_config(), build_tiny_moe_config()], ids=["dense", "experts"])
 def test_a_token_sees_neither_later_tokens_nor_other_documents(config: ModelConfig) -> None:
-    model, tokens = tiny_model(config), tiny_tokens()
+    model, tokens = build_tiny_model(config), build_tiny_tokens()
     changed = tokens.clone()
     changed[:, 4] = (tokens[:, 4] + 1) % 37
     # Not to the bit: a matrix product may round a row differently when other rows go to its expert.
@@ -87,22 +93,26 @@ def test_a_token_sees_neither_later_tokens_nor_other_documents(config: ModelConf
 @pytest.mark.parametrize("name", [*DECODERS, "rope encoder", "alibi encoder", "t5 encoder", "xlnet", "bert"])
 @torch.no_grad()
 def test_a_packed_document_reads_as_if_it_were_alone(name: str) -> None:
-    model, tokens = tiny_model(config_of(name)).eval(), tiny_tokens()
+    model, tokens = build_tiny_model(build_choice_config(name)).eval(), build_tiny_tokens()
     packed = model(tokens, documents_BT=DOCUMENTS)
     for row, first, last in [(0, 0, 3), (0, 3, 5), (1, 1, 6), (1, 6, 7)]:
         alone = model(tokens[row : row + 1, first:last])
-        assert relative_error(packed[row : row + 1, first:last], alone) < 1e-5
+        assert compute_relative_error(packed[row : row + 1, first:last], alone) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["original", "t5", "sandwich, xl"])
 @torch.no_grad()
 def test_a_packed_pair_reads_as_if_it_were_alone(name: str) -> None:
-    model, tokens, source = tiny_model(config_of(name)).eval(), tiny_tokens(), tiny_tokens(2, 6, seed=8)
+    model, tokens, source = (
+        build_tiny_model(build_choice_config(name)).eval(),
+        build_tiny_tokens(),
+        build_tiny_tokens(2, 6, seed=8),
+    )
     numbers = torch.tensor([[3, 3, 4, 4, 4, 9], [1, 1, 0, 0, 2, -1]])
     packed = model(tokens, documents_BT=DOCUMENTS, source_BS=source, source_documents_BS=numbers)
     for row, (first, last), places in [(0, (3, 5), [2, 3, 4]), (1, (1, 6), [0, 1]), (1, (0, 1), [2, 3])]:
         alone = model(tokens[row : row + 1, first:last], source_BS=source[row : row + 1, places])
-        assert relative_error(packed[row : row + 1, first:last], alone) < 1e-5
+        assert compute_relative_error(packed[row : row + 1, first:last], alone) < 1e-5
 
 
 PADDED = [(name, side) for name in ("bert", "rope encoder", "t5 encoder", "xlnet") for side in ("left", "right")]
@@ -111,11 +121,11 @@ PADDED = [(name, side) for name in ("bert", "rope encoder", "t5 encoder", "xlnet
 @pytest.mark.parametrize(("name", "side"), [*PADDED, ("bert classifier", "right")])
 @torch.no_grad()
 def test_padding_changes_nothing_in_an_encoder(name: str, side: str) -> None:
-    model, tokens = tiny_model(config_of(name)).eval(), tiny_tokens()
-    padding, numbers = tiny_tokens(2, 3, seed=4), torch.zeros(2, 7)
+    model, tokens = build_tiny_model(build_choice_config(name)).eval(), build_tiny_tokens()
+    padding, numbers = build_tiny_tokens(2, 3, seed=4), torch.zeros(2, 7)
     parts = [(tokens, numbers), (padding, numbers[:, :3] - 1)]
     both = list(zip(*(parts if side == "right" else parts[::-1]), strict=True))
     padded = model(torch.cat(both[0], 1), documents_BT=torch.cat(both[1], 1))
     if padded.dim() == 3:
         padded = padded[:, :7] if side == "right" else padded[:, 3:]
-    assert relative_error(padded, model(tokens)) < 1e-5
+    assert compute_relative_error(padded, model(tokens)) < 1e-5

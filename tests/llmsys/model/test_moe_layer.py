@@ -12,7 +12,7 @@ from llmsys.model import token_dispatcher
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import compute_capacity
-from tests.helpers.tiny_model import relative_error, tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, build_tiny_tokens, compute_relative_error
 from tests.reference import moe as plain
 
 WIDTH = 16
@@ -83,10 +83,10 @@ def compare(layer: MoELayer, x: Tensor, real: Tensor | None = None) -> None:
     out_gradient = torch.randn(x.shape)
     p = named | dict(layer.named_buffers())
     everywhere = torch.ones(x.shape[:2], dtype=torch.bool) if real is None else real
-    expected = plain.mixture(layer.config, p, x, everywhere, training=layer.training)
+    expected = plain.compute_mixture(layer.config, p, x, everywhere, training=layer.training)
     objective = (expected * out_gradient).sum()
     if with_loss:
-        loss = plain.balance_losses(layer.config, p, x, layer.expert_share_E)
+        loss = plain.compute_balance_losses(layer.config, p, x, layer.expert_share_E)
         objective = objective + loss
     wanted = torch.autograd.grad(objective, [x, *named.values()], allow_unused=True)
 
@@ -96,7 +96,7 @@ def compare(layer: MoELayer, x: Tensor, real: Tensor | None = None) -> None:
         torch.testing.assert_close(layer.compute_auxiliary_loss(), loss, rtol=1e-5, atol=1e-6)
         objective = objective + layer.compute_auxiliary_loss()
     gradients = torch.autograd.grad(objective, [x, *named.values()], allow_unused=True)
-    assert relative_error(y, expected) < 1e-5
+    assert compute_relative_error(y, expected) < 1e-5
     for name, gradient, reference in zip(["x", *named], gradients, wanted, strict=True):
         reference = torch.zeros(()) if reference is None else reference
         gradient = torch.zeros(()) if gradient is None else gradient
@@ -176,13 +176,13 @@ def test_experts_of_every_kind_in_bfloat16_stay_close_to_float32(name: str) -> N
     exact = layer(x.float())
     rounded = layer.bfloat16()(x)
     assert rounded.dtype == torch.bfloat16
-    assert relative_error(rounded, exact) < (0.02 if "choice" not in name and name != "capacity" else 0.2)
+    assert compute_relative_error(rounded, exact) < (0.02 if "choice" not in name and name != "capacity" else 0.2)
 
 
 @pytest.mark.parametrize("name", ["capacity", "expert choice"])
 def test_padding_of_a_batch_reaches_the_experts_of_a_model(name: str) -> None:
-    config = tiny_moe_config(CHOICES[name], family="encoder", head={"kind": "features"})
-    model, tokens = tiny_model(config), tiny_tokens(2, 7)
+    config = build_tiny_moe_config(CHOICES[name], family="encoder", head={"kind": "features"})
+    model, tokens = build_tiny_model(config), build_tiny_tokens(2, 7)
     documents = torch.tensor([[0] * 7, [0] * 4 + [-1] * 3])
     padded = model(tokens, documents_BT=documents)
     torch.testing.assert_close(padded[1:, :4], model(tokens[1:, :4]))
@@ -190,7 +190,7 @@ def test_padding_of_a_batch_reaches_the_experts_of_a_model(name: str) -> None:
 
 
 def test_generation_with_experts_that_choose_is_refused() -> None:
-    config = tiny_moe_config({"routing": {"kind": "expert_choice"}})
+    config = build_tiny_moe_config({"routing": {"kind": "expert_choice"}})
     with pytest.raises(ConfigError, match=r"routing\.kind=expert_choice cannot generate: .* Use token_choice"):
         KeyValueCache(config, 1, 4)
 
@@ -215,4 +215,4 @@ def test_the_one_kernel_sum_of_accelerators_follows_the_formulas(name: str, monk
     slot_NK, weights_NK = torch.tensor([[0, 5], [3, 3], [2, 1]]), torch.rand(3, 2)
     plain_ND = (own.float()[slot_NK] * weights_NK[..., None]).sum(1)
     sums_ND = token_dispatcher._sum_over_assignments(own, slot_NK, weights_NK)
-    assert relative_error(sums_ND.float(), plain_ND) < 1e-2
+    assert compute_relative_error(sums_ND.float(), plain_ND) < 1e-2

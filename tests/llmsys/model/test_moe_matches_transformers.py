@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from llmsys.config.moe import MoeConfig
 from llmsys.model.load_balancing import compute_load_balancing_loss, count_tokens_by_row
 from llmsys.model.moe_layer import MoELayer
-from tests.helpers.tiny_model import relative_error
+from tests.helpers.tiny_model import compute_relative_error
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe  # noqa: E402
@@ -153,11 +153,11 @@ def test_layer_equals_transformers_forward_and_backward(case: Case) -> None:
     expected = expected[0] if isinstance(expected, tuple) else expected
     expected.backward(out_gradient)
     y.backward(out_gradient)
-    assert relative_error(y, expected) < 1e-5
-    assert relative_error(inputs[1].grad, inputs[0].grad) < 1e-5
+    assert compute_relative_error(y, expected) < 1e-5
+    assert compute_relative_error(inputs[1].grad, inputs[0].grad) < 1e-5
     gradients = translated({n: p.grad for n, p in theirs.named_parameters()}, case[0] is GptOssMLP)
     for name, parameter in ours.named_parameters():
-        assert relative_error(parameter.grad, gradients[name]) < 1e-5, name
+        assert compute_relative_error(parameter.grad, gradients[name]) < 1e-5, name
 
 
 def test_balance_loss_equals_transformers_up_to_its_factor_of_k() -> None:

@@ -7,7 +7,13 @@ from llmsys.config.position import RelativeBiasConfig
 from llmsys.errors import ConfigError
 from llmsys.model.embedding import RelativePositionBias, TokenEmbedding
 from llmsys.model.transformer import Transformer
-from tests.helpers.tiny_model import relative_error, tiny_config, tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import (
+    build_tiny_config,
+    build_tiny_model,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+    compute_relative_error,
+)
 
 BIG = {"hidden_size": 64, "vocab_size": 101, "max_position_embeddings": 160, "initializer_range": 0.1}
 
@@ -25,17 +31,17 @@ def run(model: Transformer, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 def test_bfloat16_is_close_to_float32(norm: str) -> None:
     # Routed to all experts, so that rounding cannot choose another one.
-    config = tiny_moe_config({"num_experts_per_tok": 4, "num_shared_experts": 1}, norm={"kind": norm}, **BIG)
-    model, tokens = tiny_model(config), tiny_tokens(2, 150, 101)
+    config = build_tiny_moe_config({"num_experts_per_tok": 4, "num_shared_experts": 1}, norm={"kind": norm}, **BIG)
+    model, tokens = build_tiny_model(config), build_tiny_tokens(2, 150, 101)
     exact = run(model, tokens)
     rounded = run(model.bfloat16(), tokens)
     assert rounded["logits"].dtype == torch.bfloat16
     for name, value in exact.items():
-        assert relative_error(rounded[name], value) < 0.05, name
+        assert compute_relative_error(rounded[name], value) < 0.05, name
 
 
 def test_buffers_stay_float32_to_the_bit_when_the_model_is_cast() -> None:
-    model = tiny_model(tiny_moe_config())
+    model = build_tiny_model(build_tiny_moe_config())
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.bfloat16().double().to(torch.bfloat16)
     assert len(before) == 12
@@ -70,9 +76,9 @@ def test_a_frequent_distance_keeps_its_bias_gradient_in_bfloat16() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_input_gives_the_same_bits(threads: int, dtype: torch.dtype) -> None:
-    config = tiny_moe_config({"num_shared_experts": 1}, **BIG)
-    tokens = tiny_tokens(4, 150, 5)  # few distinct tokens: many rows add up in each embedding gradient
-    model = tiny_model(config).to(dtype)
+    config = build_tiny_moe_config({"num_shared_experts": 1}, **BIG)
+    tokens = build_tiny_tokens(4, 150, 5)  # few distinct tokens: many rows add up in each embedding gradient
+    model = build_tiny_model(config).to(dtype)
     previous = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -86,4 +92,4 @@ def test_the_same_input_gives_the_same_bits(threads: int, dtype: torch.dtype) ->
 def test_a_sequence_longer_than_the_context_is_refused() -> None:
     message = r"A sequence of 65 tokens exceeds model\.max_position_embeddings=64\. Use batch\.sequence_length=64 or "
     with pytest.raises(ConfigError, match=message):
-        tiny_model(tiny_config())(tiny_tokens(1, 65))
+        build_tiny_model(build_tiny_config())(build_tiny_tokens(1, 65))

@@ -9,7 +9,13 @@ from llmsys.model.load_balancing import update_balance_bias
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.router import RoutingDecision, TopKRouter
 from llmsys.model.token_dispatcher import LocalTokenDispatcher
-from tests.helpers.tiny_model import EXPERTS, relative_error, tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import (
+    EXPERTS,
+    build_tiny_model,
+    build_tiny_moe_config,
+    build_tiny_tokens,
+    compute_relative_error,
+)
 
 ASSIGNMENTS = {
     "one token": [[2, 0]],
@@ -51,9 +57,9 @@ def test_dispatch_equals_a_loop_over_tokens_and_experts(assignment: list[list[in
 
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
     assert y.dtype == dtype
-    assert relative_error(y, expected) < tolerance
+    assert compute_relative_error(y, expected) < tolerance
     for gradient, other in zip(gradients, expected_gradients, strict=True):
-        assert relative_error(gradient, other) < tolerance
+        assert compute_relative_error(gradient, other) < tolerance
 
 
 def test_experts_without_tokens_get_a_gradient_of_exactly_zero() -> None:
@@ -139,7 +145,7 @@ def test_bias_balances_a_router_that_prefers_one_expert() -> None:
 
 
 def test_tokens_are_counted_in_training_and_not_in_evaluation() -> None:
-    model, tokens = tiny_model(tiny_moe_config()), tiny_tokens()
+    model, tokens = build_tiny_model(build_tiny_moe_config()), build_tiny_tokens()
     model(tokens)
     model(tokens)
     model.eval()

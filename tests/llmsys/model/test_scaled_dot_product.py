@@ -14,7 +14,7 @@ from llmsys.model.attention_mask import (
 from llmsys.model.latent_attention import compute_mla_scale
 from llmsys.model.scaled_dot_product import compute_attention, compute_eager_attention
 from tests.helpers.model_choices import LATENT
-from tests.helpers.tiny_model import relative_error, tiny_config
+from tests.helpers.tiny_model import build_tiny_config, compute_relative_error
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 3, 3, 3, 3, 3]])
 MASKS = {
@@ -39,7 +39,7 @@ def test_kernels_equal_plain_operations(mask: AttentionMask, bias: bool) -> None
     for ours, plain in zip(
         *([y, *torch.autograd.grad(y, inputs, out_gradient, retain_graph=True)] for y in results), strict=True
     ):
-        assert relative_error(ours, plain) < 1e-5
+        assert compute_relative_error(ours, plain) < 1e-5
 
 
 def test_scores_are_divided_by_the_root_of_the_width_unless_told_otherwise() -> None:
@@ -88,7 +88,7 @@ def test_positions_count_from_the_start_of_each_document() -> None:
 def test_yarn_sharpens_latent_scores_as_in_deepseek_v3() -> None:
     scaling = {"kind": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
     for mscale, expected in [(1.0, 0.1352337788608801), (None, 192**-0.5)]:
-        config = tiny_config(
+        config = build_tiny_config(
             attention=LATENT | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
             num_key_value_heads=4,
             position={"kind": "rope", "scaling": scaling | {"mscale": mscale, "mscale_all_dim": mscale}},

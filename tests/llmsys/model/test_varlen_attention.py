@@ -10,7 +10,7 @@ from llmsys.model.document_lengths import build_document_lengths, build_row_leng
 from llmsys.model.scaled_dot_product import compute_attention, compute_eager_attention
 from llmsys.model.varlen_attention import VarlenMask, build_varlen_mask
 from tests.helpers.pretended_accelerator import pretend_accelerator
-from tests.helpers.tiny_model import relative_error
+from tests.helpers.tiny_model import compute_relative_error
 
 DOCUMENTS = torch.tensor([[4, 4, 4, 5, 5, 9, 9, 9, 9, -1], [0] * 10, list(range(10))])
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
@@ -39,7 +39,7 @@ def test_packed_sequences_equal_plain_operations_with_a_table(
     inputs = [q, k, v, sinks_H] if sinks else [q, k, v]
     ours = compute_attention(q, k, v, packed, scale=0.3, sinks_H=sinks_H if sinks else None)
     plain = compute_eager_attention(q, k, v, table, scale=0.3, sinks_H=sinks_H if sinks else None)
-    assert relative_error(ours, plain) < TOLERANCE[dtype]
+    assert compute_relative_error(ours, plain) < TOLERANCE[dtype]
     for a, b in zip(*(torch.autograd.grad(y, inputs, dout) for y in (ours, plain)), strict=True):
         # With a window of one the gradients of queries and keys are zero.
         assert float((a - b).norm()) < 2 * TOLERANCE[dtype] * max(1.0, float(b.norm()))
@@ -61,9 +61,9 @@ def test_the_gradient_through_the_sink_is_exact_where_the_kernel_ignores_that_of
     )
     naive = out * torch.sigmoid(lse_HP - sinks_H[:, None]).T[..., None]
     lossy = torch.autograd.grad(naive, [q, k, v], dout.reshape(total, 4, 8))
-    assert max(relative_error(a, b) for a, b in zip(ours, wanted, strict=True)) < 1e-5
-    assert relative_error(lossy[0], wanted[0]) > 0.02
-    assert relative_error(lossy[2], wanted[2]) < 1e-5
+    assert max(compute_relative_error(a, b) for a, b in zip(ours, wanted, strict=True)) < 1e-5
+    assert compute_relative_error(lossy[0], wanted[0]) > 0.02
+    assert compute_relative_error(lossy[2], wanted[2]) < 1e-5
 
 
 def test_lengths_are_counted_over_all_rows_and_rounded_up() -> None:

@@ -19,7 +19,7 @@ from llmsys.config.schedule import (
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_learning_rate, compute_lr_multiplier
 from llmsys.optim.parameter_groups import build_parameter_groups, get_parameter_role
-from tests.helpers.tiny_training import tiny_config
+from tests.helpers.tiny_training import build_tiny_config
 
 BUDGET, WARMUP = 1000.0, 100
 ALL: list[ScheduleConfig] = [
@@ -81,7 +81,7 @@ def test_the_rate_of_a_step_is_the_share_of_the_tokens_after_it() -> None:
 def test_the_original_schedule_has_its_known_points() -> None:
     # The base model of the paper: 512 wide, 4000 steps of warm-up, and no factor.
     config = run_with(
-        NoamScheduleConfig(warmup_steps=4000), model=tiny_config(hidden_size=512), train={"tokens": 1_000_000},
+        NoamScheduleConfig(warmup_steps=4000), model=build_tiny_config(hidden_size=512), train={"tokens": 1_000_000},
         optimizer={"kind": "adamw", "learning_rate": 1.0},
     )  # fmt: skip
     assert (
@@ -104,7 +104,7 @@ def test_the_original_adam_can_be_said() -> None:
 
 
 def test_groups_hold_every_parameter_once_by_role_and_decay() -> None:
-    named = dict(Transformer(tiny_config()).named_parameters())
+    named = dict(Transformer(build_tiny_config()).named_parameters())
     groups = build_parameter_groups(named.items(), AdamWConfig(weight_decay=0.2, embedding_lr_multiplier=3.0))
     assert sorted(name for group in groups for name in group.names) == sorted(named)
     for group in groups:
@@ -115,7 +115,7 @@ def test_groups_hold_every_parameter_once_by_role_and_decay() -> None:
 
 
 def test_biases_of_experts_are_stacked_and_still_do_not_decay() -> None:
-    config = tiny_config(
+    config = build_tiny_config(
         moe={
             "num_experts": 2,
             "num_experts_per_tok": 1,

@@ -12,7 +12,7 @@ from llmsys.model.transformer import Transformer
 from llmsys.optim.bitwise_adamw import BitwiseAdamW
 from llmsys.optim.lr_schedule import LearningRate, compute_balance_factor, compute_learning_rate, set_rates
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
-from tests.helpers.tiny_training import sequences, tiny_config
+from tests.helpers.tiny_training import build_sequences, build_tiny_config
 
 
 def test_factors_are_lines_between_points_and_jump_where_two_meet() -> None:
@@ -64,9 +64,9 @@ def test_balance_counts_as_often_as_its_factor_says_and_z_loss_stays(kind: str) 
         balance = {"kind": kind} if kind == "bias" else {"kind": kind, "weight": 0.5}
         moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "z_loss_weight": 0.25}
         torch.manual_seed(0)
-        model = Transformer(tiny_config(moe=moe | {"balance": balance})).train()
+        model = Transformer(build_tiny_config(moe=moe | {"balance": balance})).train()
         set_balance_factor(model, factor)
-        model(**sequences(0, 0, 4).to_model_inputs())
+        model(**build_sequences(0, 0, 4).to_model_inputs())
         loss = float(model.compute_auxiliary_loss().detach())
         update_expert_balance(model)
         return loss, float(sum(layer.balance_bias_E.abs().sum() for layer in model.list_moe_layers()))

@@ -13,10 +13,10 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel import activation_checkpoint
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.parallelize import compile_blocks
-from tests.helpers.live_memory import kept_after
+from tests.helpers.live_memory import measure_kept_bytes
 from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANTS
 from tests.helpers.pretended_accelerator import pretend_accelerator
-from tests.helpers.tiny_model import tiny_model, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_model, build_tiny_tokens
 
 What = Literal["none", "selective", "full"]
 DROPOUT = {"dropout": {"residual": 0.1, "attention": 0.2, "activation": 0.1, "embedding": 0.1, "final": 0.1}}
@@ -40,8 +40,11 @@ def step(model: Transformer) -> dict[str, Tensor]:
     documents_BT = torch.tensor([[0] * 4 + [1] * 3 + [-1] * 2] * 2)
     source: dict[str, Tensor] = {}
     if model.config.family == "encoder_decoder":
-        source = {"source_BS": tiny_tokens(2, 11, 30), "source_documents_BS": torch.tensor([[0] * 5 + [1] * 6] * 2)}
-    output = model.train()(tiny_tokens(2, 9), documents_BT=documents_BT, **source)
+        source = {
+            "source_BS": build_tiny_tokens(2, 11, 30),
+            "source_documents_BS": torch.tensor([[0] * 5 + [1] * 6] * 2),
+        }
+    output = model.train()(build_tiny_tokens(2, 9), documents_BT=documents_BT, **source)
     loss = model.compute_auxiliary_loss()
     for index, logits in enumerate([output, *model.predicted]):
         weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(index))
@@ -52,7 +55,7 @@ def step(model: Transformer) -> dict[str, Tensor]:
 
 
 def prepared(config: ModelConfig, what: What, dtype: torch.dtype, compiled: bool = False) -> Transformer:
-    model = tiny_model(config).to(dtype)
+    model = build_tiny_model(config).to(dtype)
     apply_activation_checkpoint(model, what, compiled=compiled)
     if compiled:
         torch._dynamo.reset()
@@ -113,8 +116,8 @@ WIDE = SHAPE | {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers":
 
 def kept_bytes(config: ModelConfig, what: What, dtype: torch.dtype) -> int:
     model = prepared(config, what, dtype).train()
-    tokens = tiny_tokens(4, 48)
-    return kept_after(lambda: model(tokens, finish=lambda head, x_BTD, places: x_BTD), *model.parameters())
+    tokens = build_tiny_tokens(4, 48)
+    return measure_kept_bytes(lambda: model(tokens, finish=lambda head, x_BTD, places: x_BTD), *model.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -140,7 +143,7 @@ def calls(config: ModelConfig, what: What, operations: set[Any]) -> tuple[int, i
             return func(*args, **(kwargs or {}))
 
     with Count():
-        loss = model(tiny_tokens(2, 8)).float().square().sum()
+        loss = model(build_tiny_tokens(2, 8)).float().square().sum()
         counts.append(0)
         loss.backward()
     return counts[0], counts[1]
@@ -172,6 +175,6 @@ def test_nothing_is_wrapped_around_a_forward_without_gradients(monkeypatch: pyte
     monkeypatch.setattr(activation_checkpoint, "checkpoint", refuse)
     model = prepared(ModelConfig.model_validate(SHAPE), "selective", torch.float32)
     with torch.no_grad():
-        model(tiny_tokens())
+        model(build_tiny_tokens())
     with pytest.raises(AssertionError, match="checkpointed"):
-        model(tiny_tokens())
+        model(build_tiny_tokens())

@@ -19,7 +19,7 @@ from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.parity_runs import LEARNING_RATE, OPTIMIZER, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_training import tiny_config
+from tests.helpers.tiny_training import build_tiny_config
 
 BERT = ModelConfig(
     vocab_size=64,
@@ -33,7 +33,7 @@ BERT = ModelConfig(
 )
 # Without tied weights or prediction modules: bf16 gradients of two uses of a weight add up in bf16 in a shard, and in
 # fp32 in a copy.
-DENSE = tiny_config(moe=None)
+DENSE = build_tiny_config(moe=None)
 State = dict[str, Any]
 
 
@@ -62,7 +62,7 @@ def batches_of(engine: TorchEngine, step: int, rank: int) -> list[Batch]:
 
 def both_ways(rank: int, folder: Path) -> dict[str, tuple[State, State]]:
     pairs = {}
-    for name, config in (("dense", DENSE), ("experts", tiny_config()), ("bert", BERT)):
+    for name, config in (("dense", DENSE), ("experts", build_tiny_config()), ("bert", BERT)):
         pairs[name] = train(engine_of(config, "ddp"), rank, range(3)), train(engine_of(config, "fsdp"), rank, range(3))
     engine = engine_of(DENSE, "ddp", compiled=True)
     pairs["compiled"] = train(engine, rank, range(3)), pairs["dense"][0]

@@ -18,7 +18,7 @@ from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.parity_runs import STEPS, compute_mean_loss, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
+from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, build_tiny_config
 
 RATE = 1e-2
 MUON = MuonConfig(learning_rate=RATE, embedding_lr_multiplier=2.0, max_grad_norm=0)
@@ -33,12 +33,12 @@ LAYOUTS = {
 
 
 def plain() -> dict[str, Any]:
-    model = Transformer(tiny_config())
+    model = Transformer(build_tiny_config())
     initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
     optimizer = build_optimizer(named, MUON, compute_dtype=torch.float32)
     for step in range(STEPS):
-        compute_mean_loss(model, sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
+        compute_mean_loss(model, build_sequences(step, 0, SEQUENCES, ignored=LENGTH)).backward()
         for group in optimizer.param_groups:
             group["lr"] = RATE * group["rate_scale"]
         optimizer.step()
@@ -54,9 +54,9 @@ def plain() -> dict[str, Any]:
 def split(rank: int) -> dict[str, dict[str, Any]]:
     states = {}
     for label, layout in LAYOUTS.items():
-        fitted = layout.resolve(4, tiny_config())
+        fitted = layout.resolve(4, build_tiny_config())
         with torch.device("meta"):
-            model = Transformer(tiny_config())
+            model = Transformer(build_tiny_config())
         engine = (AccelerateEngine if label == "accelerate" else TorchEngine)(
             model,
             meshes=build_device_meshes(fitted, torch.device("cpu")),

@@ -24,7 +24,7 @@ from tests.helpers.parity_runs import (
     select_rank_batches,
 )
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_training import LENGTH, SEQUENCES, sequences, tiny_config
+from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, build_tiny_config
 
 BASE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 DROPS: dict[str, Any] = {
@@ -69,7 +69,7 @@ State = dict[str, Any]
 
 def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
     """One process, all sequences in one batch, torch's own AdamW: reports of each step, and the state after all."""
-    model = Transformer(tiny_config(moe=BASE | changes))
+    model = Transformer(build_tiny_config(moe=BASE | changes))
     initialize_parameters(model, seed=7)
     named = dict(model.named_parameters())
     groups = [
@@ -83,7 +83,7 @@ def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
     optimizer = torch.optim.AdamW(groups, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     reports = []
     for step in range(STEPS):
-        batch = sequences(step, 0, SEQUENCES, ignored=LENGTH)
+        batch = build_sequences(step, 0, SEQUENCES, ignored=LENGTH)
         loss = compute_mean_loss(model, batch)
         optimizer.zero_grad()
         (loss + model.compute_auxiliary_loss()).backward()

@@ -27,7 +27,7 @@ from llmsys.train.expert_load import update_expert_balance
 from tests.helpers import bitwise_runs
 from tests.helpers.parity_runs import LEARNING_RATE, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_training import tiny_config
+from tests.helpers.tiny_training import build_tiny_config
 
 TWO: dict[str, Any] = {
     "moe": {
@@ -98,7 +98,7 @@ def test_whole_experts_are_preferred_then_the_first_dim_that_the_shards_divide(
 
 
 def build(layout: ParallelLayout, optimizer: OptimizerConfig) -> EmaEngine:
-    config, device = tiny_config(**TWO), torch.device("cpu")
+    config, device = build_tiny_config(**TWO), torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(config)
     engine = TorchEngine(

@@ -18,8 +18,8 @@ from llmsys.train.evaluator import sum_over_rows
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, run_reference, select_rank_batches
 from tests.helpers.ranks import run_ranks
-from tests.helpers.sharded_steps import whole_tensor
-from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
+from tests.helpers.sharded_steps import gather_full_tensor
+from tests.helpers.tiny_training import LENGTH, build_sequences, build_tiny_config
 
 LAYOUTS = [
     ParallelLayout(context=2, tensor=2, expert=2),
@@ -37,7 +37,7 @@ class HeldRows:
     num_rows = HELD
 
     def get_batch(self, first: int, count: int) -> Batch:
-        found = [sequences(99, row, 1) for row in range(first, first + count)]
+        found = [build_sequences(99, row, 1) for row in range(first, first + count)]
         tokens, targets = (torch.cat([getattr(one, name) for one in found]) for name in ("tokens_BT", "targets_BT"))
         return Batch(tokens[:, :-3].contiguous(), targets[:, :-3].contiguous())
 
@@ -47,7 +47,7 @@ def continued(model: Transformer) -> Tensor:
     model.eval()
     cache = KeyValueCache(model.config, 2, LENGTH, padding_B=torch.tensor([2, 0]))
     with torch.no_grad():
-        model(sequences(5, 0, 2).tokens_BT[:, :7], cache=cache)
+        model(build_sequences(5, 0, 2).tokens_BT[:, :7], cache=cache)
         logits: Tensor = model(torch.tensor([[3], [4]]), cache=cache)
     return logits
 
@@ -79,13 +79,13 @@ def journey(rank: int, folder: Path) -> list[dict[str, Any]]:
             update_expert_balance(engine.module)
         found.append(asked(engine, fitted) | {"losses": losses})
         checkpoint_load.save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(LAYOUTS))
-    state = {name: whole_tensor(tensor).numpy() for name, tensor in engine.get_state().tensors.items()}
+    state = {name: gather_full_tensor(tensor).numpy() for name, tensor in engine.get_state().tensors.items()}
     return [*found, state]
 
 
 def loaded(path: Path) -> Transformer:
     """A plain model with the weights and buffers of a checkpoint."""
-    model = Transformer(tiny_config(**CHANGES)).eval()
+    model = Transformer(build_tiny_config(**CHANGES)).eval()
     held = {f"parameter/{name}": parameter.data for name, parameter in model.named_parameters()}
     checkpoint_load.load_tensors(
         held | {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(model)}, path

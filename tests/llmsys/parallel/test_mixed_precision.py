@@ -4,11 +4,11 @@ import torch
 
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.mixed_precision import cast_parameters
-from tests.helpers.tiny_training import tiny_config
+from tests.helpers.tiny_training import build_tiny_config
 
 
 def test_a_model_with_tied_embeddings_can_be_moved_after_its_parameters_are_cast() -> None:
-    model = Transformer(tiny_config(tie_word_embeddings=True, moe=None))
+    model = Transformer(build_tiny_config(tie_word_embeddings=True, moe=None))
     cast_parameters(model, torch.bfloat16)
     model.to("cpu")  # as accelerate does
     assert model.head is not None

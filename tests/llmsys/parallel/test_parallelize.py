@@ -11,21 +11,21 @@ from llmsys.model.initialization import compute_initial_value, initialize_parame
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_fsdp, materialize_parameters
-from tests.helpers.model_choices import LATENT, config_of, source_for
+from tests.helpers.model_choices import LATENT, build_choice_config, build_source
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_model import relative_error, tiny_config, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_moe_config, build_tiny_tokens, compute_relative_error
 
 NAMES = ["original", "t5", "bart", "two vocabularies, deepnorm", "sandwich, xl", "bert", "alibi", "latent"]
-CONFIGS = {name: config_of(name) for name in NAMES}
-CONFIGS["predicts further"] = tiny_config(multi_token_prediction={"depth": 2}, tie_word_embeddings=True)
-CONFIGS["deepseek"] = tiny_moe_config(
+CONFIGS = {name: build_choice_config(name) for name in NAMES}
+CONFIGS["predicts further"] = build_tiny_config(multi_token_prediction={"depth": 2}, tie_word_embeddings=True)
+CONFIGS["deepseek"] = build_tiny_moe_config(
     {"first_dense_layers": 1}, attention=LATENT, num_key_value_heads=4, multi_token_prediction={}
 )
 
 
 def gradients(model: Transformer) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of fixed weights on all that the model gives, and the gradient of every parameter."""
-    output = model(tiny_tokens(), **source_for(model.config))
+    output = model(build_tiny_tokens(), **build_source(model.config))
     total = torch.zeros(())
     for index, logits in enumerate([output, *model.predicted]):
         weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(index))
@@ -66,5 +66,5 @@ def test_sharded_gradients_equal_those_of_one_process() -> None:
             for key, value in expected.items():
                 # Both ranks read the same rows, so the sum over ranks is twice the gradient.
                 ours = torch.from_numpy(found[key]) / 2
-                close = relative_error(ours, value) < 1e-5 or float((ours - value).norm()) < 1e-7 * largest
+                close = compute_relative_error(ours, value) < 1e-5 or float((ours - value).norm()) < 1e-7 * largest
                 assert close, (name, key)

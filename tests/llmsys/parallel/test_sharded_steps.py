@@ -7,8 +7,8 @@ import torch
 
 from llmsys.config.parallel_layout import ParallelLayout
 from tests.helpers.ranks import run_ranks
-from tests.helpers.sharded_steps import all_gradients, plain_gradients
-from tests.helpers.tiny_model import relative_error
+from tests.helpers.sharded_steps import all_gradients, compute_plain_gradients
+from tests.helpers.tiny_model import compute_relative_error
 
 TENSOR, CONTEXT = ParallelLayout(tensor=2), ParallelLayout(context=2)
 CASES: dict[int, list[tuple[Any, ...]]] = {
@@ -61,11 +61,11 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
 def test_axes_change_no_gradient(world_size: int) -> None:
     cases = CASES[world_size]
     for (name, *layout), found in zip(cases, run_ranks(all_gradients, world_size, cases)[0], strict=True):
-        expected = plain_gradients(name)
+        expected = compute_plain_gradients(name)
         text = f"{name}, {layout}"
         assert found.keys() == expected.keys(), text
         largest = max(float(value.norm()) for value in expected.values())
         for key, value in expected.items():
             ours = torch.from_numpy(found[key])
-            close = relative_error(ours, value) < 2e-5 or float((ours - value).norm()) < 1e-7 * largest
-            assert close, f"{text}: {key} is off by {relative_error(ours, value):.1e}"
+            close = compute_relative_error(ours, value) < 2e-5 or float((ours - value).norm()) < 1e-7 * largest
+            assert close, f"{text}: {key} is off by {compute_relative_error(ours, value):.1e}"

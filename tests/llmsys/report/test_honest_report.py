@@ -12,7 +12,7 @@ from llmsys.report import plots
 from llmsys.report.dataset_sections import build_dataset_numbers, build_dataset_sections
 from llmsys.report.run_record import read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections
-from tests.helpers.example_run import example_manifest, run_events, write_run
+from tests.helpers.example_run import build_example_manifest, run_events, write_run
 from tools.demo import compare_with_compressors, describe_evaluation
 
 FEW = "too few for a comparison (less than 50,000)"
@@ -43,7 +43,7 @@ def test_every_comparison_with_a_compressor_names_its_bytes_and_says_when_they_a
 
 
 def with_given_text(given: int) -> Manifest:
-    manifest = example_manifest()
+    manifest = build_example_manifest()
     return manifest.model_copy(update={"read": manifest.read.model_copy(update={"given_text_bytes": given})})
 
 

@@ -12,7 +12,7 @@ from llmsys.report import plots
 from llmsys.report.dataset_sections import build_dataset_sections
 from llmsys.report.run_record import read_run
 from llmsys.report.run_sections import build_run_sections
-from tests.helpers.example_run import HOSTILE, example_manifest, run_events, write_run
+from tests.helpers.example_run import HOSTILE, build_example_manifest, run_events, write_run
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1_999, 2_000, 2_001, 50_000])
@@ -49,7 +49,7 @@ def test_every_figure_is_valid_plotly_and_holds_no_tags_of_page_text(tmp_path):
     record = read_run(write_run(tmp_path))
     figures = [
         figure
-        for part in build_run_sections(record, 0.25) + build_dataset_sections(example_manifest())
+        for part in build_run_sections(record, 0.25) + build_dataset_sections(build_example_manifest())
         for figure in part.figures
     ]
     assert len({figure.anchor for figure in figures}) == len(figures) == 13

@@ -5,7 +5,7 @@ import re
 from llmsys.manifest_section import NearThresholdDocument, ThresholdReport, ThresholdSide
 from llmsys.report import plots
 from llmsys.report.html_page import render_report
-from tests.helpers.example_run import HOSTILE, example_manifest
+from tests.helpers.example_run import HOSTILE, build_example_manifest
 
 NEAR = NearThresholdDocument("00", f"https://evil.example/{'x' * 9_000}?{HOSTILE}", 49, 50, HOSTILE)
 WORDS = ThresholdReport(
@@ -22,7 +22,7 @@ SILENT = ThresholdReport(
 
 
 def page(*borders: ThresholdReport) -> str:
-    manifest = example_manifest().model_copy(update={"borders": borders})
+    manifest = build_example_manifest().model_copy(update={"borders": borders})
     return re.sub(r"<script.*?</script>", "", render_report(None, manifest, []), flags=re.DOTALL)
 
 

@@ -13,7 +13,7 @@ from llmsys.events import read_events, read_latest_events
 from tests.helpers.command_line import read_final_loss, run_llmsys
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.paths import ROOT
-from tests.helpers.paused_run import standstill
+from tests.helpers.paused_run import pause_run
 from tests.helpers.process import PATIENCE_SECONDS
 
 STEPS = 8
@@ -47,7 +47,7 @@ def test_accelerate_joins_its_ranks_and_hands_its_run_on(config: Path, tmp_path:
     alone = ("engine.kind=torch", "launch.processes=1")
     run_llmsys("train", config, *alone, f"run.folder={tmp_path / 'calm'}")
     calm = [e["loss"] for e in read_latest_events(tmp_path / "calm" / "events.jsonl") if e["event"] == "evaluation"]
-    middle = standstill(tmp_path / "middle", step=4)
+    middle = pause_run(tmp_path / "middle", step=4)
     words = [sys.executable, "-m", "launch.main", "train", str(config)]
     process = subprocess.Popen(words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True)
     middle.wait(process)

@@ -20,7 +20,7 @@ from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mod
 from tests.helpers.bitwise_runs import CASES, build
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.paths import ROOT
-from tests.helpers.paused_run import standstill
+from tests.helpers.paused_run import pause_run
 from tests.helpers.process import PATIENCE_SECONDS
 
 STEPS = 24
@@ -63,7 +63,7 @@ def read_trajectory_events(folder: Path) -> list[dict[str, Any]]:
 def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits(config: Path, tmp_path: Path) -> None:
     train_run(load_run_config(str(config), [f"run.folder={tmp_path / 'calm'}"]), lambda *_: [])
     words = [sys.executable, "-m", "launch.main", "train", str(config), "launch.processes=2", "layout.expert=2"]
-    middle = standstill(tmp_path / "middle", step=8)
+    middle = pause_run(tmp_path / "middle", step=8)
     process = subprocess.Popen(words, cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True)
     middle.wait(process)
     ranks = [

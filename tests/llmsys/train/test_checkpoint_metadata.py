@@ -22,7 +22,7 @@ from llmsys.train.checkpoint_record import PICKLED, RECORD, find_checkpoint_erro
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from llmsys.train.checkpoint_write import publish_weights, save_tensors
 from llmsys.train.pickled_metadata import convert_pickled_metadata
-from tests.helpers.checkpoint_format_1 import Touch, pickle_touch, sign, write_format_one
+from tests.helpers.checkpoint_format_1 import Touch, pickle_touch, write_format_one, write_signed_record
 from tests.helpers.interrupted_saves import save
 
 TENSORS = {"parameter/w": torch.arange(12.0).reshape(3, 4), "buffer/n": torch.tensor(7), "buffer/e": torch.empty(0, 2)}
@@ -53,7 +53,7 @@ def change_metadata(checkpoint: Path, change: Callable[[dict[str, Any]], Any]) -
     values = json.loads((checkpoint / METADATA).read_text())
     change(values)
     (checkpoint / METADATA).write_text(json.dumps(values))
-    sign(checkpoint, {"steps": 10, "run": {}, "weights_only": True})
+    write_signed_record(checkpoint, {"steps": 10, "run": {}, "weights_only": True})
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_with_types_and_shapes(checkpoint: Path) -> None
 @pytest.mark.parametrize("name", [PICKLED, "__0.metadata"])
 def test_a_pickle_beside_the_metadata_is_never_read(checkpoint: Path, tmp_path: Path, name: str) -> None:
     (checkpoint / name).write_bytes(pickle_touch(tmp_path / "ran"))
-    sign(checkpoint, {"steps": 10, "run": {}, "weights_only": True})
+    write_signed_record(checkpoint, {"steps": 10, "run": {}, "weights_only": True})
     assert_equal(read(checkpoint))
     (checkpoint / METADATA).unlink()
     with pytest.raises(CheckpointError):
@@ -168,7 +168,7 @@ def test_a_record_names_files_of_its_own_folder_alone(checkpoint: Path, name: st
 def test_an_old_checkpoint_is_refused_by_name_and_not_skipped(old: Path, tmp_path: Path) -> None:
     command = f"`llmsys convert {shlex.quote(str(old))} --trust-pickle`"
     (old / PICKLED).write_bytes(pickle_touch(tmp_path / "ran"))
-    sign(old, {"format": 1, "steps": 10, "run": {}})
+    write_signed_record(old, {"format": 1, "steps": 10, "run": {}})
     for use in (
         lambda: find_newest_checkpoint(old.parent),
         lambda: read(old),
@@ -223,7 +223,7 @@ def test_a_rewrite_that_was_interrupted_is_done_again(old: Path, step: str, monk
 def test_even_a_trusted_pickle_makes_metadata_and_nothing_else(old: Path, tmp_path: Path) -> None:
     for content in (pickle_touch(tmp_path / "ran"), pickle.dumps([1]), b"", b"x"):
         (old / PICKLED).write_bytes(content)
-        sign(old, {"format": 1, "steps": 10, "run": {}})
+        write_signed_record(old, {"format": 1, "steps": 10, "run": {}})
         with pytest.raises(CheckpointError, match="is not the metadata of a checkpoint"):
             convert_pickled_metadata(old)
     assert not (tmp_path / "ran").exists()

@@ -17,7 +17,7 @@ from llmsys.train import checkpoint_write
 from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
 from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from tests.helpers.interrupted_saves import PHASES, die_in, save, save_with_little_room, state_of
+from tests.helpers.interrupted_saves import PHASES, build_state, die_in, save, save_with_little_room
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, select_rank_batches
 from tests.helpers.process import PATIENCE_SECONDS
 from tests.helpers.ranks import run_ranks
@@ -79,15 +79,15 @@ def test_one_failed_save_is_told_and_two_in_a_row_end_the_run(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_write, "write_record", raise_full_disk)
-        saver.save_state(state_of(1), 1, {})
+        saver.save_state(build_state(1), 1, {})
         saver.wait_for_save()
     assert [one.failure is None for one in saver.pop_finished_saves()] == [False]
-    saver.save_state(state_of(2), 2, {})
+    saver.save_state(build_state(2), 2, {})
     saver.finish_saves()
     assert [(one.steps, one.failure) for one in saver.pop_finished_saves()] == [(2, None)]
     monkeypatch.setattr(checkpoint_write, "write_record", raise_full_disk)
-    saver.save_state(state_of(3), 3, {})
-    saver.save_state(state_of(4), 4, {})
+    saver.save_state(build_state(3), 3, {})
+    saver.save_state(build_state(4), 4, {})
     with pytest.raises(CheckpointError, match="step-00000004 could not be saved: No space left on device"):
         saver.wait_for_save()
     assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000002"

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from llmsys.train.expert_load import update_expert_balance
-from tests.helpers.tiny_model import tiny_model, tiny_moe_config, tiny_tokens
+from tests.helpers.tiny_model import build_tiny_model, build_tiny_moe_config, build_tiny_tokens
 
 
 @pytest.mark.parametrize("applied", [True, False])
 def test_a_skipped_step_moves_no_bias_and_its_load_does_not_count_in_the_next(applied: bool) -> None:
-    model = tiny_model(tiny_moe_config({"balance": {"kind": "bias", "rate": 0.25}}))
+    model = build_tiny_model(build_tiny_moe_config({"balance": {"kind": "bias", "rate": 0.25}}))
     layers = model.list_moe_layers()
     before = [layer.balance_bias_E.clone() for layer in layers]
-    model(tiny_tokens(3, 7))
+    model(build_tiny_tokens(3, 7))
     report = update_expert_balance(model, applied).read_report()
     for layer, bias_E, load in zip(layers, before, report.load, strict=True):
         step_E = 0.25 * torch.sign(1 / len(load) - torch.tensor(load))

@@ -20,7 +20,7 @@ from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import GradientNoiseScale, NoiseScaleMeter
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny_training import LENGTH, sequences, tiny_config
+from tests.helpers.tiny_training import LENGTH, build_sequences, build_tiny_config
 
 CPU = torch.device("cpu")
 
@@ -53,9 +53,9 @@ def test_a_negative_average_is_no_noise_scale() -> None:
 
 
 def build_engine(ranks: int = 1) -> TorchEngine:
-    meshes = build_device_meshes(ParallelLayout().resolve(ranks, tiny_config()), CPU)
+    meshes = build_device_meshes(ParallelLayout().resolve(ranks, build_tiny_config()), CPU)
     with torch.device("meta"):
-        model = Transformer(tiny_config())
+        model = Transformer(build_tiny_config())
     return TorchEngine(
         model,
         meshes=meshes,
@@ -70,7 +70,7 @@ def measure_small_norm(rank: int, ranks: int) -> tuple[float, float, float, floa
     """(small norm and tokens of the meter, norm of that micro-batch alone, targets)."""
     meter = NoiseScaleMeter(every_steps=1, sequence_ranks=1, seed=3)
     share = 4 // ranks
-    batches = [sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3) for micro in range(3)]
+    batches = [build_sequences(0, 4 * micro + rank * share, share, ignored=0 if rank else 3) for micro in range(3)]
     meter.engine = watched = build_engine(ranks)
     ordered = meter.begin_step(0, batches)
     assert sorted(map(id, ordered)) == sorted(map(id, batches))
@@ -99,7 +99,7 @@ class Engine:
 def test_only_every_so_manieth_step_is_measured_and_a_refused_one_is_not_taken() -> None:
     meter = NoiseScaleMeter(every_steps=3, sequence_ranks=1, seed=0)
     meter.engine = watched = Engine()
-    batches = [sequences(0, micro, 1) for micro in range(2)]
+    batches = [build_sequences(0, micro, 1) for micro in range(2)]
     for step, due in enumerate([False, False, True, False]):
         ordered = meter.begin_step(step, batches)
         assert (meter._targets == LENGTH) == due == (watched.after_micro_batch is not None)

@@ -20,7 +20,7 @@ from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_ch
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.initial_state import resume_from_checkpoint
 from llmsys.train.step_guard import StepGuard
-from tests.helpers.interrupted_saves import publish_empty_checkpoint, save, state_of
+from tests.helpers.interrupted_saves import build_state, publish_empty_checkpoint, save
 from tests.helpers.ranks import run_ranks
 
 EVERYTHING = CheckpointConfig(keep_last=1, keep_every_steps=10)
@@ -36,7 +36,7 @@ def damage(checkpoint: Path) -> None:
 def save_all(folder: Path, *steps: int) -> list[Path]:
     for step in steps:
         saver = CheckpointSaver(folder, EVERYTHING)
-        saver.save_state(state_of(step), step, {"seed": 1}, evaluation={"loss": step / 100})
+        saver.save_state(build_state(step), step, {"seed": 1}, evaluation={"loss": step / 100})
         saver.finish_saves()
     return [folder / f"step-{step:08d}" for step in steps]
 
@@ -66,7 +66,7 @@ def test_a_run_that_went_on_from_an_older_one_keeps_what_it_saves(tmp_path: Path
     saver = CheckpointSaver(tmp_path, CheckpointConfig(keep_last=2))
     saver.mark_verified(10)
     for step in (11, 12, 13):
-        saver.save_state(state_of(step), step, {"seed": 1})
+        saver.save_state(build_state(step), step, {"seed": 1})
         saver.finish_saves()
     assert find_newest_checkpoint(tmp_path) == tmp_path / "step-00000013"
     assert {12, 13} <= set(list_steps(tmp_path))
@@ -126,10 +126,10 @@ class EngineOfOneWeight:
     module = torch.nn.Module()
 
     def __init__(self) -> None:
-        self.tensors = state_of(0).tensors
+        self.tensors = build_state(0).tensors
 
     def get_state(self) -> Any:
-        return state_of(0).__class__(dict(self.tensors), 0)
+        return build_state(0).__class__(dict(self.tensors), 0)
 
     def load_state(self, state: Any) -> None:
         self.tensors = state.tensors

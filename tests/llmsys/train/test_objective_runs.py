@@ -18,7 +18,7 @@ from llmsys.events import read_events
 from llmsys.train.checkpoint_load import load_tensors, read_tensor_metadata
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.paths import ROOT
-from tests.helpers.tiny_pairs import WORDS, pairs_config, sentence_pairs
+from tests.helpers.tiny_pairs import WORDS, build_sentence_pairs, write_pairs_config
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 330, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -51,7 +51,7 @@ def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 def translation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config of a toy translation, prepared and trained with dropout."""
     folder = tmp_path_factory.mktemp("translation")
-    data = pairs_config(folder, pairs=1500, longest=5).data
+    data = write_pairs_config(folder, pairs=1500, longest=5).data
     settings = {
         "run": {"name": "toy", "folder": str(folder / "run")},
         "data": data.model_dump(mode="json"),
@@ -91,7 +91,7 @@ def test_a_translation_run_learns_its_language(translation: Path) -> None:
 
 def test_lines_are_translated_in_their_order(translation: Path, tmp_path: Path) -> None:
     given = tmp_path / "in.txt"
-    sources = [source for source, _ in sentence_pairs(5, seed=9, longest=4)]
+    sources = [source for source, _ in build_sentence_pairs(5, seed=9, longest=4)]
     given.write_text("\n".join([*sources[:3], "", *sources[3:]]) + "\n")
     run_llmsys("translate", translation, "--input", given, "--output", tmp_path / "out.txt")
     found = (tmp_path / "out.txt").read_text().split("\n")

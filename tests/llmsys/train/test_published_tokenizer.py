@@ -10,7 +10,7 @@ from launch.main import main
 from llmsys.token_shards import open_tokens
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.json_tokenizers import write
-from tests.helpers.tiny_crawl import make_crawl, tiny_config
+from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 from tests.helpers.transformers_models import build
 
 pytest.importorskip("transformers")
@@ -31,7 +31,7 @@ def test_convert_prepare_evaluate_train_and_generate(
     ours = tmp_path / "ours"
     assert main(["convert", str(theirs), str(ours)]) == 0
     values = yaml.safe_load((ours / "config.yaml").read_text())
-    values["data"] = tiny_config(tmp_path / "data", make_crawl(tmp_path / "crawl")).data.model_dump(mode="json")
+    values["data"] = build_tiny_config(tmp_path / "data", make_crawl(tmp_path / "crawl")).data.model_dump(mode="json")
     values["batch"] = {"sequence_length": 32, "sequences": 4}
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(values))
@@ -61,7 +61,7 @@ def test_convert_prepare_evaluate_train_and_generate(
 
 def test_another_end_encodes_the_documents_again(theirs: Path, tmp_path: Path) -> None:
     file = theirs / "tokenizer.json"
-    config = tiny_config(tmp_path / "data", make_crawl(tmp_path / "crawl", files=1)).model_dump(mode="json")
+    config = build_tiny_config(tmp_path / "data", make_crawl(tmp_path / "crawl", files=1)).model_dump(mode="json")
     for settings, end in (({}, "<|endoftext|>"), ({"eos_token": "!"}, "!")):
         values = {"data": config["data"], "tokenizer": {"kind": "file", "path": str(file), **settings}}
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))

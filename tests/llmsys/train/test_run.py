@@ -20,7 +20,7 @@ from tests.helpers.command_line import read_final_loss, run_llmsys
 from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.device_profile import write_abacus
 from tests.helpers.paths import ROOT
-from tests.helpers.paused_run import standstill
+from tests.helpers.paused_run import pause_run
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 STEPS = 12
@@ -68,7 +68,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
     run_llmsys("train", config, *choices, f"run.folder={tmp_path / 'calm'}")
     calm = [event for event in read_latest_events(tmp_path / "calm" / "events.jsonl") if event["event"] == "evaluation"]
     for step, victim in ((4, "rank" if engine == "torch" else "launcher"), (6, "stopped")):
-        middle = standstill(tmp_path / victim, step)
+        middle = pause_run(tmp_path / victim, step)
         process = subprocess.Popen(
             [sys.executable, "-m", "launch.main", "train", str(config), *choices],
             cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True,
@@ -104,7 +104,7 @@ def test_a_killed_run_ends_with_the_loss_of_an_undisturbed_one(config: Path, tmp
 
 
 def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Path) -> None:
-    middle = standstill(tmp_path / "middle", 4)
+    middle = pause_run(tmp_path / "middle", 4)
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.main", "train", str(config), "train.hang_timeout_seconds=3"],
         cwd=ROOT, env=middle.environment, stderr=subprocess.PIPE, text=True,

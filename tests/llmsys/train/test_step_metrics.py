@@ -15,7 +15,7 @@ from llmsys.estimate.flops import count_flops
 from llmsys.train import step_metrics
 from llmsys.train.run_prediction import build_prediction
 from llmsys.train.step_metrics import StepMeter, build_flops_convention, build_step_meter, find_device_profile
-from tests.helpers.device_profile import NAME, abacus, write_abacus
+from tests.helpers.device_profile import NAME, build_abacus, write_abacus
 from tests.helpers.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def test_utilisation_names_convention_device_and_number_type(tmp_path: Path) -> 
     length = one.batch.sequence_length
     assert str(found) == f"full, {NAME}, bf16"
     counted = count_flops(one.model, length, 3, "full").forward_backward
-    assert found.compute_utilisation(3 * length) == pytest.approx(counted / (2 * abacus().get_peak_flops("bf16")))
+    assert found.compute_utilisation(3 * length) == pytest.approx(counted / (2 * build_abacus().get_peak_flops("bf16")))
 
 
 def test_an_unknown_device_has_no_utilisation_and_says_how_to_get_one() -> None:
@@ -54,10 +54,10 @@ def test_an_unknown_device_has_no_utilisation_and_says_how_to_get_one() -> None:
 
 
 def test_a_forecast_is_the_estimate_and_a_gap_in_a_profile_is_said(tmp_path: Path) -> None:
-    told = build_prediction(load_config(), CPU, abacus())
+    told = build_prediction(load_config(), CPU, build_abacus())
     assert told["step_seconds"]["p10"] < told["step_seconds"]["p50"] < told["step_seconds"]["p90"]
     assert told["memory"]["peak_bytes"] > 4 * told["parameters"]
-    gap = build_prediction(load_config("train.precision=fp32"), CPU, abacus(peak_flops={"bf16": 1e9}))
+    gap = build_prediction(load_config("train.precision=fp32"), CPU, build_abacus(peak_flops={"bf16": 1e9}))
     assert gap["step_seconds"] is None
     assert "no peak for fp32" in gap["why_no_time"]
 
@@ -98,7 +98,7 @@ def on_rank(rank: int) -> dict[str, Any]:
     calls: list[Any] = []
     plain = dist.all_reduce
     dist.all_reduce = lambda *words, **more: (calls.append(words), plain(*words, **more))[1]
-    one = build_step_meter(load_config(), CPU, abacus())
+    one = build_step_meter(load_config(), CPU, build_abacus())
     for number, seconds in enumerate((9.0, 1.0 + rank, 2.0 - rank, 1.5 + rank), start=1):
         one.record_step(number, seconds)
     unlogged = len(calls)
@@ -116,5 +116,5 @@ def test_the_slowest_and_fullest_rank_is_told_in_one_reduction() -> None:
     assert fields["memory_bytes"] > 2**20
     assert first["measured"]["step_seconds"] == 2.0  # medians 1.5 and 2
     assert fields["utilisation"] == pytest.approx(
-        build_flops_convention(load_config(), abacus(), 2).compute_utilisation(50.0)
+        build_flops_convention(load_config(), build_abacus(), 2).compute_utilisation(50.0)
     )

@@ -182,6 +182,7 @@ class RankSession:
             self._run_step(engine, step)
             self._record_seconds(f"step {step}", began)
         self.books.stop_recording()
+        self.signatures.is_recording = False
 
     def _run_step(self, engine: Engine, step: int) -> None:
         config, self.step = self.config, step

@@ -97,7 +97,8 @@ def _iter_wait_lines(result: dict[str, Any]) -> Iterator[str]:
 def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
     yield "\nattention kernels, and their operations of a step"
     for group in result["kernels"]:
-        yield f"  {group['layers']} {group['stack']} layers of {group['attention']}: {group['kernel']}; {group['reason']}"
+        layers = f"{group['layers']} {group['stack']} layers of {group['attention']}"
+        yield f"  {layers}: {group['kernel']}; {group['reason']}"
         if group["cost"]:
             yield f"    cost: {group['cost']}"
     for name, count in result["attention"].items():

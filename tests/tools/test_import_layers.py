@@ -12,6 +12,7 @@ ALLOWED = (
     "llmsys/train/checkpoint",
     "llmsys/train/pickled_metadata.py",
     "llmsys/doctor/",
+    "llmsys/dryrun/",
     "launch/",
     "llmsys/convert/checkpoint_stream.py",
 )

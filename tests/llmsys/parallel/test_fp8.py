@@ -30,7 +30,7 @@ def test_linear_maps_of_blocks_whose_widths_suit_and_no_others() -> None:
 
 
 def test_a_cpu_is_told_that_it_has_none() -> None:
-    with pytest.raises(LaunchError, match=r"fp8: this run computes on cpu, which has no fp8 matmuls\. Use an Ada"):
+    with pytest.raises(LaunchError, match=r"fp8: this run uses cpu, which has no fp8 matmuls\. Use an Ada"):
         require_fp8(torch.device("cpu"))
 
 

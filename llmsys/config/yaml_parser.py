@@ -46,8 +46,8 @@ class _YamlLoader(yaml.SafeLoader):
         if self._depth > MAX_DEPTH:
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise ConfigError(
-                f"{self.name_shown}:{line}: values are nested deeper than {MAX_DEPTH} levels, deeper than any "
-                "section. Write keys and lists as `llmsys show --schema` describes them."
+                f"{self.name_shown}:{line}: the limit is {MAX_DEPTH} levels of nesting, more than any "
+                "section has. Write keys and lists as `llmsys show --schema` describes them."
             )
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1

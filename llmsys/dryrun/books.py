@@ -43,6 +43,8 @@ class DryRunBooks:
     phase: Phase = field(default_factory=Phase)
     modules: list[str] = field(default_factory=list)
     sequence_length: int = 0
+    min_table_dims: int = 3
+    """Dims of a table of positions by positions: 4 where a width of the model equals the sequence length."""
     is_paused: bool = False
     """Set while torch computes on full-size tensors that no device holds, such as for DTensor's sharding rules."""
 

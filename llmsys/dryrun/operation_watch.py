@@ -134,7 +134,7 @@ class OperationWatch(TorchDispatchMode):
                 owner = books.modules[-1] if books.modules else name.removeprefix("aten.").split(".")[0]
                 books.memory.record(output, category, owner)
                 length = books.sequence_length
-                if output.dim() >= 3 and output.shape[-1] == output.shape[-2] == length:
+                if output.dim() >= books.min_table_dims and output.shape[-1] == output.shape[-2] == length:
                     shape = f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}"
                     books.squares[owner, shape] += 1
 

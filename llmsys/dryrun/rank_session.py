@@ -132,7 +132,9 @@ class RankSession:
         track_resizes(books.memory)
         replace_tolist(books.waits)
         self.signatures.install()
-        books.sequence_length = self.config.batch.sequence_length
+        model, books.sequence_length = self.config.model, self.config.batch.sequence_length
+        if books.sequence_length in (model.hidden_size, model.intermediate_size, model.vocab_size):
+            books.min_table_dims = 4  # activations, (B, T, D), would be taken for tables
         functions = vars(build_engine_module)
         build_model, build_loss = build_engine_module.build_model, functions["build_training_loss"]
 

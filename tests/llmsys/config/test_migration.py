@@ -110,7 +110,7 @@ def test_old_names_are_answered_with_the_new_ones(tmp_path: Path) -> None:
             f"  {file}:7: batch.ramp.over_tokens: was renamed to batch.ramp.ramp_tokens.",
             "  command line: schedule.kind: original was renamed to noam.",
             f"  {file}:3: train.products: was renamed to train.matmul_dtype.",
-            f"  {file}:4: train.recompute: was renamed to train.activation_checkpoint, and block is now full.",
+            f"  {file}:4: train.recompute: was renamed to train.activation_checkpoint, and block to full.",
             f"  {file}:5: train.spike_detection.window: was renamed to train.spike_detection.window_steps.",
         ]
     )

@@ -91,11 +91,11 @@ HOSTILE = {
     "one alias too often": (f"a: &a y\nb: [{', '.join(['*a'] * 5_000)}]", "x:1: aliases repeat more than 1,000"),
     "lists in lists": (
         "run: " + "[" * 50_000,
-        "x:1: values are nested the limit is 64 levels, deeper than any section. Write",
+        "x:1: the limit is 64 levels of nesting, more than any section has. Write",
     ),
     "mappings in mappings": (
         "\n".join(" " * i + "a:" for i in range(2_000)),
-        "x:64: values are nested the limit is 64",
+        "x:64: the limit is 64 levels of nesting",
     ),
     "a number without end": ("a: " + "9" * 10_000, r"x: a number has more digits than the limit \(4,300\). Write"),
     "an alias of itself": ("a: &a [*a]", "x:1: this alias contains itself. Write it out."),

@@ -23,9 +23,9 @@ def describe_heldout_bytes(heldout_bytes: float | None) -> str:
         heldout_bytes: UTF-8 bytes of the held-out text. None when the number is unknown.
 
     Returns:
-        A phrase such as `on 80,000 held-back bytes`.
+        A phrase such as `on 80,000 held-out bytes`.
     """
     if heldout_bytes is None:
-        return "on an unknown number of held-back bytes"
+        return "on an unknown number of held-out bytes"
     few = f", too few for a comparison (less than {MIN_HELDOUT_BYTES:,})" if is_heldout_too_small(heldout_bytes) else ""
-    return f"on {int(heldout_bytes):,} held-back bytes{few}"
+    return f"on {int(heldout_bytes):,} held-out bytes{few}"

@@ -154,6 +154,7 @@ def take_bitwise_steps(rank: int) -> list[Any]:
 
 
 @pytest.mark.distributed
+# Up to a minute: seven processes import torch on two cores, and bitwise steps run one micro-batch at a time.
 def test_bitwise_steps_have_the_same_hash_when_experts_are_split_inside() -> None:
     one, two, four = (run_ranks(take_bitwise_steps, ranks)[0] for ranks in (1, 2, 4))
     assert one == two == four

@@ -35,11 +35,11 @@ def test_every_comparison_with_a_compressor_names_its_bytes_and_says_when_they_a
     ]
     printed = format_evaluation({"perplexity": 1.0, **evaluation})
     for said in (card, plot.caption, printed, describe_evaluation(evaluation)):
-        assert f"on {size:,} held-back bytes" in said
+        assert f"on {size:,} held-out bytes" in said
         assert (FEW in said) == (size < MIN_HELDOUT_BYTES)
     assert ("fewer bits than" in plot.caption) == (size >= MIN_HELDOUT_BYTES)
     assert compare_with_compressors(evaluation)[0].endswith(f" heldout_bytes={size}")
-    assert describe_heldout_bytes(None) == "on an unknown number of held-back bytes"
+    assert describe_heldout_bytes(None) == "on an unknown number of held-out bytes"
 
 
 def with_given_text(given: int) -> Manifest:

@@ -95,7 +95,7 @@ def test_files_that_are_missing_or_broken_become_notes(tmp_path):
 def test_a_finished_run_gives_its_key_numbers(tmp_path):
     numbers = {what: (value, remark) for what, value, remark in build_run_numbers(read_run(write_run(tmp_path)))}
     assert numbers["state"] == ("finished", "in 6 min 00 s")
-    assert numbers["bits per byte"] == ("1.187", "xz 2.377, gzip 2.914 on 375,235 held-back bytes")
+    assert numbers["bits per byte"] == ("1.187", "xz 2.377, gzip 2.914 on 375,235 held-out bytes")
     assert numbers["parameters"] == ("10.2 M", "4.12 M active per token")
     assert numbers["tokens trained"] == ("6.55 M", "step 400")
 

@@ -137,6 +137,7 @@ def encoder(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# About a minute on two quiet cores: it starts seven commands, two of them training runs on two processes.
 def test_masks_are_learnt_and_a_classifier_starts_from_them(tmp_path: Path) -> None:
     settings = encoder(tmp_path)
     config = write_config(tmp_path / "masks.yaml", settings)

@@ -51,7 +51,7 @@ def require_the_laws_of_an_executor(executor: Executor, folder: Path) -> None:
     }
     failed = {index: end for index, end in ends.items() if isinstance(end, TaskFailed)}
     assert {index: end.cause for index, end in failed.items()} == {1: "lost", 2: "error"}
-    assert "in fail" in failed[2].traceback
+    assert "in raise_failure" in failed[2].traceback
     assert failed[1].message.startswith("its process ")
     assert sum(event.amount for event in events if isinstance(event, TaskProgress)) == 3 + 4 + 5
     assert (folder / "dying").read_text() == "x"

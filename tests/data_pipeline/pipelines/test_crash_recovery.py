@@ -91,7 +91,7 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_job_only(tmp_path: Path) -> N
     assert failed[2].message.startswith("its process was killed by signal 9 (SIGKILL). If the machine ran out of")
     assert failed[0].message == "took longer than 1 s, so its process was terminated (data.executor.task_seconds)."
     assert failed[1].message == "ValueError: a bug"
-    assert "in fail" in failed[1].traceback
+    assert "in raise_failure" in failed[1].traceback
     assert has_ended(wait_for_pid(tmp_path / "b"))
 
 

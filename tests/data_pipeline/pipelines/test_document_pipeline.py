@@ -235,7 +235,7 @@ def test_a_vocabulary_that_cannot_be_trained_is_one_message(dataset: Path, crawl
     config = build_tiny_config(dataset, crawl)
     large = config.model_copy(update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 9_000})})
     with pytest.raises(
-        DataError, match=r"tokenizer\.vocab_size=9000 cannot be trained on \d+ documents .* Set tokenizer"
+        DataError, match=r"tokenizer\.vocab_size=9000 cannot be trained on \d+ documents .* Choose another tokenizer"
     ):
         prepare_dataset(large)
     assert verify_dataset(dataset, 4).findings == []
@@ -267,13 +267,13 @@ def test_a_missing_tokenizer_is_said_before_the_crawl_is_read(crawl: Path, tmp_p
 
 def test_a_file_where_the_folder_should_be_is_named(crawl: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("mine")
-    with pytest.raises(DataError, match=r"data is not a writable folder: File exists\. Name another"):
+    with pytest.raises(DataError, match=r"data is not a writable folder: File exists\. Use another folder"):
         prepare_dataset(build_tiny_config(tmp_path / "data", crawl))
     assert (tmp_path / "data").read_text() == "mine"
 
 
 def test_two_commands_do_not_write_one_folder(dataset: Path) -> None:
-    text = rf"is being written by process {os.getpid()}; two commands cannot .* end it \(kill {os.getpid()}\)"
+    text = rf"is being written by process {os.getpid()}, and two commands cannot .* end it \(kill {os.getpid()}\)"
     with lock_folder(dataset), pytest.raises(DataError, match=text), lock_folder(dataset, wait_seconds=0.1):
         pass
     with lock_folder(dataset, wait_seconds=0):

@@ -119,7 +119,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
     for value in stored.values():
         value.size = value.shape
     wanted = {"parameter/a": torch.empty(2, 3), "parameter/b": torch.empty(1)}
-    with pytest.raises(CheckpointError, match=r"parameter/b is missing\. Use the model section it was trained with"):
+    with pytest.raises(CheckpointError, match=r"parameter/b is missing\. Use the model section of its run"):
         checkpoint_load._check_names(Path("runs/x"), wanted, stored)
 
 
@@ -140,7 +140,7 @@ def test_changed_data_tokenizer_and_model_are_readable_differences() -> None:
     assert str(caught.value).startswith(
         "x/step-00000100 was trained with other settings: data.documents was 120, now 121; data_fingerprint "
         "was 5f, now 60; model.hidden_size was 32, now 64. A run folder belongs to one trajectory. The data "
-        "The data differ"
+        "differ"
     )
     assert "The model differs: restore the model section." in str(caught.value)
     assert "tokenizer" not in str(caught.value)

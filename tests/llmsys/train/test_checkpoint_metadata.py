@@ -245,7 +245,7 @@ def test_a_rewrite_takes_no_other_option(old: Path, more: list[str], capsys: pyt
 
 
 def test_entries_that_are_no_tensors_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(BaseException, match="note is no tensor"):
+    with pytest.raises(BaseException, match="note is not a tensor"):
         save_tensors({"note": "text"}, tmp_path)  # type: ignore[dict-item]
 
 

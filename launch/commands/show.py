@@ -78,6 +78,8 @@ def _print_kernels(resolved: "LoadedConfig", name: str | None, *, as_json: bool)
     for device, found in groups.items():
         traits = found[0].traits
         print(f"{device}, {traits.dtype}, sequences of {traits.length} tokens, training")
+        if device == "cpu" and resolved.run.train.precision == "auto":
+            print("  (train.precision=auto is fp32 on processors without native bf16: see train.precision=fp32)")
         for group in found:
             print("\n".join(f"  {line}" for line in _iter_group_lines(group)))
 

@@ -36,8 +36,13 @@ def check_dry_run(
             message = f"the hosts have {found}, and no device profile is known by that name. "
             yield build_problem(ALL, CHECK, f"{message}Run llmsys dryrun with device=FILE.")
         return
-    slots = {host.slots for host in hosts}
-    nodes, devices = (len(hosts), slots.pop()) if len(slots) == 1 else (1, sum(host.slots for host in hosts))
+    slots = sorted({host.slots for host in hosts})
+    if len(slots) > 1:
+        if runs:
+            rule = f"hosts have {slots[0]} to {slots[-1]} devices, and a dry run needs equally many on each. "
+            yield build_problem(ALL, CHECK, f"{rule}Give all hosts the same number of slots.")
+        return
+    nodes, devices = len(hosts), slots[0]
     if not runs:
         command = format_dry_run_command(config, overrides, nodes, devices, device)
         yield HostFinding(ALL, CHECK, f"not run; the step of one rank without a GPU: {command}")

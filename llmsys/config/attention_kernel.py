@@ -47,6 +47,11 @@ class AttentionDevice:
         return self.kind if self.capability is None else f"sm_{self.capability[0]}{self.capability[1]}"
 
     @property
+    def has_native_bf16(self) -> bool:
+        """True where `train.precision=auto` takes bf16; a CPU counts as one with bf16, which the others are not."""
+        return self.kind == "cpu" or (self.capability is not None and self.capability >= (8, 0))
+
+    @property
     def has_fused_kernels(self) -> bool:
         """True where flash attention and flex_attention run."""
         return self.kind == "cuda" and self.capability is not None and self.capability >= (8, 0)

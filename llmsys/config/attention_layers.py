@@ -135,21 +135,23 @@ def list_attention_groups(run: RunConfig, device: AttentionDevice) -> list[Atten
     """List the groups of attention layers of a run's training, with the kernel of each.
 
     Args:
-        run: The run; of `train.precision=auto` devices with bfloat16 take bf16.
+        run: The run; `train.precision=auto` is bf16 where the device has it (`has_native_bf16`), else fp32.
         device: The device that trains.
 
     Returns:
         Groups in the order of the stacks: encoder, decoder, cross-attention.
     """
-    return [replace(group, choice=choose_attention_kernel(device, group.traits)) for group in _iter_groups(run)]
+    return [replace(group, choice=choose_attention_kernel(device, group.traits)) for group in _iter_groups(run, device)]
 
 
 _UNDECIDED = KernelChoice("eager", "")
 
 
-def _iter_groups(run: RunConfig) -> Iterator[AttentionGroup]:
-    model, batch = run.model, run.batch
-    dtype: AttentionDtype = "bf16" if run.train.precision == "auto" else run.train.precision
+def _iter_groups(run: RunConfig, device: AttentionDevice) -> Iterator[AttentionGroup]:
+    model, batch, precision = run.model, run.batch, run.train.precision
+    if precision == "auto":
+        precision = "bf16" if device.has_native_bf16 else "fp32"
+    dtype: AttentionDtype = precision
     if model.family != "encoder_decoder":
         is_separate = run.objective.has_padding or batch.attention_scope == "document"
         yield from _iter_self_groups(model, model.family, dtype, batch.sequence_length, is_separate)

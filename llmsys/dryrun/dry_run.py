@@ -17,7 +17,7 @@ from typing import Any
 from llmsys.config.load import read_config
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.estimate_comparison import compare_with_estimate
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, LaunchError
 
 REJECTED = 2
 
@@ -33,7 +33,7 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
 
     Raises:
         ConfigError: the config cannot be run on a pretended device.
-        RuntimeError: the process failed; the message ends with its output.
+        LaunchError: the process failed; the message ends with its output.
     """
     # One thread: tensors have no numbers. No real device: the driver of a CUDA wheel would be asked for it.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -52,7 +52,10 @@ def run_dry_run(request: DryRunRequest) -> dict[str, Any]:
         if finished.returncode == REJECTED:
             raise ConfigError(finished.stderr.strip())
         if finished.returncode:
-            raise RuntimeError(f"the dry run of rank {request.rank} failed:\n{finished.stderr[-4_000:]}")
+            raise LaunchError(
+                f"the dry run of rank {request.rank} ended with status {finished.returncode}, which is a bug in llmsys "
+                f"or in its versions of torch. Report it with this output:\n{finished.stderr[-4_000:]}"
+            )
         result: dict[str, Any] = json.loads(path.read_text())
     config = read_config(request.config, list(request.overrides)).run
     return result | {"estimate": compare_with_estimate(result, config)}

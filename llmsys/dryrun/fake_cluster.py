@@ -23,8 +23,8 @@ from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from llmsys.dryrun.books import DryRunBooks
 from llmsys.dryrun.memory_tracker import MemoryTracker
+from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.parallel import ddp, dtensor_slices
 
 MESH_METHODS = (
@@ -134,20 +134,20 @@ def reduce_buckets_at_once() -> None:
     dist.Logger.set_runtime_stats_and_log = lambda logger: None  # type: ignore[assignment,method-assign]
 
 
-def pause_for_sharding_rules(books: DryRunBooks) -> None:
-    """Keep the full-size tensors out of the books that DTensor makes to find the shape of a result."""
+def pause_for_sharding_rules(recorder: DryRunRecorder) -> None:
+    """Do not record the full-size tensors that DTensor makes to find the shape of a result."""
     for name in ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached"):
-        setattr(ShardingPropagator, name, _pause_books(getattr(ShardingPropagator, name), books))
+        setattr(ShardingPropagator, name, _pause_recorder(getattr(ShardingPropagator, name), recorder))
 
 
-def _pause_books(function: Callable[..., Any], books: DryRunBooks) -> Callable[..., Any]:
+def _pause_recorder(function: Callable[..., Any], recorder: DryRunRecorder) -> Callable[..., Any]:
     @functools.wraps(function)
     def compute_unseen(*args: Any, **kwargs: Any) -> Any:
-        was_paused, books.is_paused = books.is_paused, True
+        was_paused, recorder.is_paused = recorder.is_paused, True
         try:
             return function(*args, **kwargs)
         finally:
-            books.is_paused = was_paused
+            recorder.is_paused = was_paused
 
     return compute_unseen
 

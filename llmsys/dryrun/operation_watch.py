@@ -1,4 +1,4 @@
-"""A dispatch mode that sees every operation of the dry run and keeps its books: memory, collectives, waits, kernels.
+"""A dispatch mode that records every operation of a dry run: memory, collectives, waits and kernels.
 
 It runs above FakeTensorMode. Operations whose result depends on numbers get them from known_values.py; where those
 are unknown, a scalar is 1 and a selection keeps everything, which is the most that it can keep.
@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from llmsys.dryrun.books import DryRunBooks
 from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, REDUCED, SAVED
 from llmsys.dryrun.collective_log import exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
@@ -27,6 +26,7 @@ from llmsys.dryrun.known_values import (
     get_known,
     leave_fake_mode,
 )
+from llmsys.dryrun.recorder import DryRunRecorder
 
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
@@ -37,12 +37,12 @@ class OperationWatch(TorchDispatchMode):
     """The dispatch mode over one dry run.
 
     Args:
-        books: gets what happens.
+        recorder: gets what happens.
     """
 
-    def __init__(self, books: DryRunBooks) -> None:
+    def __init__(self, recorder: DryRunRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.books = books
+        self.recorder = recorder
         self._forward_start = 0
 
     def __torch_dispatch__(
@@ -51,7 +51,7 @@ class OperationWatch(TorchDispatchMode):
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # DTensor then calls this mode again, with the shards
         kwargs = kwargs or {}
-        if self.books.is_paused:
+        if self.recorder.is_paused:
             return func(*args, **kwargs)
         name, tensors = str(func), [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         is_on_device = any(one.device.type == "cuda" for one in tensors)
@@ -71,14 +71,14 @@ class OperationWatch(TorchDispatchMode):
             else:
                 attach_outputs(outputs, values)
         self._record_outputs(func, name, outputs, is_on_device)
-        if self.books.waits.is_recording:
+        if self.recorder.waits.is_recording:
             self._record_operation(func, name, args, kwargs, outputs, tensors, is_on_device)
         return outputs
 
     def _read_scalar(self, tensor: Tensor) -> Any:
         """Return a number of the host's: the known one, or 1."""
         if tensor.device.type == "cuda":
-            self.books.waits.record("item")
+            self.recorder.waits.record("item")
         known = get_known(tensor)
         if known is not None:
             with leave_fake_mode():
@@ -88,7 +88,7 @@ class OperationWatch(TorchDispatchMode):
     def _record_wait(
         self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_on_device: bool
     ) -> None:
-        waits = self.books.waits
+        waits = self.recorder.waits
         if not waits.is_recording:
             return
         if name in INDEXING:
@@ -103,40 +103,40 @@ class OperationWatch(TorchDispatchMode):
 
     def _track_backward(self) -> None:
         """Follow autograd in and out of the backward of a micro-batch."""
-        phase, runs = self.books.phase, torch._C._current_graph_task_id() != -1
+        phase, runs = self.recorder.phase, torch._C._current_graph_task_id() != -1
         if runs and phase.category in (FORWARD, LOSS):
-            self.books.memory.set_live_category(self._forward_start, FORWARD, SAVED)
-            self.books.enter_phase(f"{phase.name.rpartition(':')[0]}: backward", BACKWARD, phase.repeated)
+            self.recorder.memory.set_live_category(self._forward_start, FORWARD, SAVED)
+            self.recorder.enter_phase(f"{phase.name.rpartition(':')[0]}: backward", BACKWARD, phase.repeated)
         elif not runs and phase.category == BACKWARD and phase.name.endswith("backward"):
-            self.books.enter_phase(f"{phase.name.rpartition(':')[0]}: gradients complete", BACKWARD)
+            self.recorder.enter_phase(f"{phase.name.rpartition(':')[0]}: gradients complete", BACKWARD)
 
     def begin_forward(self, name: str, repeated: str) -> None:
         """Begin the forward pass of a micro-batch."""
-        self._forward_start = self.books.memory.num_events
-        self.books.enter_phase(f"{name}: forward", FORWARD, repeated)
+        self._forward_start = self.recorder.memory.num_events
+        self.recorder.enter_phase(f"{name}: forward", FORWARD, repeated)
 
     def enter_loss(self) -> None:
         """Enter the loss of the micro-batch whose forward runs."""
-        phase = self.books.phase
+        phase = self.recorder.phase
         if phase.category == FORWARD:
-            self.books.memory.set_live_category(self._forward_start, FORWARD, SAVED)
-            self.books.enter_phase(phase.name.replace("forward", "loss"), LOSS, phase.repeated)
+            self.recorder.memory.set_live_category(self._forward_start, FORWARD, SAVED)
+            self.recorder.enter_phase(phase.name.replace("forward", "loss"), LOSS, phase.repeated)
 
     def _record_outputs(self, func: OpOverload, name: str, outputs: Any, is_on_device: bool) -> None:
-        books = self.books
+        recorder = self.recorder
         for output in tree_leaves(outputs):
             if (
                 isinstance(output, FakeTensor)
                 and output.fake_device.type == "cuda"
-                and not books.memory.is_known(output)
+                and not recorder.memory.is_known(output)
             ):
-                category = _find_fsdp_category(name) or books.phase.category
-                owner = books.modules[-1] if books.modules else name.removeprefix("aten.").split(".")[0]
-                books.memory.record(output, category, owner)
-                length = books.sequence_length
-                if output.dim() >= books.min_table_dims and output.shape[-1] == output.shape[-2] == length:
+                category = _find_fsdp_category(name) or recorder.phase.category
+                owner = recorder.modules[-1] if recorder.modules else name.removeprefix("aten.").split(".")[0]
+                recorder.memory.record(output, category, owner)
+                length = recorder.sequence_length
+                if output.dim() >= recorder.min_table_dims and output.shape[-1] == output.shape[-2] == length:
                     shape = f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}"
-                    books.squares[owner, shape] += 1
+                    recorder.squares[owner, shape] += 1
 
     def _record_operation(
         self,
@@ -148,14 +148,14 @@ class OperationWatch(TorchDispatchMode):
         tensors: list[Tensor],
         is_on_device: bool,
     ) -> None:
-        books, repeated = self.books, self.books.phase.repeated
+        recorder, repeated = self.recorder, self.recorder.phase.repeated
         sized = [*tensors, *(one for one in tree_leaves(outputs) if isinstance(one, Tensor))]
-        books.collectives.record(func, args, kwargs, sized, repeated)
+        recorder.collectives.record(func, args, kwargs, sized, repeated)
         if not is_on_device or func.namespace == "prim":
             return
-        books.operations[repeated, name] += 1
+        recorder.operations[repeated, name] += 1
         if flops := count_kernel_flops(func, args, kwargs, outputs):
-            books.flops[repeated, name] += flops
+            recorder.flops[repeated, name] += flops
 
 
 def _has_mask_index(args: tuple[Any, ...]) -> bool:

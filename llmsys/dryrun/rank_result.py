@@ -35,12 +35,12 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     Returns:
         Plain values.
     """
-    request, books, config = session.request, session.books, session.config
-    memory = build_memory_result(books.memory, 1 / config.model.num_hidden_layers)
+    request, recorder, config = session.request, session.recorder, session.config
+    memory = build_memory_result(recorder.memory, 1 / config.model.num_hidden_layers)
     capacity = int(session.profile.memory_bytes)
     needed = int(memory["peak_bytes"] * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
     repeats = session.count_repeats
-    operations = _sum_phases(books.operations, session)
+    operations = _sum_phases(recorder.operations, session)
     return {
         "rank": request.rank,
         "world_size": request.world_size,
@@ -55,16 +55,16 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "needed_bytes": needed,
         "memory": memory,
         "host_copy_bytes": outcome.host_copy_bytes,
-        "collectives": [asdict(one) for one in books.collectives.list_collectives(repeats)],
+        "collectives": [asdict(one) for one in recorder.collectives.list_collectives(repeats)],
         "recorded_micro_batches": min(2, session.num_micro_batches),
-        "num_waits": sum(one.count for one in books.waits.list_waits()),
-        "waits": [asdict(one) for one in books.waits.list_waits()],
+        "num_waits": sum(one.count for one in recorder.waits.list_waits()),
+        "waits": [asdict(one) for one in recorder.waits.list_waits()],
         "kernels": list_kernels(config, session.profile),
         "attention": {name: n for name, n in operations.items() if any(word in name for word in ATTENTION_WORDS)},
         "operations": dict(operations.most_common(MAX_OPERATIONS)),
         "num_operations": sum(operations.values()),
-        "flops": dict(_sum_phases(books.flops, session).most_common()),
-        "squares": [{"owner": owner, "tensor": tensor, "count": n} for (owner, tensor), n in books.squares.items()],
+        "flops": dict(_sum_phases(recorder.flops, session).most_common()),
+        "squares": [{"owner": owner, "tensor": tensor, "count": n} for (owner, tensor), n in recorder.squares.items()],
         "compiled": {
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
             "recompiled": dict(session.signatures.recompiled),

@@ -1,4 +1,4 @@
-"""One rank's training program on the pretended device, with books kept of all that it does.
+"""One rank's training program on the pretended device, with a record of all that it does.
 
 Invariants:
 - The code of the step is the trainer's: engine, loss, expert balancing, evaluation and the host copy of a save.
@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import Batch
-from llmsys.dryrun.books import DryRunBooks
 from llmsys.dryrun.categories import BATCH, BUFFERS, EVALUATION, GRADIENTS, MOMENTS, PARAMETERS, SAVING, UPDATE
 from llmsys.dryrun.dry_run_request import DryRunRequest
 from llmsys.dryrun.fake_cluster import (
@@ -37,6 +36,7 @@ from llmsys.dryrun.module_names import track_modules
 from llmsys.dryrun.operation_watch import OperationWatch, replace_tolist
 from llmsys.dryrun.pretended_device import DEVICE, build_device_properties, install_device
 from llmsys.dryrun.rank_parameters import ParameterCounts, compute_parameter_counts
+from llmsys.dryrun.recorder import DryRunRecorder
 from llmsys.dryrun.synthetic_batch import SyntheticRows, build_synthetic_batch
 from llmsys.engine.engine import Engine, Loss
 from llmsys.estimate.activation_memory import compute_micro_batch
@@ -59,7 +59,7 @@ NUM_STEPS = 2
 
 @dataclass(frozen=True)
 class SessionOutcome:
-    """Numbers of a session at its end, besides its books.
+    """Numbers of a session at its end, besides its recorder.
 
     Attributes:
         parameters: elements that every rank holds.
@@ -82,8 +82,8 @@ class RankSession:
     """
 
     def __init__(self, request: DryRunRequest, config: RunConfig, profile: DeviceProfile) -> None:
-        self.request, self.profile, self.books = request, profile, DryRunBooks()
-        install_device(build_device_properties(profile), self.books.waits)
+        self.request, self.profile, self.recorder = request, profile, DryRunRecorder()
+        install_device(build_device_properties(profile), self.recorder.waits)
         if config.train.matmul_dtype == "fp8":
             require_fp8(DEVICE)
         precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
@@ -94,7 +94,7 @@ class RankSession:
         self.seconds: dict[str, float] = {}
         self.step = 0
         self.signatures = CompiledSignatures()
-        self.watch = OperationWatch(self.books)
+        self.watch = OperationWatch(self.recorder)
 
     def _resolve_micro_sequences(self, config: RunConfig) -> RunConfig:
         if config.batch.micro_sequences != "auto":
@@ -109,7 +109,7 @@ class RankSession:
         began = time.process_time()
         join_fake_group(self.request.rank, self.request.world_size)
         meshes = build_device_meshes(self.layout, DEVICE)
-        self.books.collectives.name_axes(meshes)
+        self.recorder.collectives.name_axes(meshes)
         replace_routing(build_forced_routing(meshes, self.request.expert_skew, self.config.model.moe))
         self._record_seconds("meshes", began)
         with build_fake_mode(), self.watch:
@@ -123,18 +123,18 @@ class RankSession:
         return SessionOutcome(counts, host_bytes, rss)
 
     def _prepare_torch(self) -> None:
-        books = self.books
+        recorder = self.recorder
         compute_meshes_on_real_tensors()
         replace_chunks()
         reduce_buckets_at_once()
-        pause_for_sharding_rules(books)
+        pause_for_sharding_rules(recorder)
         choose_cuda_kernels()
-        track_resizes(books.memory)
-        replace_tolist(books.waits)
+        track_resizes(recorder.memory)
+        replace_tolist(recorder.waits)
         self.signatures.install()
-        model, books.sequence_length = self.config.model, self.config.batch.sequence_length
-        if books.sequence_length in (model.hidden_size, model.intermediate_size, model.vocab_size):
-            books.min_table_dims = 4  # activations, (B, T, D), would be taken for tables
+        model, recorder.sequence_length = self.config.model, self.config.batch.sequence_length
+        if recorder.sequence_length in (model.hidden_size, model.intermediate_size, model.vocab_size):
+            recorder.min_table_dims = 4  # activations, (B, T, D), would be taken for tables
         functions = vars(build_engine_module)
         build_model, build_loss = build_engine_module.build_model, functions["build_training_loss"]
 
@@ -157,20 +157,20 @@ class RankSession:
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.books.memory.set_category(map(get_local, gradients), GRADIENTS)
-        self.books.enter_phase(f"step {self.step}: optimizer", UPDATE)
+        self.recorder.memory.set_category(map(get_local, gradients), GRADIENTS)
+        self.recorder.enter_phase(f"step {self.step}: optimizer", UPDATE)
 
     def _end_update(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
-        self.books.memory.set_category(map(get_local, states), MOMENTS, "moments")
+        self.recorder.memory.set_category(map(get_local, states), MOMENTS, "moments")
 
     def _build_engine(self, meshes: DeviceMeshes) -> Engine:
         began = time.process_time()
-        self.books.enter_phase("build", PARAMETERS)
+        self.recorder.enter_phase("build", PARAMETERS)
         engine = build_engine_module.build_engine(self.config, meshes, DEVICE)
         buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
-        self.books.memory.set_category(map(get_local, buffers), BUFFERS, "buffers")
-        track_modules(engine.module, self.books.modules)
+        self.recorder.memory.set_category(map(get_local, buffers), BUFFERS, "buffers")
+        track_modules(engine.module, self.recorder.modules)
         self._record_seconds("build", began)
         return engine
 
@@ -179,19 +179,19 @@ class RankSession:
             gc.collect()
             began = time.process_time()
             if step == NUM_STEPS:
-                self.books.start_recording()
+                self.recorder.start_recording()
                 self.signatures.is_recording = True
             self._run_step(engine, step)
             self._record_seconds(f"step {step}", began)
-        self.books.stop_recording()
+        self.recorder.stop_recording()
         self.signatures.is_recording = False
 
     def _run_step(self, engine: Engine, step: int) -> None:
         config, self.step = self.config, step
         set_balance_factor(engine.module, compute_balance_factor(config, step))
-        self.books.enter_phase(f"step {step}: start", BATCH)
+        self.recorder.enter_phase(f"step {step}: start", BATCH)
         engine.train_step(self._build_micro_batches(step), compute_learning_rate(config, step), extras=(0.0,))
-        self.books.enter_phase(f"step {step}: end", UPDATE)
+        self.recorder.enter_phase(f"step {step}: end", UPDATE)
         update_expert_balance(engine.module, True)
 
     def _build_micro_batches(self, step: int) -> list[Batch]:
@@ -213,7 +213,7 @@ class RankSession:
 
     def _run_evaluation(self, engine: Engine) -> None:
         began = time.process_time()
-        self.books.enter_phase("evaluation", EVALUATION)
+        self.recorder.enter_phase("evaluation", EVALUATION)
         sequences, parts = self.config.evaluation_sequences, self.layout.sequence_parallel_size
         rows = SyntheticRows(self.config, sequences * (self.request.world_size // parts), self.request.documents)
         sum_over_rows(rows, engine.compute_logits, engine.device, parts, sequences)
@@ -222,7 +222,7 @@ class RankSession:
     def _copy_state(self, engine: Engine) -> int:
         """Copy the state as an asynchronous save does, and return the bytes in host memory."""
         began = time.process_time()
-        self.books.enter_phase("checkpoint", SAVING)
+        self.recorder.enter_phase("checkpoint", SAVING)
         copies = HostStateCopy().copy_from_device(engine.get_state().tensors)
         self._record_seconds("save", began)
         return sum(get_local(one).numel() * one.element_size() for one in copies.values())

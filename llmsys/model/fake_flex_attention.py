@@ -70,14 +70,7 @@ def _allocate_flex_gradients(
 
 @_allocate_flex_gradients.register_fake
 def _(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    table_HR: Tensor | None,
-    num_blocks: Tensor,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, table_HR: Tensor | None, *others: Tensor
 ) -> list[Tensor]:
     return [torch.empty_like(x) for x in (q, k, v, table_HR) if x is not None]
 

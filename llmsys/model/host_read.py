@@ -17,7 +17,7 @@ _local = threading.local()
 
 
 def is_on_host(x: Tensor) -> bool:
-    """Return whether reading `x`, or indexing by its values, makes nobody wait.
+    """Return whether `x` can be read, or its values be used as indices, without waiting for a device.
 
     Args:
         x: Any tensor.

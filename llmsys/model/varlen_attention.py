@@ -111,15 +111,7 @@ def _run_varlen(
 
 @_run_varlen.register_fake
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks_H: Tensor | None,
-    cu_lengths: Tensor,
-    max_length: int,
-    left: int,
-    right: int,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None, cu_lengths: Tensor, *constants: float
 ) -> tuple[Tensor, Tensor]:
     _check_inputs(q, k, v, cu_lengths)
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
@@ -150,19 +142,7 @@ def _compute_gradients(
 
 
 @_compute_gradients.register_fake
-def _(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse_HP: Tensor,
-    cu_lengths: Tensor,
-    max_length: int,
-    left: int,
-    right: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 

@@ -31,6 +31,14 @@ def test_without_a_device_the_usual_ones_are_shown(capsys: pytest.CaptureFixture
     assert (group["layers"], group["has_table"], group["traits"]["length"]) == (list(range(32)), False, 8192)
 
 
+def test_auto_is_the_dtype_that_the_device_has(capsys: pytest.CaptureFixture[str]) -> None:
+    for device, dtype in (("v100", "fp32"), ("sm_80", "bf16"), ("cpu", "bf16")):
+        assert main(["show", "train/demo", "--kernels", f"device={device}"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert f", {dtype}, sequences of 512 tokens" in lines[0]
+        assert ("train.precision=fp32" in lines[1]) == (device == "cpu")
+
+
 def test_layers_are_printed_as_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "train/llama-8b-64xh100", "--kernels", "device=sm_90"]) == 0
     assert "decoder layers 0-31, full_attention: varlen" in capsys.readouterr().out

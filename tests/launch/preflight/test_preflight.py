@@ -180,3 +180,7 @@ def test_a_dry_run_is_offered_with_a_command_for_the_accelerators_that_are_there
     assert not list(check_dry_run("c.yaml", [], hosts, {"a": told(), "b": told()}, runs=False))
     [refused] = check_dry_run("c.yaml", [], hosts, {"a": told(GPU)}, runs=True)
     assert "the hosts have H100, and no device profile is known by that name" in refused.finding
+    uneven = [Host("a", 8), Host("b", 4)]
+    assert not list(check_dry_run("c.yaml", [], uneven, facts, runs=False))
+    [refused] = check_dry_run("c.yaml", [], uneven, facts, runs=True)
+    assert "hosts have 4 to 8 devices, and a dry run needs equally many on each" in refused.finding

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llmsys.dryrun.books import DryRunBooks
 from llmsys.dryrun.known_values import attach_known, get_known
 from llmsys.dryrun.operation_watch import OperationWatch
+from llmsys.dryrun.recorder import DryRunRecorder
 
 
 def count_and_sort(experts: Tensor) -> list[Tensor]:
@@ -21,7 +21,7 @@ def count_and_sort(experts: Tensor) -> list[Tensor]:
 def test_integers_are_known_and_sizes_follow_from_them() -> None:
     experts = torch.tensor([3, 1, 1, 0, 3])
     expected = count_and_sort(experts)
-    with FakeTensorMode(allow_non_fake_inputs=True), OperationWatch(DryRunBooks()):
+    with FakeTensorMode(allow_non_fake_inputs=True), OperationWatch(DryRunRecorder()):
         fake = torch.empty(5, dtype=torch.int64)
         attach_known(fake, experts)
         found = count_and_sort(fake)
@@ -34,7 +34,7 @@ def test_integers_are_known_and_sizes_follow_from_them() -> None:
 
 
 def test_what_an_unknown_tensor_is_written_into_becomes_unknown() -> None:
-    with FakeTensorMode(), OperationWatch(DryRunBooks()):
+    with FakeTensorMode(), OperationWatch(DryRunRecorder()):
         counts = torch.zeros(4, dtype=torch.int64)
         assert get_known(counts) is not None
         unknown = torch.randn(4).long()
@@ -45,6 +45,6 @@ def test_what_an_unknown_tensor_is_written_into_becomes_unknown() -> None:
 
 
 def test_a_mask_without_numbers_keeps_every_row() -> None:
-    with FakeTensorMode(), OperationWatch(DryRunBooks()):
+    with FakeTensorMode(), OperationWatch(DryRunRecorder()):
         x = torch.randn(6, 3)
         assert x[x[:, 0] > 0].shape == (6, 3)

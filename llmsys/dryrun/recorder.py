@@ -20,7 +20,7 @@ class Phase:
 
 
 @dataclass
-class DryRunBooks:
+class DryRunRecorder:
     """All that is recorded.
 
     Attributes:

@@ -63,8 +63,8 @@ def select_valid_positions(x_BTD: Tensor, targets_BT: Tensor, max_valid: int) ->
         themselves where nothing can be left out.
     """
     positions = targets_BT.numel()
-    quantum = max(1, positions // 16)
-    size = -(-max_valid // quantum) * quantum
+    increment = max(1, positions // 16)
+    size = -(-max_valid // increment) * increment
     if size >= positions:
         return x_BTD, targets_BT
     index_N = torch.nonzero_static(targets_BT.flatten() != IGNORED, size=size, fill_value=-1)[:, 0]

@@ -1,9 +1,12 @@
 """Laws of a dry run: memory, collectives, waits and parameters of a tiny model equal what is computed by hand."""
 
+import subprocess
+
 import pytest
 
+from llmsys.dryrun import dry_run
 from llmsys.dryrun.dry_run import iter_dry_runs, run_dry_run
-from llmsys.errors import ConfigError
+from llmsys.errors import ConfigError, LaunchError
 from tests.helpers.dry_runs import (
     EXPERTS,
     INNER,
@@ -136,6 +139,13 @@ def test_skewed_experts_receive_as_many_rows_as_asked() -> None:
 def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run_dry_run(build_request(*overrides))
+
+
+def test_a_process_that_dies_is_one_message_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = subprocess.CompletedProcess([], -9, None, "out of memory")
+    monkeypatch.setattr(dry_run.subprocess, "run", lambda *arguments, **options: died)
+    with pytest.raises(LaunchError, match=r"rank 0 ended with status -9, which is a bug(.|\n)*out of memory"):
+        run_dry_run(build_request())
 
 
 def test_a_rank_beyond_the_cluster_and_a_skew_beyond_all_tokens_are_refused() -> None:

@@ -4,7 +4,6 @@ import subprocess
 
 import pytest
 
-from llmsys.dryrun import dry_run
 from llmsys.dryrun.dry_run import iter_dry_runs, run_dry_run
 from llmsys.errors import ConfigError, LaunchError
 from tests.helpers.dry_runs import (
@@ -143,7 +142,7 @@ def test_engines_that_cannot_be_pretended_are_refused_with_the_reason(overrides:
 
 def test_a_process_that_dies_is_one_message_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     died = subprocess.CompletedProcess([], -9, None, "out of memory")
-    monkeypatch.setattr(dry_run.subprocess, "run", lambda *arguments, **options: died)
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: died)
     with pytest.raises(LaunchError, match=r"rank 0 ended with status -9, which is a bug(.|\n)*out of memory"):
         run_dry_run(build_request())
 

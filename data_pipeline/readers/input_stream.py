@@ -42,10 +42,10 @@ sleep = time.sleep  # tests wait less
 class ReadError(OSError):
     """A read failed after all retries, at byte `position`."""
 
-    def __init__(self, position: int, tries: int, cause: Exception) -> None:
+    def __init__(self, position: int, attempts: int, cause: Exception) -> None:
         self.position = position
         reason = redact_secrets(str(cause))
-        super().__init__(f"unreadable after {tries} {'tries' if tries > 1 else 'try'}: {reason}")
+        super().__init__(f"unreadable after {attempts} {'tries' if attempts > 1 else 'try'}: {reason}")
 
 
 class FileChangedError(OSError):
@@ -130,9 +130,9 @@ class InputStream(io.RawIOBase):
         work: cost of reading so far, in bytes, with `_READ_COSTS` per read.
     """
 
-    def __init__(self, path: str, tries: int, start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, path: str, max_attempts: int, start: int = 0, stop: int | None = None) -> None:
         self.path = redact_url(path) if is_remote(path) else format_file_name(path)
-        self._address, self.tries = path, tries
+        self._address, self.max_attempts = path, max_attempts
         self._open_file: Callable[[str], _OpenFile] = _RemoteFile if is_remote(path) else _LocalFile
         self._position = self._bytes = self.work = 0
         self._opened: _OpenFile | None = None
@@ -209,19 +209,19 @@ class InputStream(io.RawIOBase):
         return data
 
     def _call_with_retries(self, position: int | None, attempt: Callable[[], Result]) -> Result:
-        """Call `attempt` up to `tries` times; `position` is None for opening."""
-        for number in range(1, self.tries + 1):
+        """Call `attempt` up to `max_attempts` times; `position` is None for opening."""
+        for number in range(1, self.max_attempts + 1):
             try:
                 return attempt()
             except Exception as error:  # every storage has errors of its own
                 final = isinstance(error, _FINAL)
                 if final and position is None:  # callers tell a missing file from a failed read
                     raise
-                if final or number == self.tries:
+                if final or number == self.max_attempts:
                     raise ReadError(position or 0, number, error) from error
                 sleep(min(_FIRST_WAIT_SECONDS * 2 ** (number - 1), _LONGEST_WAIT_SECONDS))
                 self._close_failed_file()
-        raise AssertionError("tries must be at least 1")
+        raise AssertionError("max_attempts must be at least 1")
 
     def _close_failed_file(self) -> None:
         """Close the failed file, so that the next attempt opens it again."""
@@ -231,12 +231,12 @@ class InputStream(io.RawIOBase):
                 opened.close()
 
 
-def open_input_stream(path: str, tries: int = 5, start: int = 0, stop: int | None = None) -> InputStream:
+def open_input_stream(path: str, max_attempts: int = 5, start: int = 0, stop: int | None = None) -> InputStream:
     """Open a path or URL, or a byte range of it that begins and ends between two records.
 
     Args:
         path: local path or URL.
-        tries: attempts in all at reading a remote file.
+        max_attempts: attempts in all at reading a remote file.
         start: first byte.
         stop: byte after the last; None reads to the end.
 
@@ -246,4 +246,4 @@ def open_input_stream(path: str, tries: int = 5, start: int = 0, stop: int | Non
     Raises:
         OSError: if it cannot be opened.
     """
-    return InputStream(path, tries, start, stop)
+    return InputStream(path, max_attempts, start, stop)

@@ -86,12 +86,12 @@ class RunPlan:
         batch, ramp = self.batch, self.batch.ramp
         assert ramp is not None
         micro = 1 if batch.micro_sequences == "auto" else max(1, batch.micro_sequences)
-        quantum, wanted = ramp.compute_increment(batch.sequence_length), self.data_ranks * micro
+        increment, wanted = ramp.compute_increment(batch.sequence_length), self.data_ranks * micro
         start = ramp.start_tokens // batch.sequence_length
-        if quantum % wanted:
-            multiple = -(-quantum // wanted) * wanted
+        if increment % wanted:
+            multiple = -(-increment // wanted) * wanted
             raise ConfigError(
-                f"batch.ramp grows by {quantum} sequences at a time, from {start}, which {self.data_ranks} data ranks "
+                f"batch.ramp grows by {increment} sequences at a time, from {start}, which {self.data_ranks} data ranks "
                 f"with micro-batches of {micro} cannot share evenly. Use batch.ramp.increment_sequences={multiple} "
                 f"with batch.ramp.start_tokens and the full batch multiples of {multiple * batch.sequence_length} "
                 f"tokens, "

@@ -91,8 +91,8 @@ class RunPlan:
         if increment % wanted:
             multiple = -(-increment // wanted) * wanted
             raise ConfigError(
-                f"batch.ramp grows by {increment} sequences at a time, from {start}, which {self.data_ranks} data ranks "
-                f"with micro-batches of {micro} cannot share evenly. Use batch.ramp.increment_sequences={multiple} "
+                f"batch.ramp grows by {increment} sequences at a time, from {start}, which {self.data_ranks} data "
+                f"ranks with micro-batches of {micro} cannot share evenly. Use batch.ramp.increment_sequences={multiple} "
                 f"with batch.ramp.start_tokens and the full batch multiples of {multiple * batch.sequence_length} "
                 f"tokens, "
                 f"or another number of processes."

@@ -92,8 +92,7 @@ class RunPlan:
             multiple = -(-increment // wanted) * wanted
             raise ConfigError(
                 f"batch.ramp grows by {increment} sequences at a time, from {start}, which {self.data_ranks} data "
-                f"ranks with micro-batches of {micro} cannot share evenly. Use batch.ramp.increment_sequences={multiple} "
-                f"with batch.ramp.start_tokens and the full batch multiples of {multiple * batch.sequence_length} "
-                f"tokens, "
-                f"or another number of processes."
+                f"ranks with micro-batches of {micro} cannot share evenly. Use "
+                f"batch.ramp.increment_sequences={multiple} with batch.ramp.start_tokens and the full batch multiples "
+                f"of {multiple * batch.sequence_length} tokens, or another number of processes."
             )

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import yaml
 
+from data_pipeline.executors.ray import _try_job_on_node
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.process import wait_until
@@ -68,7 +69,9 @@ def in_a_task(hosts: Hosts, name: str) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def look() -> list[psutil.Process]:
-        found.extend(worker for worker, words in hosts.commands(name) if "ray::_attempt" in " ".join(words))
+        found.extend(
+            worker for worker, words in hosts.commands(name) if f"ray::{_try_job_on_node.__name__}" in " ".join(words)
+        )
         return found
 
     wait_until(look, f"no worker of {name} had a task")

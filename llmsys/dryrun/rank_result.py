@@ -21,7 +21,7 @@ from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
-TIMELINE_POINTS, MAX_OWNERS, MAX_OPERATIONS = 1_000, 24, 16
+TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 1_000, 24, 12, 16
 ATTENTION_WORDS = ("attention", "attn", "flex")
 
 
@@ -97,7 +97,7 @@ def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str,
         "peak_event": event,
         "num_events": tracker.num_events,
         "categories": dict(_sum_categories(composition).most_common()),
-        "owners": [one._asdict() | {"bytes": size} for one, size in composition.most_common(MAX_OWNERS)],
+        "owners": _list_owners(composition, MAX_OWNERS),
         "phases": phases,
         "timeline": [{"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)],
     }
@@ -111,7 +111,7 @@ def _iter_phases(tracker: MemoryTracker, block_share: float) -> Iterator[tuple[s
             if end > start:
                 yield name, start, end
             continue
-        first_block = tracker.find_share(start, end, SAVED, 1.01 * block_share)
+        first_block = tracker.find_share(start, end, SAVED, 1.25 * block_share)
         if first_block > start:
             yield f"{name} to the second block", start, first_block
         if end > first_block:
@@ -120,8 +120,20 @@ def _iter_phases(tracker: MemoryTracker, block_share: float) -> Iterator[tuple[s
 
 def _build_phase(tracker: MemoryTracker, name: str, start: int, end: int) -> dict[str, Any]:
     peak, event = tracker.find_peak(start, end)
-    categories = dict(_sum_categories(tracker.compute_composition(event)).most_common())
-    return {"name": name, "event": start, "peak_bytes": peak, "categories": categories}
+    composition = tracker.compute_composition(event)
+    categories = dict(_sum_categories(composition).most_common())
+    return {
+        "name": name,
+        "event": start,
+        "peak_bytes": peak,
+        "categories": categories,
+        "owners": _list_owners(composition, MAX_PHASE_OWNERS),
+    }
+
+
+def _list_owners(composition: Counter[Allocation], count: int) -> list[dict[str, Any]]:
+    """Return the largest kinds of storages with their bytes."""
+    return [one._asdict() | {"bytes": size} for one, size in composition.most_common(count)]
 
 
 def _sum_categories(composition: Counter[Allocation]) -> Counter[str]:

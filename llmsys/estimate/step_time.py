@@ -23,9 +23,8 @@ from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatchShape, estimate_kernel_seconds
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.precision import resolve_for_profile
 from llmsys.estimate.residual_model import PercentileInterval, get_residual
-from llmsys.estimate.software_profile import SoftwareProfile, build_software_profile
+from llmsys.estimate.software_profile import SoftwareProfile, build_software_profile, resolve_for_profile
 
 
 def estimate_host_seconds(

@@ -174,9 +174,8 @@ def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_element
     stream = MemoryItem("gradient of the stream", 2 * shape.compute_residual_bytes(config.model.hidden_size))
     items = [stream, MemoryItem("gradient of the head", size * head_elements)]
     if shape.is_on_cpu:  # it is reused from step to step
-        items.append(
-            MemoryItem("one block of logits", _count_logits_rows(config, shape) * config.model.vocab_size * size)
-        )
+        logits = _count_logits_rows(config, shape) * config.model.vocab_size * size
+        items.append(MemoryItem("one block of logits", logits))
     return items
 
 

@@ -107,9 +107,8 @@ def list_gathered_weights(
         case TorchEngineConfig(data_parallel="fsdp"):
             # The allocator keeps the places of two blocks, too small for what follows. On a CPU the block of logits
             # stays, and the backward gathers two.
-            if (moment in ("loss", "first block") and system.measured == "reserved") or (
-                moment == "loss" and system.device == "cpu"
-            ):
+            is_reserved = system.measured == "reserved" and moment == "first block"
+            if is_reserved or (moment == "loss" and (system.measured == "reserved" or system.device == "cpu")):
                 moment = "backward"
             copied = whole.block + whole.block_buffer
             root, blocks = {

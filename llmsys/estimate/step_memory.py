@@ -63,7 +63,9 @@ class StepMemory:
         yield self._build_snapshot(
             "at the end of forward", [*early, *kept, *self._list_weights("forward"), self._temporary_item]
         )
-        loss = [*self._list_weights("loss"), *self._loss_items, *self._forward_remainder_items]
+        loss = [*self._list_weights("loss"), *self._loss_items]
+        if self._uses_reserved_memory:  # what the last block left, in pieces too small for logits
+            loss.append(self._temporary_item)
         yield self._build_snapshot("in the loss", [*early, *kept, *loss])
         backward = reduce_item_bytes(
             self._list_backward_items(last), REDUCED, self._compute_saved_bytes(last)
@@ -255,13 +257,6 @@ class StepMemory:
             if self.stage.last
             else []
         )
-
-    @cached_property
-    def _forward_remainder_items(self) -> list[MemoryItem]:
-        """The allocator holds what the last block left, in pieces too small for logits."""
-        if self._uses_reserved_memory:
-            return [self._temporary_item]
-        return []
 
     def _list_backward_items(self, kind: BlockGroup) -> list[MemoryItem]:
         """Return the fullest moment of a block's backward: before its last branch, or after one of them.

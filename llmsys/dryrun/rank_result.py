@@ -14,10 +14,12 @@ from llmsys.config.attention_kernel import AttentionDevice
 from llmsys.config.attention_layers import list_attention_groups
 from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
+from llmsys.dryrun.kernel_flops import BACKWARD_PRODUCTS, FORWARD_PRODUCTS
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
-from llmsys.estimate.activation_memory import compute_micro_batch
+from llmsys.estimate.activation_memory import compute_micro_batch, get_sequence_lengths
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.flops import count_flops
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
@@ -64,6 +66,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "operations": dict(operations.most_common(MAX_OPERATIONS)),
         "num_operations": sum(operations.values()),
         "flops": dict(_sum_phases(recorder.flops, session).most_common()),
+        "attention_flops": build_attention_flops(session),
         "squares": [{"owner": owner, "tensor": tensor, "count": n} for (owner, tensor), n in recorder.squares.items()],
         "compiled": {
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
@@ -81,6 +84,27 @@ def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, An
         {"stack": group.stack, "attention": group.attention, "layers": len(group.layers), **asdict(group.choice)}
         for group in list_attention_groups(config, AttentionDevice("cuda", profile.compute_capability))
     ]
+
+
+def build_attention_flops(session: RankSession) -> dict[str, float] | None:
+    """Return the FLOPs of attention in a step: what documents and mask need, and what kernels compute.
+
+    None where a kernel is made of plain operations, which are not counted apart from other products.
+    """
+    config, layout = session.config, session.layout
+    kernels = [group["kernel"] for group in list_kernels(config, session.profile)]
+    computed = sum(_sum_phases(session.recorder.attention_flops, session).values())
+    if "eager" in kernels or not computed:
+        return None
+    policy = config.train.activation_checkpoint
+    repeats = policy == "full" or (policy == "selective" and set(kernels) == {"flex"})
+    source, length = get_sequence_lengths(config)
+    sequences, micro_batches = compute_micro_batch(config, layout)
+    forward = count_flops(
+        config.model, source, sequences, target_length=length, documents=session.request.documents
+    ).attention / (layout.tensor * layout.context)
+    needed = micro_batches * forward * (1 + repeats + BACKWARD_PRODUCTS / FORWARD_PRODUCTS)
+    return {"needed": needed, "computed": computed, "ratio": computed / needed}
 
 
 def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: Me
         context=layout.context,
         tensor=layout.tensor,
         value_bytes=get_compute_dtype_bytes(config),
-        has_documents=_has_documents(config),
+        has_documents=has_documents(config),
         are_experts_sharded=layout.expert > 1,
         device=AttentionDevice("cpu") if system.device == "cpu" else AttentionDevice("cuda", system.capability),
         has_mask_rules=system.masks == "kernel",
@@ -109,7 +109,7 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
         yield BlockGroup(name, prefix, tuple(layers), list_saved_block_tensors(model, layers[0], shape))
 
 
-def _has_documents(config: RunConfig) -> bool:
+def has_documents(config: RunConfig) -> bool:
     """Return whether a row of a batch has several documents, or padding."""
     is_separate = config.batch.attention_scope == "document" or config.objective.has_padding
     return is_separate or config.model.family == "encoder_decoder"

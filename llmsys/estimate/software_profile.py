@@ -12,7 +12,7 @@ llmsys/train/precision.py asks torch.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -87,10 +87,15 @@ class SoftwareProfile(Section):
     name: str = Field(min_length=1, description="Display name.")
     traffic: float = Field(1.0, ge=1, description="Bytes moved by elementwise kernels / bytes of fused kernels.")
     loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
-    attention: Literal["fused", "native", "unfused"] = Field(
+    attention: Literal["fused", "native", "unfused", "chosen"] = Field(
         "fused",
         description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
-        "memory.",
+        "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
+    )
+    expert_rows: Literal["node", "rank"] = Field(
+        "node",
+        description="Times that a token is sent to its experts: with expert groups once to each node, else once to "
+        "each expert; or as llmsys does, once to each rank where that saves enough.",
     )
     context: Literal["heads", "ring"] = Field(
         "heads", description="Context parallelism; on a ring the last rank has the most work."
@@ -128,9 +133,10 @@ def build_software_profile(config: RunConfig) -> SoftwareProfile:
     Returns:
         Compiled or eager; the loss runs over the logits in chunks in both.
     """
+    own: dict[str, Any] = {"attention": "chosen", "expert_rows": "rank"}
     if config.train.compile == "block":
-        return COMPILED
-    return EAGER.model_copy(update={"loss_bytes": 16.0})
+        return COMPILED.model_copy(update=own)
+    return EAGER.model_copy(update=own | {"loss_bytes": 16.0})
 
 
 def select_precision(device: "DeviceProfile | None") -> tuple[Precision, str]:

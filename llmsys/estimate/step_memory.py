@@ -67,9 +67,8 @@ class StepMemory:
         if self._uses_reserved_memory:  # what the last block left, in pieces too small for logits
             loss.append(self._temporary_item)
         yield self._build_snapshot("in the loss", [*early, *kept, *loss])
-        backward = reduce_item_bytes(
-            self._list_backward_items(last), REDUCED, self._compute_saved_bytes(last)
-        )  # by then the last block's tensors are free
+        # By then the last block's tensors are free.
+        backward = reduce_item_bytes(self._list_backward_items(last), REDUCED, self._compute_saved_bytes(last))
         yield self._build_snapshot(
             "in the backward of the last block", [*early, *kept, *self._list_weights("backward"), *backward]
         )

@@ -16,7 +16,7 @@ from math import gcd, lcm
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from llmsys.config.cleaning import (
     ArticleExtractorConfig,
@@ -278,10 +278,11 @@ class CrawlConfig(Section):
     documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="Layout of document files.")
     executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
-    @model_validator(mode="after")
-    def _check_rule_names(self) -> Self:
-        raise_violations(find_name_violations(self.rules, (*STAGES, *RULE_KINDS)))
-        return self
+    @field_validator("rules")
+    @classmethod
+    def _check_rule_names(cls, rules: tuple[RuleConfig, ...]) -> tuple[RuleConfig, ...]:
+        raise_violations(find_name_violations(rules, (*STAGES, *RULE_KINDS)))
+        return rules
 
 
 def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:

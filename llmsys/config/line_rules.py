@@ -37,14 +37,14 @@ def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str
         if name in names[:number]:
             first = names.index(name)
             yield Violation(
-                f"rules.{number}",
+                f"{number}",
                 f"{name} is already the name of rules.{first}, and drops are counted by name. Give it another "
                 f"name, such as name: {name}_2.",
             )
         # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on the config.
         elif rule.name and name in taken and name != getattr(rule, "kind", ""):
             yield Violation(
-                f"rules.{number}.name",
+                f"{number}.name",
                 f"{name} is the name of a stage or of another kind of rule. Use another name, such as my_{name}.",
             )
 

@@ -32,8 +32,7 @@ from llmsys.config.cleaning import (
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
-from llmsys.config.language import LanguageConfig
-from llmsys.config.line_rules import find_name_violations
+from llmsys.config.language import LanguageConfig, find_name_violations
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
@@ -269,7 +268,7 @@ class CrawlConfig(Section):
     extract: ExtractConfig = Field(ArticleExtractorConfig(), description="HTML-to-text extraction.")
     unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Unicode repair (ftfy).")
     language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
-    rules: tuple[RuleConfig, ...] = Field((), description="Rules, applied in this order.")
+    rules: tuple[RuleConfig, ...] = Field((), validate_default=False, description="Rules, applied in this order.")
     deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
     decontaminate: DecontaminateConfig = Field(NoDecontamination(), description="Removal of evaluation items.")
     pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")

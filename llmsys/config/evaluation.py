@@ -66,7 +66,9 @@ class EvaluationConfig(Section):
         "batch.micro_sequences, at most 8.",
     )
     tasks: tuple[SetConfig, ...] = Field(
-        (), description="Tasks with questions that a language model answers by likelihood."
+        (),
+        validate_default=False,
+        description="Tasks with questions that a language model answers by likelihood.",
     )
 
     @field_validator("tasks")

@@ -42,7 +42,11 @@ class GroupedExperts(nn.Module):
         """Apply expert e to its `counts_E[e]` consecutive rows. The counts must sum to M; any of them may be 0."""
         apply = _GroupedLinear(self, counts_E, len(x_MD)) if self.grouped else _LoopedLinear(self, counts_E)
         gate_MF = apply("gate", x_MD) if self.config.is_gated else None
-        return apply("down", apply_gated_activation(self.config, gate_MF, apply("up", x_MD)))
+        return apply("down", self.activate(gate_MF, apply("up", x_MD)))
+
+    def activate(self, gate_MF: Tensor | None, up_MF: Tensor) -> Tensor:
+        """Return the element-wise operation between the projections."""
+        return apply_gated_activation(self.config, gate_MF, up_MF)
 
     def get_weight(self, name: str) -> Tensor:
         """Return this rank's weights of `gate`, `up` or `down`, (E, in, out)."""
@@ -67,7 +71,9 @@ class _GroupedLinear:
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
         weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
-        if cpu_kernels.is_cpu_grouped_mm_supported(x_MD):
+        # Compiled, torch's own takes bfloat16 only.
+        is_unsupported = torch.compiler.is_compiling() and x_MD.dtype != torch.bfloat16
+        if is_unsupported or cpu_kernels.is_cpu_grouped_mm_supported(x_MD):
             y_MF: Tensor = cpu_kernels.compute_grouped_mm(x_MD, weight_EDF, self.offsets_E)
         else:
             y_MF = F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)

@@ -12,7 +12,7 @@ from llmsys.model import varlen_attention
 from llmsys.model.transformer import Transformer
 from llmsys.parallel import activation_checkpoint
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
-from llmsys.parallel.parallelize import compile_blocks
+from llmsys.parallel.block_compilation import compile_blocks
 from tests.helpers.live_memory import measure_kept_bytes
 from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANTS
 from tests.helpers.pretended_accelerator import pretend_accelerator

@@ -91,20 +91,11 @@ FSDP = "engine.data_parallel=fsdp"
 
 
 def find_torch_violations(
-    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, model: ModelConfig
+    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig
 ) -> Iterator[Violation]:
     """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
-    moe = model.moe
-    reads_counts = moe is not None and (layout.expert > 1 or moe.routing.kind != "token_choice")
-    if train.compile == "block" and train.activation_checkpoint != "none" and reads_counts:
-        yield Violation(
-            "train.activation_checkpoint",
-            f"{train.activation_checkpoint} cannot be compiled where the host reads counts inside a block, as for "
-            "layout.expert > 1 and routing by capacity or expert choice. "
-            "Use train.compile=none or train.activation_checkpoint=none.",
-        )
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
             "engine.gradient_accumulation",

@@ -87,8 +87,10 @@ class TrainConfig(Section):
         description="Activation checkpointing. selective: save the outputs of matmuls and attention and recompute "
         "the rest. full: save only the inputs of each block.",
     )
-    compile: Literal["none", "block"] = Field(
-        "none", description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs."
+    compile: Literal["auto", "none", "block"] = Field(
+        "auto",
+        description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs. auto: block "
+        "under engine.kind=torch on CUDA devices with Triton, else none.",
     )
     init_from: LocalPath | None = Field(
         None, description="Run folder or checkpoint to initialize the weights of a new run from, matched by name."

@@ -15,6 +15,7 @@ from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
+from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.dtensor_slices import get_local_slice
 from llmsys.train.cross_entropy import build_training_loss
@@ -99,17 +100,23 @@ def collect_reported_experts(model: Transformer) -> dict[str, Tensor]:
     return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()} if report else {}
 
 
-def build_sharded_engine(name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none") -> Engine:
-    """The torch engine with the weights of `model_named`."""
+def build_sharded_engine(
+    name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none", compiled: str = ""
+) -> Engine:
+    """The torch engine with the weights of `model_named`, its blocks compiled by a backend of torch.compile."""
     from llmsys.engine.torch_engine import TorchEngine
 
     whole, device = build_named_model(name), torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(whole.config)
-    apply_activation_checkpoint(model, recompute)
+    meshes = build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device)
+    separates_experts = meshes.has_separate_experts
+    apply_activation_checkpoint(model, recompute, compiled=bool(compiled), separates_experts=separates_experts)
+    if compiled:
+        compile_blocks(model, separates_experts=separates_experts, backend=compiled)
     engine = TorchEngine(
         model,
-        meshes=build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device),
+        meshes=meshes,
         optimizer=AdamWConfig(max_grad_norm=0.0, betas=(FIRST_BETA, 0.95)),
         loss=build_training_loss(LOSS),
         compute_dtype=torch.float32,
@@ -137,8 +144,12 @@ def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
 def gather_sharded_gradients(
     rank: int, name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none"
 ) -> dict[str, Tensor]:
-    """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
-    engine = build_sharded_engine(name, layout, recompute)
+    """What `plain_gradients` gives, from a step of the engine."""
+    return collect_gradients(rank, build_sharded_engine(name, layout, recompute), name, layout)
+
+
+def collect_gradients(rank: int, engine: Engine, name: str, layout: ParallelLayout) -> dict[str, Tensor]:
+    """The numbers and gradients of a first step of an engine: Adam's first moment has a tenth of the gradient."""
     fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)
     rows = ROWS // fitted.data_parallel_size
     result = engine.train_step([build_named_batch(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3)

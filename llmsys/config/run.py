@@ -27,6 +27,7 @@ from llmsys.config.parallel_layout import (
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
+    find_moments_violations,
     find_noise_scale_violations,
     find_torch_violations,
     resolve_layout,
@@ -123,6 +124,7 @@ class RunConfig(Section):
                 f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
+        yield from find_moments_violations(self.optimizer, self.engine, self.train)
 
     def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.ema_half_life_tokens:
@@ -204,6 +206,8 @@ class RunConfig(Section):
         # Stored in checkpoints and compared with them: keys in the spelling of the first version.
         stored = to_recorded_names(self.model_dump(mode="json"))
         sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
+        if sections["optimizer"].get("moments") == "fp32":  # runs of earlier versions have no other
+            del sections["optimizer"]["moments"]
         batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
         train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision

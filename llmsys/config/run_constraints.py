@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
@@ -187,6 +188,27 @@ def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: Tr
         reason = f"layout.tensor={layout.tensor} shards matrices that fp8 scales unsharded. Use layout.tensor=1"
     if reason is not None:
         yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
+
+
+def find_moments_violations(
+    optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
+) -> Iterator[Violation]:
+    """Yield the violations of an optimizer whose moments are compressed.
+
+    Args:
+        optimizer: the `optimizer:` section.
+        engine: the `engine:` section.
+        train: the `train:` section.
+    """
+    if optimizer.kind != "adamw" or optimizer.moments == "fp32":
+        return
+    if engine.kind == "deepspeed":
+        text = "DeepSpeed keeps flat float32 shards. Use engine.kind=torch"
+    elif train.reproducibility == "bitwise":
+        text = "train.reproducibility=bitwise rounds nothing by chance. Use train.reproducibility=fast"
+    else:
+        return
+    yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:

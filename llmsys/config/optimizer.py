@@ -31,9 +31,9 @@ def get_moment_block(width: int) -> int:
         width: size of the last dim.
 
     Returns:
-        The greatest divisor of the width and MOMENT_BLOCK.
+        A divisor of MOMENT_BLOCK. Where 16 divides the width, up to 16 tensor ranks hold whole blocks each.
     """
-    return gcd(width, MOMENT_BLOCK)
+    return gcd(width if width % 16 else width // 16, MOMENT_BLOCK)
 
 
 class _BaseOptimizerConfig(Section):

@@ -1,5 +1,6 @@
 """AdamW with moments in bfloat16 and 8 bits: rounding, the trajectory beside that of float32, and resumption."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,11 @@ from torch import Tensor, nn
 
 from llmsys.config.optimizer import AdamWConfig, MomentsDtype
 from llmsys.optim.build_optimizer import OptimizersContainer, build_optimizer
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.optim.compressed_adamw import expand_moment, store_moment
+from llmsys.train import checkpoint_load
+from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, select_rank_batches
+from tests.helpers.ranks import run_ranks
 
 STORED: list[MomentsDtype] = ["bf16", "int8"]
 
@@ -90,7 +95,7 @@ def test_a_second_moment_that_is_not_zero_is_not_stored_as_zero() -> None:
 
 @pytest.mark.parametrize(
     ("moments", "shape", "expected"),
-    [("fp32", (8, 64), 4), ("bf16", (64,), 2), ("int8", (64,), 4), ("int8", (8, 256), 1 + 4 / 128),
+    [("fp32", (8, 64), 4), ("bf16", (64,), 2), ("int8", (64,), 4), ("int8", (8, 2048), 1 + 4 / 128),
      ("int8", (8, 24), 1 + 4 / 8)],
 )  # fmt: skip
 def test_the_estimate_counts_the_bytes_of_the_state(moments: Any, shape: tuple[int, ...], expected: float) -> None:
@@ -100,3 +105,27 @@ def test_the_estimate_counts_the_bytes_of_the_state(moments: Any, shape: tuple[i
     state = build_optimizer({"w": weight}, config, compute_dtype=torch.float32).state[weight]
     held = sum(value.nbytes for name, value in state.items() if name != "step")
     assert held == 2 * expected * weight.numel()
+
+
+LAYOUTS = [ParallelLayout(expert=2), ParallelLayout(), ParallelLayout(tensor=2)]
+
+
+def save_and_load(rank: int, folder: Path) -> list[dict[str, Any]]:
+    """The state after a step, and that of engines with other layouts that load its checkpoint."""
+    engines = [build_engine("torch int8", layout, 0.5, 1) for layout in LAYOUTS]
+    engines[0].train_step(select_rank_batches(0, rank, 2, 1), LEARNING_RATE)
+    path = checkpoint_load.save_checkpoint(engines[0], folder, {}, keep_last=1)
+    for engine in engines[1:]:
+        checkpoint_load.load_checkpoint(engine, path)
+    return [gather_full_state(engine) for engine in engines]
+
+
+@pytest.mark.distributed
+def test_moments_of_8_bits_and_their_scales_are_loaded_under_another_layout(tmp_path: Path) -> None:
+    saved, *loaded = run_ranks(save_and_load, 2, tmp_path)[0]
+    assert saved["first_moment/blocks.0.attention.o_proj.weight"].dtype.name == "int8"
+    assert saved["scale_of_second_moment/blocks.0.attention.o_proj.weight"].any()
+    for found in loaded:
+        assert found.keys() == saved.keys()
+        for name, value in saved.items():
+            assert (found[name] == value).all(), name

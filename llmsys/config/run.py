@@ -214,6 +214,8 @@ class RunConfig(Section):
         batch["tokens"] = self.batch.tokens_per_step
         if self.train.matmul_dtype != "compute":
             train["products"] = self.train.matmul_dtype
+        if self.train.expert_matmul_dtype != "compute":
+            train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
         if self.batch.ramp is not None:

@@ -103,8 +103,9 @@ def find_torch_violations(
             "whole sums over micro-batches before ranks, but train.reproducibility=bitwise needs its own "
             "order. Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
         )
-    if train.matmul_dtype == "fp8":
-        yield from _find_fp8_violations(engine, layout, train)
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(train, key)) != "compute":
+            yield from _find_fp8_violations(f"train.{key}", recipe, engine, train)
 
 
 def is_replicated(engine: EngineConfig) -> bool:
@@ -174,7 +175,7 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
         )
 
 
-def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
+def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: TrainConfig) -> Iterator[Violation]:
     reason = None
     if engine.kind != "torch":
         reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
@@ -184,10 +185,8 @@ def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: Tr
         reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
         reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
-    elif layout.tensor > 1:
-        reason = f"layout.tensor={layout.tensor} shards matrices that fp8 scales unsharded. Use layout.tensor=1"
     if reason is not None:
-        yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
+        yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
 
 
 def find_moments_violations(

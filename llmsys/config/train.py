@@ -41,6 +41,7 @@ class SpikeDetectionConfig(Section):
         return self
 
 
+MatmulDtype = Literal["compute", "fp8", "fp8_block"]
 Precision = Literal["bf16", "fp16", "fp32"]
 """Number types of weights and activations in matmuls."""
 
@@ -72,10 +73,14 @@ class TrainConfig(Section):
         "fp32. auto: bf16 if the device supports it natively, else fp32; a resumed run keeps its dtype. "
         "fp16 uses loss scaling.",
     )
-    matmul_dtype: Literal["compute", "fp8"] = Field(
+    matmul_dtype: MatmulDtype = Field(
         "compute",
         description="Dtype of the inputs of linear layers in blocks. compute: that of `precision`. fp8: 8 bits with "
-        "rowwise scales; needs torchao and a GPU with fp8 matmuls.",
+        "rowwise scales; needs torchao and a GPU with fp8 matmuls. fp8_block: 8 bits with scales per 128 neighbours, "
+        "and per 128 x 128 tile of weights; needs a Hopper GPU or newer.",
+    )
+    expert_matmul_dtype: MatmulDtype = Field(
+        "compute", description="Dtype of the inputs of routed experts, as `matmul_dtype`."
     )
     reproducibility: Literal["fast", "bitwise"] = Field(
         "fast",

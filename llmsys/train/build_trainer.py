@@ -113,8 +113,9 @@ def check_config(config: RunConfig, ranks: int) -> str:
         LlmsysError: the layout, the data, the device or a task of evaluation does not fit.
     """
     layout = config.resolve_layout(ranks)
-    if config.train.matmul_dtype == "fp8":
-        require_fp8(get_local_device())
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(config.train, key)) != "compute":
+            require_fp8(get_local_device(), recipe, f"train.{key}")
     build_step_batches(config, layout.data_parallel_size, 0)
     build_evaluator(config)
     find_device_profile(config, get_local_device())

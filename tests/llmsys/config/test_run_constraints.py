@@ -40,8 +40,13 @@ MOE: dict[str, Any] = {
         ({"train": {"matmul_dtype": "fp8", "precision": "fp16"}},
          "train.precision=fp16 is not the output dtype of fp8 matmuls. Use train.precision=bf16, or "
          "train.matmul_dtype=compute."),
-        ({"train": {"matmul_dtype": "fp8"}, "layout": {"tensor": 2}},
-         "layout.tensor=2 shards matrices that fp8 scales"),
+        ({"train": {"expert_matmul_dtype": "fp8_block"}, "engine": DDP, "model": MOE},
+         "train.expert_matmul_dtype: fp8_block is not available: engine.data_parallel=ddp casts weights itself."),
+        ({"optimizer": {"kind": "adamw", "moments": "int8"}, "engine": {"kind": "deepspeed"}},
+         "optimizer.moments: int8 is not available: DeepSpeed keeps flat float32 shards. Use engine.kind=torch, or "
+         "optimizer.moments=fp32."),
+        ({"optimizer": {"kind": "adamw", "moments": "bf16"}, "train": {"reproducibility": "bitwise"}},
+         "optimizer.moments: bf16 is not available: train.reproducibility=bitwise rounds nothing by chance."),
     ],
 )  # fmt: skip
 def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any], message: str) -> None:

@@ -31,6 +31,7 @@ def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) 
         "host": platform.node(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "matmuls": get_matmul_numerics(),
         "world_size": world_size,
         "source": read_source(),
         "data_fingerprint": data_fingerprint,

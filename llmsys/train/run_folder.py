@@ -15,6 +15,7 @@ from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.run import RunConfig
 from llmsys.redact import redact_values
 from llmsys.source_code import read_source
+from llmsys.train.precision import get_matmul_numerics
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
 

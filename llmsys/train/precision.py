@@ -1,7 +1,7 @@
 """Resolve `train.precision: auto` and `train.compile: auto` for the devices of this run.
 
-The dtype is the one that the devices multiply natively. Reads the processor's flags, oneDNN's environment variables and the run's checkpoints. Nothing is measured for the
-decision, so equal machines decide alike.
+The dtype is the one that the devices multiply natively. Reads the processor's flags, oneDNN's environment variables and
+the run's checkpoints. Nothing is measured for the decision, so equal machines decide alike.
 
 Invariants:
 - A run folder with a checkpoint keeps the dtype that the checkpoint was trained in.

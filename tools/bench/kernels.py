@@ -3,9 +3,9 @@
     python -m tools.bench.kernels                       # sm_80, sm_90 and sm_100
     python -m tools.bench.kernels --arch sm_90 --json
 
-Inductor generates the Triton kernels of parts of a block of llama-8b for a pretended CUDA device (that of
-`llmsys dryrun`), Triton compiles them to PTX and cubin, and ptxas reports what they use. Forward and backward. Needs the
-triton wheel, which CPU wheels of torch do not bring, and a C++ compiler.
+Inductor generates the Triton kernels of parts of a block of llama-8b, forward and backward, for a pretended CUDA device
+(that of `llmsys dryrun`). Triton compiles them to PTX and cubin, and ptxas reports what they use. Needs the triton wheel,
+which CPU wheels of torch do not bring, and a C++ compiler.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ def main() -> None:
 def measure_kernels(architecture: str) -> list[KernelUsage]:
     """Return the kernels of all parts for one architecture. In a process that has not imported torch."""
     profile, capability = ARCHITECTURES[architecture]
-    pretend_device(profile, capability)
+    install_cuda_device(profile, capability)
     usages = []
     for part, build in list_parts().items():
         for name, source in generate_kernels(build).items():
@@ -77,7 +77,7 @@ def measure_kernels(architecture: str) -> list[KernelUsage]:
     return usages
 
 
-def pretend_device(profile: str, capability: int) -> None:
+def install_cuda_device(profile: str, capability: int) -> None:
     """Make torch and Triton see a CUDA device of a profile, with no driver."""
     guard = load_guard_library()
     import torch
@@ -136,7 +136,7 @@ def list_parts() -> dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]
     from llmsys.model.normalization import RMSNorm
     from llmsys.model.router import TopKRouter
 
-    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def build_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cuda")
 
     def build_norm() -> tuple[Callable[..., Any], list[Any]]:
@@ -147,10 +147,12 @@ def list_parts() -> dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]
             return norm(x + y)  # type: ignore[no-any-return]
 
         del norm._parameters["weight"]
-        return add_and_normalize, [tensor(ROWS, WIDTH), tensor(ROWS, WIDTH), tensor(WIDTH)]
+        return add_and_normalize, [build_tensor(ROWS, WIDTH), build_tensor(ROWS, WIDTH), build_tensor(WIDTH)]
 
     def build_activation() -> tuple[Callable[..., Any], list[Any]]:
-        return lambda gate, up: apply_gated_activation(SwigluConfig(), gate, up), [tensor(ROWS, INNER) for _ in "gu"]
+        return lambda gate, up: apply_gated_activation(SwigluConfig(), gate, up), [
+            build_tensor(ROWS, INNER) for _ in "gu"
+        ]
 
     def build_rotation() -> tuple[Callable[..., Any], list[Any]]:
         def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -158,7 +160,7 @@ def list_parts() -> dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]
             return (x.float() * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
 
         tables = [torch.empty(ROWS, 1, HEAD_DIM, device="cuda") for _ in range(2)]
-        return rotate, [tensor(ROWS, HEADS, HEAD_DIM), *tables]
+        return rotate, [build_tensor(ROWS, HEADS, HEAD_DIM), *tables]
 
     def build_router() -> tuple[Callable[..., Any], list[Any]]:
         moe = MoeConfig(num_experts=EXPERTS, num_experts_per_tok=8, moe_intermediate_size=768)
@@ -169,7 +171,7 @@ def list_parts() -> dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]
             router.weight = weight  # type: ignore[assignment]
             return router(x).weights_NK  # type: ignore[no-any-return]
 
-        return choose, [tensor(ROWS, WIDTH), tensor(EXPERTS, WIDTH)]
+        return choose, [build_tensor(ROWS, WIDTH), build_tensor(EXPERTS, WIDTH)]
 
     return {
         "residual sum and RMSNorm": build_norm,
@@ -203,9 +205,9 @@ def generate_kernels(build: Callable[[], tuple[Callable[..., Any], list[Any]]]) 
         function, values = build()
         graph = make_fx(torch.func.functionalize(run_both), decomposition_table=select_decomp_table())(*values)
     options = {"compile_threads": 1, "force_disable_caches": True, "fx_graph_cache": False}
-    with config.patch(options), patch.object(async_compile.AsyncCompile, "triton", record_source), mode:
-        with tracing(TracingContext(mode)):
-            compile_fx.compile_fx_inner(graph, values)
+    recorded = patch.object(async_compile.AsyncCompile, "triton", record_source)
+    with config.patch(options), recorded, mode, tracing(TracingContext(mode)):
+        compile_fx.compile_fx_inner(graph, values)
     return sources
 
 
@@ -216,7 +218,7 @@ def compile_kernel(part: str, name: str, source: str, architecture: str) -> Kern
     from triton.compiler import ASTSource
 
     function, meta, settings = _load_kernel(name, source)
-    constants = {key: value for key, value in meta.get("constants", {}).items()} | settings.kwargs
+    constants = dict(meta.get("constants", {})) | settings.kwargs
     signature = {key: "constexpr" if key in constants else kind for key, kind in meta["signature"].items()}
     constants |= {key: None for key, kind in signature.items() if kind == "constexpr" and key not in constants}
     positions = {(function.arg_names.index(key),): value for key, value in constants.items()}

@@ -14,7 +14,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.errors import LaunchError
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8, list_fp8_layers, require_fp8
-from llmsys.parallel.fp8_emulation import emulate_fp8_matmul
+from llmsys.parallel.fp8_emulation import compute_fp8_matmul
 
 MODEL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -57,7 +57,9 @@ def test_a_machine_without_torchao_is_told_what_to_install(monkeypatch: pytest.M
 def test_block_scales_need_a_gpu_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(get_device_capability=lambda device: (8, 9), get_device_name=lambda device: "L40")
     monkeypatch.setattr(torch, "cuda", known)
-    message = r"train\.expert_matmul_dtype=fp8_block: L40 has compute capability 8\.9, but fp8 matmuls need 9\.0\. Use a"
+    message = (
+        r"train\.expert_matmul_dtype=fp8_block: L40 has compute capability 8\.9, but fp8 matmuls need 9\.0\. Use a"
+    )
     with pytest.raises(LaunchError, match=message):
         require_fp8(torch.device("cuda"), "fp8_block", "train.expert_matmul_dtype")
 
@@ -108,7 +110,7 @@ def test_every_product_rounds_along_the_dim_that_it_sums_over(
     ends = [0, 130, 130, 200]  # the second of three experts has no rows
     x, weight = torch.randn(200, 256).requires_grad_(), torch.randn(3, 256, 128).requires_grad_()
     gradient = torch.randn(200, 128)
-    y = emulate_fp8_matmul(x, weight, torch.tensor(ends[1:], dtype=torch.int32), in_blocks)
+    y = compute_fp8_matmul(x, weight, torch.tensor(ends[1:], dtype=torch.int32), in_blocks)
     y.backward(gradient)
     assert x.grad is not None
     assert weight.grad is not None
@@ -131,5 +133,5 @@ def test_the_emulation_rounds_as_torchao_does() -> None:
     x, linear = torch.randn(256, 256, dtype=torch.bfloat16), torch.nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
     config = replace(float8.Float8LinearConfig.from_recipe_name("rowwise"), emulate=True)
     theirs = Float8Linear.from_float(linear, config)(x)
-    ours = emulate_fp8_matmul(x, linear.weight.t()[None], torch.tensor([256], dtype=torch.int32), False)
+    ours = compute_fp8_matmul(x, linear.weight.t()[None], torch.tensor([256], dtype=torch.int32), False)
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)

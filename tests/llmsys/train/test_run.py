@@ -147,7 +147,9 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     assert environment["packages"]["torch"]
     assert environment["world_size"] == 2
     assert environment["matmuls"] == {
-        "float32_matmul_precision": "highest", "bf16_reduced_precision_sums": False, "fp16_reduced_precision_sums": False
+        "float32_matmul_precision": "highest",
+        "bf16_reduced_precision_sums": False,
+        "fp16_reduced_precision_sums": False,
     }
 
 

@@ -4,8 +4,8 @@
     python -m tools.bench.kernels --arch sm_90 --json
 
 Inductor generates the Triton kernels of parts of a block of llama-8b, forward and backward, for a pretended CUDA device
-(that of `llmsys dryrun`). Triton compiles them to PTX and cubin, and ptxas reports what they use. Needs the triton wheel,
-which CPU wheels of torch do not bring, and a C++ compiler.
+(that of `llmsys dryrun`). Triton compiles them to PTX and cubin, and ptxas reports what they use. Needs a C++ compiler,
+and the triton wheel, which CPU wheels of torch do not bring.
 """
 
 import argparse

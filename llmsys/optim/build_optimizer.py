@@ -8,11 +8,18 @@ from torch import Tensor, nn
 
 from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, UpdateRule
 from llmsys.errors import ConfigError
+from llmsys.optim.compressed_adamw import CompressedAdamW
 from llmsys.optim.muon import Apply, Muon, apply_to_each
 from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
-MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
-"""Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment."""
+MOMENTS = {
+    "first_moment": "exp_avg",
+    "second_moment": "exp_avg_sq",
+    "scale_of_first_moment": "exp_avg_scale",
+    "scale_of_second_moment": "exp_avg_sq_scale",
+}
+"""Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
+belong to moments of 8 bits."""
 
 
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
@@ -121,7 +128,10 @@ def _iter_param_groups(
                 yield {"params": parameters, "weight_decay": group.weight_decay, "rate_scale": group.lr_multiplier}
 
 
-def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
+def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    if isinstance(config, AdamWConfig) and config.moments != "fp32":
+        settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
+        return CompressedAdamW(groups, moments=config.moments, **settings)
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     for group in groups:
         for parameter in group["params"]:

@@ -2,7 +2,7 @@
 
 The loop reports each phase (`report_phase`). A thread of each rank writes the last report to
 `heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes the stacks
-to `heartbeats/rank-N.stacks`. The first live rank compares all heartbeats and names the ranks that are silent or late;
+to `heartbeats/rank-N.stacks`, and the last collectives to `heartbeats/collectives-rank-N` (flight_recorder.py). The first live rank compares all heartbeats and names the ranks that are silent or late;
 every rank exits with status 4. On each host the first live rank makes silent ranks dump their stacks.
 
 Invariants:
@@ -29,6 +29,7 @@ import psutil
 
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
+from llmsys.parallel.flight_recorder import FILE_PREFIX, format_trace_command, write_collective_trace
 from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.work_meter import WorkMeter
 
@@ -228,6 +229,7 @@ class Watchdog:
         self._ending.set()
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
+            write_collective_trace(self._folder, get_rank())
         heartbeats = self._read_heartbeats()
         alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after_seconds]
         if get_rank() == min((beat.rank for beat in alive), default=get_rank()) and self._claim_report():
@@ -263,12 +265,15 @@ class Watchdog:
         who = "; ".join(named) or "no single rank hangs: all wait at the same point, see their stacks"
         log.error(
             "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
-            "every rank are in %s. The run ends; the same command continues from the last checkpoint.",
+            "every rank are in %s, and its last collectives in %sN, to compare with `%s`. The run ends; the same "
+            "command continues from the last checkpoint.",
             self._timeout,
             own.phase,
             own.step,
             who,
             self._folder,
+            FILE_PREFIX,
+            format_trace_command(self._folder),
         )
         try:
             with EventWriter(self._events) as events:

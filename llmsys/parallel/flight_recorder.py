@@ -5,9 +5,11 @@ does not import torch, because the variables must be set before torch is.
 
 Invariants:
 - A variable that the user has set is kept.
+- A dump has every collective that torch still keeps, completed ones too.
 """
 
 import shlex
+import sys
 import threading
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -39,22 +41,19 @@ def set_flight_recorder_variables(folder: Path, environment: MutableMapping[str,
     environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
-def write_collective_trace(folder: Path, rank: int) -> Path | None:
-    """Write the last collectives of this rank, those of NCCL where this torch has it, else those of gloo.
+def start_collective_trace(folder: Path, rank: int) -> threading.Thread:
+    """Start to write the last collectives of this rank: those of NCCL on an accelerator, else those of gloo.
 
     Args:
         folder: an existing folder.
         rank: number of this rank.
 
     Returns:
-        The file; None where there is nothing to write, or it took longer than `WRITE_SECONDS`.
+        The writing thread. Join it for `WRITE_SECONDS` at most.
     """
-    path = folder / f"{FILE_PREFIX}{rank}"
-    # Another thread, so that a lock of the recorder does not keep the watchdog from ending the run.
-    writer = threading.Thread(target=_write_trace, args=(path,), name="flight-recorder", daemon=True)
+    writer = threading.Thread(target=_write_trace, args=(folder / f"{FILE_PREFIX}{rank}",), daemon=True)
     writer.start()
-    writer.join(WRITE_SECONDS)
-    return path if not writer.is_alive() and path.exists() else None
+    return writer
 
 
 def _write_trace(path: Path) -> None:
@@ -64,7 +63,10 @@ def _write_trace(path: Path) -> None:
     try:
         # A torch with CUDA has two recorders, and that of NCCL is empty in a run on CPUs.
         dump = c10d._dump_nccl_trace if torch.cuda.is_available() else c10d._dump_fr_trace
-        trace: bytes = dump()
+        # torch names the lines of a stack by its compiler, whose import takes seconds that a hang before the first step
+        # does not have.
+        has_stacks = "torch._dynamo" in sys.modules
+        trace: bytes = dump(True, has_stacks, False)
         path.write_bytes(trace)
     except (OSError, RuntimeError) as error:
         log.debug("%s could not be written: %s", path, error)

@@ -29,7 +29,12 @@ import psutil
 
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
-from llmsys.parallel.flight_recorder import FILE_PREFIX, format_trace_command, write_collective_trace
+from llmsys.parallel.flight_recorder import (
+    FILE_PREFIX,
+    WRITE_SECONDS,
+    format_trace_command,
+    start_collective_trace,
+)
 from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.work_meter import WorkMeter
 
@@ -227,9 +232,10 @@ class Watchdog:
     def _end_run(self) -> None:
         """Report the hanging ranks from the first rank that is not silent, and exit."""
         self._ending.set()
+        # In a thread: a rank that was suspended has EXIT_DELAY_SECONDS before its partners leave.
+        trace = start_collective_trace(self._folder, get_rank())
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
-            write_collective_trace(self._folder, get_rank())
         heartbeats = self._read_heartbeats()
         alive = [beat for beat in heartbeats if beat.age_seconds <= self._silent_after_seconds]
         if get_rank() == min((beat.rank for beat in alive), default=get_rank()) and self._claim_report():
@@ -240,6 +246,7 @@ class Watchdog:
                     request_stack_dump(beat)
         # The report and the stacks of a woken rank must be written before a launcher sees this exit.
         time.sleep(EXIT_DELAY_SECONDS)
+        trace.join(WRITE_SECONDS)
         # sys.exit would end this thread only.
         os._exit(HUNG)
 

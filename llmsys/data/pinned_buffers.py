@@ -41,7 +41,8 @@ class PinnedBuffers:
         parts = iter(self._reserve(sum(sizes)).split(sizes))
 
         def copy(tensor: Tensor) -> Tensor:
-            return next(parts)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            part: Tensor = next(parts)
+            return part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
         return [batch.map_tensors(copy) for batch in batches]
 

@@ -8,6 +8,7 @@ Invariants:
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,7 +64,7 @@ def parse_processor_list(text: str) -> set[int]:
 
 
 def _format_pci_address(device: torch.device) -> str:
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)  # torch does not declare all of its fields
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 from llmsys.log import get_logger
 
@@ -58,8 +59,8 @@ def start_collective_trace(folder: Path, rank: int) -> threading.Thread:
 
 def _write_trace(path: Path) -> None:
     import torch
-    from torch._C import _distributed_c10d as c10d
 
+    c10d: Any = torch._C._distributed_c10d  # its functions depend on the build
     try:
         # A torch with CUDA has two recorders, and that of NCCL is empty in a run on CPUs.
         dump = c10d._dump_nccl_trace if torch.cuda.is_available() else c10d._dump_fr_trace

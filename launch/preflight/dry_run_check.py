@@ -18,7 +18,7 @@ TOO_LARGE = "Shard more, or lower batch.micro_sequences; llmsys estimate lists w
 
 @dataclass(frozen=True)
 class DryRunWish:
-    """What the user asked for.
+    """The part of the command line that concerns the dry run.
 
     Attributes:
         runs: whether to run it here; otherwise its command is offered.

@@ -1,4 +1,4 @@
-"""A rank uses the processors near its accelerator, among those it was given, and nothing changes where that is unknown."""
+"""A rank uses the processors near its accelerator among those it was given; nothing changes where that is unknown."""
 
 import logging
 import os

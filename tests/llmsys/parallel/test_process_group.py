@@ -73,7 +73,9 @@ def test_other_groups_get_the_timeout_of_the_first() -> None:
 def test_every_group_of_every_mesh_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found: set[str] = set()
     monkeypatch.setattr(device_mesh, "set_group_timeout", lambda group: found.add(group.group_name))
-    meshes = device_mesh.build_device_meshes(ParallelLayout(replicate=2, shard=2, tensor=2, expert=2), torch.device("cpu"))
+    meshes = device_mesh.build_device_meshes(
+        ParallelLayout(replicate=2, shard=2, tensor=2, expert=2), torch.device("cpu")
+    )
     used = [mesh for mesh in vars(meshes).values() if isinstance(mesh, dist.DeviceMesh)]
     assert {group.group_name for mesh in used for group in mesh.get_all_groups()} == found
     assert len(found) >= 6

@@ -319,9 +319,7 @@ def test_a_copy_runs_on_a_stream_of_its_own_until_the_state_changes(
     on_device = torch.full((64, 64), 7.0).as_subclass(DeviceTensor)
     state.tensors["parameter/w"] = on_device
     written: list[dict[str, torch.Tensor]] = []
-    monkeypatch.setattr(
-        checkpoint_saver, "write_sharded_checkpoint", lambda tensors, *_: written.append(dict(tensors))
-    )
+    monkeypatch.setattr(checkpoint_saver, "write_sharded_checkpoint", lambda tensors, *_: written.append(dict(tensors)))
     saver = CheckpointSaver(tmp_path, CheckpointConfig(mode="async"))
     saver.allocate_buffers(state)
     start = ["new stream on cuda:2"]

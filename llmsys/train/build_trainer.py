@@ -24,6 +24,7 @@ from llmsys.folder_lock import lock_folder
 from llmsys.log import get_logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.process_group import (
     TIMEOUT_SECONDS,
@@ -78,6 +79,7 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         StopRequested: the run was asked to stop; its state is saved.
         LlmsysError: the config, the data or a checkpoint cannot be used, or training cannot continue.
     """
+    bind_to_near_processors(get_local_device())
     with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
         require_rank_agreement(config)
         run_on_rank_zero(lambda: check_config(config, get_world_size()))
@@ -161,6 +163,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     report_phase(resumed or 0, "preparing the first step")
     metric_logger = _build_metric_logger(config, stack, dataset, steps, device, resumed)
     write_prediction(metric_logger, resumed or 0, config, device, profile)
+    trim_allocator(device)  # of initial values and of what a checkpoint was read into
 
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.

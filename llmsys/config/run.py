@@ -271,9 +271,7 @@ class RunConfig(Section):
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
         fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
-        return self.model_copy(
-            update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})}
-        )
+        return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.

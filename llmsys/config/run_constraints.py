@@ -93,9 +93,7 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
 FSDP = "engine.data_parallel=fsdp"
 
 
-def find_torch_violations(
-    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig
-) -> Iterator[Violation]:
+def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)

@@ -17,7 +17,7 @@ from llmsys.dryrun.categories import SAVED
 from llmsys.dryrun.kernel_flops import BACKWARD_PRODUCTS, FORWARD_PRODUCTS
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
-from llmsys.estimate.activation_memory import compute_micro_batch, get_sequence_lengths
+from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
@@ -98,7 +98,7 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
         return None
     policy = config.train.activation_checkpoint
     repeats = policy == "full" or (policy == "selective" and set(kernels) == {"flex"})
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     sequences, micro_batches = compute_micro_batch(config, layout)
     forward = count_flops(
         config.model, source, sequences, target_length=length, documents=session.request.documents

@@ -13,7 +13,6 @@ fp8_emulation.py, for any device, rounds alike and multiplies in float32.
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal, assert_never
 

@@ -12,9 +12,9 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
-from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.precision import DTYPES

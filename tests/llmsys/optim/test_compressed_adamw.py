@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from llmsys.config.optimizer import AdamWConfig, MomentsDtype
-from llmsys.optim.build_optimizer import OptimizersContainer, build_optimizer
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.optim.build_optimizer import OptimizersContainer, build_optimizer
 from llmsys.optim.compressed_adamw import expand_moment, store_moment
 from llmsys.train import checkpoint_load
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, select_rank_batches

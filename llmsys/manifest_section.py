@@ -118,3 +118,26 @@ class DecontaminationSummary(ManifestSection):
 
     sets: dict[str, SetContamination]
     exempt_ngrams: int
+
+
+class TokenBatch(ManifestSection):
+    """One Arrow record batch of a token file, in the bytes `begin` to `end` of the file.
+
+    Each checksum is the xxh64 (hex) of a portion that is read separately.
+    """
+
+    rows: int
+    tokens: int
+    begin: int
+    end: int
+    checksum: str  # over the token ids
+    lengths_checksum: str  # over tokens per document and text bytes per document, both int64
+    lineage_checksum: str  # over the buffers of the side columns id, file, offset, url_hash
+
+
+class TokenIndex(ManifestSection):
+    """The Arrow file in tokens/ that lists the token files of a split; `digest` is the xxh3_128 (hex) of its bytes."""
+
+    name: str
+    files: int
+    digest: str

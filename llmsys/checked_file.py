@@ -3,8 +3,8 @@
 Reads: tokens/*.arrow and tokens/*.pages.
 
 Invariants:
-- No byte is returned that was not verified. A read touches its own pages and at most one page of the page table per
-  4 MiB of the file.
+- No byte is returned of a page that was not verified since the file was opened. A read touches its own pages and at
+  most one page of the page table per 4 MiB of the file.
 - Nothing is mapped: a file that vanishes or shrinks gives an error with its name, never a bus error.
 """
 
@@ -70,6 +70,9 @@ class CheckedFile:
         if (size := os.fstat(self._file).st_size) != entry.size:
             raise DataError(f"{path} has {size:,} bytes, expected from the manifest: {entry.size:,}. {NEXT_STEP}")
         self._read_head(entry.page_root)
+        self.token_edges: Integers = np.append(self.batches.tokens, entry.tokens)
+        """First token of each record batch, and the tokens of the file, (batches + 1,)."""
+        self._verified = bytearray(-(-entry.size // PAGE_BYTES))
 
     def _read_head(self, root: str) -> None:
         # One page is enough for 100 batches of a file of 400 MB.
@@ -98,6 +101,10 @@ class CheckedFile:
         if not 0 <= begin <= end <= self.size:
             raise DataError(f"{self.path}: bytes {begin:,} to {end:,} are outside of its {self.size:,}. {NEXT_STEP}")
         first, last = begin // PAGE_BYTES, -(-end // PAGE_BYTES)
+        if self._verified.find(0, first, last) < 0:
+            exact = os.pread(self._file, end - begin, begin)
+            if len(exact) == end - begin:
+                return memoryview(exact)
         data = memoryview(os.pread(self._file, (last - first) * PAGE_BYTES, first * PAGE_BYTES))
         if len(data) < end - first * PAGE_BYTES:
             self.require_complete()
@@ -105,6 +112,7 @@ class CheckedFile:
             at = (page - first) * PAGE_BYTES
             if compute_page_sum(data[at : at + PAGE_BYTES]) != self._get_sum(page):
                 raise self._build_damage_error(page)
+            self._verified[page] = 1
         return data[begin - first * PAGE_BYTES : end - first * PAGE_BYTES]
 
     def _get_sum(self, page: int) -> int:

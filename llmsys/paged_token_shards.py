@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,20 @@ MAX_EAGER_FILES = 32
 """Splits of at most this many files are opened at the start, so that a missing or truncated one is found there."""
 MAX_CACHED_ENDS = 1 << 22
 """Document ends that stay in memory, 8 bytes each."""
+
+
+class DocumentGroup(NamedTuple):
+    """Ranges of the stream, and consecutive documents that have all of their tokens.
+
+    Attributes:
+        rows: Indices of the ranges, (R,).
+        first_document: Number of the first document.
+        ends: End of each document in the stream.
+    """
+
+    rows: Integers
+    first_document: int
+    ends: Integers
 
 
 class PagedTokenShards(TokenShards):
@@ -98,10 +113,73 @@ class PagedTokenShards(TokenShards):
 
     def _get_batch_tokens(self, number: int, file: CheckedFile, batch: int) -> tuple[int, int]:
         """Return the first token of a record batch in the stream, and the end of its tokens."""
-        before, tokens = int(self._first_tokens[number]), file.batches.tokens
-        if batch + 1 < len(tokens):
-            return before + int(tokens[batch]), before + int(tokens[batch + 1])
-        return before + int(tokens[batch]), int(self._first_tokens[number + 1])
+        before = int(self._first_tokens[number])
+        return before + int(file.token_edges[batch]), before + int(file.token_edges[batch + 1])
+
+    def copy_ranges(self, begins: Integers, size: int, out: Integers) -> None:
+        """Fill the rows of `out`, (N, size), with the tokens of ranges of the stream.
+
+        Args:
+            begins: First token of each range, (N,).
+            size: Tokens of a range.
+            out: Any integers.
+
+        Raises:
+            DataError: They are damaged, or a file is gone.
+        """
+        num_bytes = size * self._dtype.itemsize
+        for number, here in self._group_by_file(begins):
+            file = self._get_file(number)
+            file.require_complete()
+            edges, local = file.token_edges, begins[here] - self._first_tokens[number]
+            batches = np.searchsorted(edges, local, side="right") - 1
+            places = file.batches.values[batches] + (local - edges[batches]) * self._dtype.itemsize
+            within = local + size <= edges[batches + 1]
+            for row, place, is_within in zip(here.tolist(), places.tolist(), within.tolist(), strict=True):
+                if is_within:
+                    out[row] = np.frombuffer(file.read(place, place + num_bytes), self._dtype)
+                else:
+                    out[row] = self.read_stream(int(begins[row]), int(begins[row]) + size)
+
+    def iter_document_groups(self, begins: Integers, size: int) -> Iterator[DocumentGroup]:
+        """Group ranges of the stream by the documents in them; a range may be in no group.
+
+        Args:
+            begins: First token of each range, (N,).
+            size: Tokens of a range.
+
+        Yields:
+            All ranges, where the ends of all documents stay in memory; else those of each record batch.
+
+        Raises:
+            DataError: The lengths of documents are damaged, or a file is gone.
+        """
+        if self.num_documents <= MAX_CACHED_ENDS:
+            yield DocumentGroup(np.flatnonzero(begins + size <= self.num_tokens), 0, self._all_ends)
+            return
+        for number, here in self._group_by_file(begins):
+            file = self._get_file(number)
+            edges, local = file.token_edges, begins[here] - self._first_tokens[number]
+            batches = np.searchsorted(edges, local, side="right") - 1
+            within = local + size <= edges[batches + 1]
+            for batch in np.unique(batches[within]).tolist():
+                first = int(self._first_documents[number]) + int(file.batches.rows[batch])
+                yield DocumentGroup(here[within & (batches == batch)], first, self._get_batch_ends(number, batch))
+
+    @cached_property
+    def _all_ends(self) -> Integers:
+        files = range(len(self._first_tokens) - 1)
+        batches = ((number, batch) for number in files for batch in range(len(self._get_file(number).batches.rows)))
+        return np.concatenate([self._read_batch_ends(*batch) for batch in batches])
+
+    def _group_by_file(self, begins: Integers) -> Iterator[tuple[int, Integers]]:
+        """Yield (file, indices of the ranges that begin in it)."""
+        numbers = np.searchsorted(self._first_tokens, begins, side="right") - 1
+        if len(numbers) and (numbers == numbers[0]).all():
+            yield int(numbers[0]), np.arange(len(numbers))
+            return
+        for number in np.unique(numbers).tolist():
+            yield number, np.flatnonzero(numbers == number)
 
     def find_document_ends(self, begin: int, end: int) -> tuple[int, Integers]:
         """Find the documents with tokens in a range of the stream.
@@ -139,6 +217,16 @@ class PagedTokenShards(TokenShards):
             if (cached := self._ends.get(key)) is not None:
                 self._ends.move_to_end(key)
                 return cached
+        ends = self._read_batch_ends(number, batch)
+        with self._lock:
+            if key not in self._ends:
+                self._ends[key] = ends
+                self._num_ends += len(ends)
+            while self._num_ends > MAX_CACHED_ENDS and len(self._ends) > 1:
+                self._num_ends -= len(self._ends.popitem(last=False)[1])
+        return ends
+
+    def _read_batch_ends(self, number: int, batch: int) -> Integers:
         file = self._get_file(number)
         rows = file.batches.rows
         stop = int(rows[batch + 1]) if batch + 1 < len(rows) else self._table.get_column("rows")[number]
@@ -146,12 +234,6 @@ class PagedTokenShards(TokenShards):
         data = file.read(place, place + 4 * (int(stop) - int(rows[batch]) + 1))
         ends: Integers = np.frombuffer(data, np.int32)[1:].astype(np.int64)
         ends += self._get_batch_tokens(number, file, batch)[0]
-        with self._lock:
-            if key not in self._ends:
-                self._ends[key] = ends
-                self._num_ends += len(ends)
-            while self._num_ends > MAX_CACHED_ENDS and len(self._ends) > 1:
-                self._num_ends -= len(self._ends.popitem(last=False)[1])
         return ends
 
     # --- Documents ---

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.data.packed_windows import Window, WindowBatch, build_size_error
+from llmsys.data.packed_windows import Window, WindowBatch, build_size_error, split_at_documents
 from llmsys.data.shuffle import KeyedPermutation, derive_order_key
 from llmsys.paged_token_shards import PagedTokenShards
 
@@ -66,22 +66,34 @@ class StreamWindows:
         """Implement `WindowDataset.get_rows`."""
         starts, size = self._get_starts(np.asarray(numbers, np.int64)), self.length + 1
         tokens, documents = (np.empty((len(starts), size), np.int64) for _ in range(2))
-        for row, start in enumerate(starts.tolist()):
-            at = 0
-            for begin, end in self._iter_ranges(start, size):
-                tokens[row, at : at + end - begin] = self.shards.read_stream(begin, end)
-                at += end - begin
-            counts, first = self._count_document_inputs(start, size)
+        wraps = starts + size > self.tokens
+        self.shards.copy_ranges(np.where(wraps, 0, starts), size, tokens)
+        for row in np.flatnonzero(wraps).tolist():
+            tokens[row] = np.concatenate(
+                [self.shards.read_stream(*part) for part in self._iter_ranges(int(starts[row]), size)]
+            )
+        is_read = np.zeros(len(starts), np.bool_)
+        for group in self.shards.iter_document_groups(starts, size):
+            spans = split_at_documents(group.ends - 1, starts[group.rows], size)
+            inputs = np.repeat(spans.places + group.first_document, spans.ends - spans.begins)
+            documents[group.rows], is_read[group.rows] = inputs.reshape(-1, size), True
+        for row in np.flatnonzero(~is_read).tolist():
+            counts, first = self._count_document_inputs(int(starts[row]), size)
             documents[row] = np.repeat(np.arange(first, first + len(counts)), counts)
         return WindowBatch(tokens, documents)
 
     def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Implement `WindowDataset.compute_attention_cost`."""
-        costs = []
-        for start in self._get_starts(np.asarray(numbers, np.int64)).tolist():
-            counts, _ = self._count_document_inputs(start, self.length)
-            costs.append(int(counts @ counts))
-        return np.array(costs, np.int64)
+        starts = self._get_starts(np.asarray(numbers, np.int64))
+        costs = np.zeros(len(starts), np.int64)
+        for group in self.shards.iter_document_groups(starts, self.length):
+            spans = split_at_documents(group.ends - 1, starts[group.rows], self.length)
+            lengths = spans.ends - spans.begins
+            np.add.at(costs, group.rows[spans.rows], lengths * lengths)
+        for row in np.flatnonzero(costs == 0).tolist():
+            counts, _ = self._count_document_inputs(int(starts[row]), self.length)
+            costs[row] = counts @ counts
+        return costs
 
     def list_documents(self, number: int) -> list[tuple[int, int]]:
         """List (0, document) of every document with tokens in the window: there is one source."""
@@ -132,10 +144,16 @@ class StreamWindows:
         """Return the first token of each window in the stream, (N,)."""
         epochs, places = np.divmod(numbers, self.windows_per_epoch)
         starts = np.empty_like(numbers)
+        if len(numbers) and (epochs == epochs[0]).all():
+            return self._get_epoch_starts(int(epochs[0]), places)
         for epoch in np.unique(epochs).tolist():
-            order, here = self._get_epoch(epoch), epochs == epoch
-            starts[here] = (order.windows.get_values(places[here]) * self.length + order.shift) % self.tokens
+            here = epochs == epoch
+            starts[here] = self._get_epoch_starts(epoch, places[here])
         return starts
+
+    def _get_epoch_starts(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        order = self._get_epoch(epoch)
+        return (order.windows.get_values(places) * self.length + order.shift) % self.tokens
 
     def _iter_ranges(self, start: int, size: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges of the stream with `size` tokens from `start`: two where its end is between them."""

@@ -140,15 +140,27 @@ def _build_source_evaluator(
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
-    packed = [_build_source_windows(shards, length, seed) for shards in dataset.sources]
+    packed = [build_source_windows(shards, length, seed) for shards in dataset.sources]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
     stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
     return MixtureWindows(packed, dataset.names, stages)
 
 
-def _build_source_windows(shards: TokenShards, length: int, seed: int) -> SourceWindows:
-    """Return the windows of a dataset in the order of its manifest, which keeps the order of older runs."""
+def build_source_windows(shards: TokenShards, length: int, seed: int) -> SourceWindows:
+    """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
+
+    Args:
+        shards: the training split.
+        length: positions to predict in a window.
+        seed: seed of the order.
+
+    Returns:
+        The windows of all epochs.
+
+    Raises:
+        DataError: the split has too few tokens for a window.
+    """
     match shards.manifest.order:
         case 1:
             return PackedDocuments(shards, length=length, seed=seed)

@@ -65,7 +65,7 @@ def test_every_flipped_bit_of_a_file_and_its_table_is_noticed_where_it_is_read(d
     for name in ("train-00001.arrow", "train-00001.pages", "train.index"):
         path = dataset / "tokens" / name
         whole = path.read_bytes()
-        for place in range(0, len(whole), 3):
+        for place in range(0, len(whole), 5 if name.endswith("arrow") else 23):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
             with pytest.raises(DataError, match=name.partition(".")[0]):
                 read_everything(dataset)

@@ -40,22 +40,19 @@ class StreamWindows:
     """
 
     def __init__(self, shards: PagedTokenShards, *, length: int, seed: int) -> None:
-        self.shards, self.length, self.seed = shards, length, seed
-        self.tokens = shards.num_tokens
+        self.stream, self.length, self.seed = shards.stream, length, seed
+        self.fingerprint = shards.fingerprint
+        """Fingerprint of the dataset."""
+        self.tokens = self.stream.num_tokens
         if self.tokens <= length:
             raise build_size_error(self.tokens, length)
         self.windows_per_epoch, self.tokens_left_over_per_epoch = divmod(self.tokens, length)
         self._get_epoch = lru_cache(maxsize=16)(self._derive_epoch)
 
     def _derive_epoch(self, epoch: int) -> EpochKeys:
-        identity = self.shards.fingerprint, self.seed, epoch
+        identity = self.fingerprint, self.seed, epoch
         windows = KeyedPermutation(self.windows_per_epoch, derive_order_key("stream windows", *identity))
         return EpochKeys(windows, derive_order_key("stream shift", *identity) % self.tokens)
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the dataset."""
-        return self.shards.fingerprint
 
     def get_window(self, index: int) -> Window:
         """Return sequence `index` of the run, counted from zero over all epochs."""
@@ -67,13 +64,13 @@ class StreamWindows:
         starts, size = self._get_starts(np.asarray(numbers, np.int64)), self.length + 1
         tokens, documents = (np.empty((len(starts), size), np.int64) for _ in range(2))
         wraps = starts + size > self.tokens
-        self.shards.copy_ranges(np.where(wraps, 0, starts), size, tokens)
+        self.stream.copy_ranges(np.where(wraps, 0, starts), size, tokens)
         for row in np.flatnonzero(wraps).tolist():
             tokens[row] = np.concatenate(
-                [self.shards.read_stream(*part) for part in self._iter_ranges(int(starts[row]), size)]
+                [self.stream.read_range(*part) for part in self._iter_ranges(int(starts[row]), size)]
             )
         is_read = np.zeros(len(starts), np.bool_)
-        for group in self.shards.iter_document_groups(starts, size):
+        for group in self.stream.iter_document_groups(starts, size):
             spans = split_at_documents(group.ends - 1, starts[group.rows], size)
             inputs = np.repeat(spans.places + group.first_document, spans.ends - spans.begins)
             documents[group.rows], is_read[group.rows] = inputs.reshape(-1, size), True
@@ -86,7 +83,7 @@ class StreamWindows:
         """Implement `WindowDataset.compute_attention_cost`."""
         starts = self._get_starts(np.asarray(numbers, np.int64))
         costs = np.zeros(len(starts), np.int64)
-        for group in self.shards.iter_document_groups(starts, self.length):
+        for group in self.stream.iter_document_groups(starts, self.length):
             spans = split_at_documents(group.ends - 1, starts[group.rows], self.length)
             lengths = spans.ends - spans.begins
             np.add.at(costs, group.rows[spans.rows], lengths * lengths)
@@ -99,13 +96,13 @@ class StreamWindows:
         """List (0, document) of every document with tokens in the window: there is one source."""
         found = []
         for begin, end in self._iter_ranges(int(self._get_starts(np.array([number]))[0]), self.length + 1):
-            first, ends = self.shards.find_document_ends(begin, end)
+            first, ends = self.stream.find_document_ends(begin, end)
             found += [(0, first + index) for index in range(len(ends))]
         return list(dict.fromkeys(found))  # one that is cut may be at both ends
 
     def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
         """List the sequences among the first `count` of a run that have tokens of a document, in order."""
-        begin, end = self.shards.get_document_span(document)
+        begin, end = self.stream.get_document_span(document)
         by_epoch = [np.empty(0, np.int64)]
         for epoch in range(-(-count // self.windows_per_epoch)):
             order = self._get_epoch(epoch)
@@ -169,7 +166,7 @@ class StreamWindows:
         edges: list[NDArray[np.int64]] = []
         first, at = -1, 0
         for begin, end in self._iter_ranges(start, size):
-            number, ends = self.shards.find_document_ends(begin, end)
+            number, ends = self.stream.find_document_ends(begin, end)
             first = number if first < 0 else first
             edges.append(ends - 1 - begin + at)
             at += end - begin

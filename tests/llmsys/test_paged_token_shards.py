@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmsys import paged_token_shards, token_shards
+from llmsys import token_shards, token_stream
 from llmsys.checked_file import CheckedFile
 from llmsys.errors import DataError
 from llmsys.paged_token_shards import PagedTokenShards, require_paged
@@ -52,11 +52,11 @@ def test_what_was_written_is_read(dataset: Path) -> None:
     stream = [token for document in DOCUMENTS for token in document]
     for begin in range(17):
         for end in range(begin + 1, 18):
-            assert tokens.read_stream(begin, end).tolist() == stream[begin:end]
+            assert tokens.stream.read_range(begin, end).tolist() == stream[begin:end]
     assert tokens.get_lineage(3) == {"id": f"{3:032x}", "file": "crawl/a.warc.gz", "offset": 300, "url_hash": 3}
     assert tokens.select_documents("url_hash", 4, 1) == [1, 4]
     assert tokens.read_leading_sizes(4)[0].tolist() == [3, 1]
-    with pytest.raises(IndexError, match="document 5 of split 'train', which has 5"):
+    with pytest.raises(IndexError, match="document 5 of a split of 5"):
         tokens.get_tokens(5)
     assert token_shards.verify_checksums(dataset).fingerprint == tokens.fingerprint
 
@@ -76,14 +76,14 @@ def test_every_flipped_bit_of_a_file_and_its_table_is_noticed_where_it_is_read(d
 def test_a_damaged_page_is_named_and_the_others_are_read(large: Path) -> None:
     path = large / "tokens" / "train-00000.arrow"
     tokens = open_paged(large)
-    before = tokens.read_stream(0, 1000).tolist()
+    before = tokens.stream.read_range(0, 1000).tolist()
     flip(path, 1_000_123)
     tokens = open_paged(large)
-    assert tokens.read_stream(0, 1000).tolist() == before
+    assert tokens.stream.read_range(0, 1000).tolist() == before
     with pytest.raises(
         DataError, match=r"train-00000\.arrow, page 244 \(bytes 999,424 to 1,003,520\): .* damaged .* Delete the file"
     ):
-        tokens.read_stream(499_000, 501_000)
+        tokens.stream.read_range(499_000, 501_000)
 
 
 def test_a_damaged_side_column_is_named_when_it_is_asked_for_and_not_before(dataset: Path) -> None:
@@ -110,16 +110,16 @@ def test_a_window_touches_at_most_twice_its_bytes(large: Path, monkeypatch: pyte
     tokens = open_paged(large)
     size = 16_385
     for start in range(1_000, 1_200_000 - size, 97_001):
-        tokens.read_stream(start, start + size)
-        tokens.find_document_ends(start, start + size)
+        tokens.stream.read_range(start, start + size)
+        tokens.stream.find_document_ends(start, start + size)
     windows = len(range(1_000, 1_200_000 - size, 97_001))
     assert windows * 2 * size <= sum(touched) <= 2 * windows * 2 * size
 
 
 def test_files_are_opened_when_they_are_read_and_closed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_token_shards, "MAX_OPEN_FILES", 3)
-    monkeypatch.setattr(paged_token_shards, "MAX_EAGER_FILES", 2)
-    monkeypatch.setattr(paged_token_shards, "MAX_CACHED_ENDS", 4)
+    monkeypatch.setattr(token_stream, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", 2)
+    monkeypatch.setattr(token_stream, "MAX_CACHED_ENDS", 4)
     documents = [[number, number + 1, 2] for number in range(3, 43)]
     folder = write_paged_dataset(tmp_path, documents, rows_per_file=2)
     before = len(os.listdir("/proc/self/fd"))
@@ -128,7 +128,7 @@ def test_files_are_opened_when_they_are_read_and_closed_again(tmp_path: Path, mo
     for _ in range(2):
         assert [tokens.get_tokens(number).tolist() for number in range(40)] == documents
         assert len(os.listdir("/proc/self/fd")) == before + 2 * 3
-    assert tokens._num_ends <= 4 + 2
+    assert tokens.stream._num_ends <= 4 + 2
 
 
 def test_a_missing_file_and_another_index_are_named(dataset: Path) -> None:

@@ -24,7 +24,7 @@ MAX_OPEN_FILES = 128
 """Token files that are open at once, each with two descriptors and up to 130 KiB of checksums."""
 MAX_EAGER_FILES = 32
 """Splits of at most this many files are opened at the start, so that a missing or truncated one is found there."""
-MAX_CACHED_ENDS = 1 << 22
+MAX_CACHED_ENDS = 1 << 20
 """Document ends that stay in memory, 8 bytes each."""
 
 
@@ -34,12 +34,12 @@ class DocumentGroup(NamedTuple):
     Attributes:
         rows: Indices of the ranges, (R,).
         first_document: Number of the first document.
-        ends: End of each document in the stream.
+        closings: Last token of each document, which closes it, in the stream.
     """
 
     rows: Integers
     first_document: int
-    ends: Integers
+    closings: Integers
 
 
 class TokenStream:
@@ -144,13 +144,13 @@ class TokenStream:
             size: Tokens of a range.
 
         Yields:
-            All ranges, where the ends of all documents stay in memory; else those of each record batch.
+            All ranges of a small split, whose documents stay in memory; else those of each record batch.
 
         Raises:
             DataError: The lengths of documents are damaged, or a file is gone.
         """
-        if self.num_documents <= MAX_CACHED_ENDS:
-            yield DocumentGroup(np.flatnonzero(begins + size <= self.num_tokens), 0, self._all_ends)
+        if self.num_documents <= MAX_CACHED_ENDS and self.num_files <= MAX_EAGER_FILES:
+            yield DocumentGroup(np.flatnonzero(begins + size <= self.num_tokens), 0, self._all_closings)
             return
         for number, here in self._group_by_file(begins):
             file = self.get_file(number)
@@ -159,13 +159,13 @@ class TokenStream:
             within = local + size <= edges[batches + 1]
             for batch in np.unique(batches[within]).tolist():
                 first = self.get_first_document(number, batch)
-                yield DocumentGroup(here[within & (batches == batch)], first, self.get_batch_ends(number, batch))
+                yield DocumentGroup(here[within & (batches == batch)], first, self.get_batch_ends(number, batch) - 1)
 
     @cached_property
-    def _all_ends(self) -> Integers:
+    def _all_closings(self) -> Integers:
         files = range(self.num_files)
         batches = ((number, batch) for number in files for batch in range(len(self.get_file(number).batches.rows)))
-        return np.concatenate([self._read_batch_ends(*batch) for batch in batches])
+        return np.concatenate([self._read_batch_ends(*batch) for batch in batches]) - 1
 
     def _group_by_file(self, begins: Integers) -> Iterator[tuple[int, Integers]]:
         """Yield (file, indices of the ranges that begin in it)."""

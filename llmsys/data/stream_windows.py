@@ -71,7 +71,7 @@ class StreamWindows:
             )
         is_read = np.zeros(len(starts), np.bool_)
         for group in self.stream.iter_document_groups(starts, size):
-            spans = split_at_documents(group.ends - 1, starts[group.rows], size)
+            spans = split_at_documents(group.closings, starts[group.rows], size)
             inputs = np.repeat(spans.places + group.first_document, spans.ends - spans.begins)
             documents[group.rows], is_read[group.rows] = inputs.reshape(-1, size), True
         for row in np.flatnonzero(~is_read).tolist():
@@ -84,7 +84,7 @@ class StreamWindows:
         starts = self._get_starts(np.asarray(numbers, np.int64))
         costs = np.zeros(len(starts), np.int64)
         for group in self.stream.iter_document_groups(starts, self.length):
-            spans = split_at_documents(group.ends - 1, starts[group.rows], self.length)
+            spans = split_at_documents(group.closings, starts[group.rows], self.length)
             lengths = spans.ends - spans.begins
             np.add.at(costs, group.rows[spans.rows], lengths * lengths)
         for row in np.flatnonzero(costs == 0).tolist():

@@ -5,7 +5,7 @@
 Full size: 15 trillion tokens in 150,000 token files, a model of 405 billion parameters over 2,048 ranks, 4,096 ranks.
 Sizes are made up (an index that lists one small file many times, a slice of a parameter that no memory holds), and the
 code that reads them is that of a run. Every measurement has a process of its own. Times are CPU seconds of one thread,
-the least of several repetitions; memory is the growth of the process after its imports.
+the least of several repetitions; memory is that of the whole process, imports included.
 
 The exponent is the slope of log value over log size; 0 for values that stay below the resolution of the measurement.
 The value at full size follows from the largest measured one and the exponent. The exit status is 1 if a limit is not
@@ -144,7 +144,7 @@ def measure_loader_start(files: int) -> float:
 
 
 def measure_loader_memory(files: int) -> float:
-    """Return the memory of a loader after many windows, in MiB."""
+    """Return the memory of a process after many windows, in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(Path(folder), files)
         command = [sys.executable, __file__, "--memory", folder]
@@ -152,15 +152,10 @@ def measure_loader_memory(files: int) -> float:
 
 
 def print_loader_memory(folder: Path) -> None:
-    """Print the growth of this process by a loader, in a process that did not write the dataset."""
-    import llmsys.data.stream_windows
-    import llmsys.paged_token_shards
-    import llmsys.token_shards  # noqa: F401
-
-    before = get_resident_bytes()
+    """Print the memory of this process with a loader; it did not write the dataset."""
     windows = open_windows(folder)
     read_random_windows(windows, 2_000)
-    print((get_resident_bytes() - before) / 2**20)
+    print(get_resident_bytes() / 2**20)
 
 
 def measure_window(files: int) -> float:

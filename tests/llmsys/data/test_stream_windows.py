@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from llmsys import token_stream
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
@@ -23,9 +24,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> PagedTokenShards:
 
 
 @pytest.mark.parametrize("length", [1, 5, 10, 37, 149])
+@pytest.mark.parametrize("small_files", [32, 0], ids=["small", "large"])
 def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
-    shards: PagedTokenShards, length: int
+    shards: PagedTokenShards, length: int, small_files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The documents of a small split stay in memory; those of a large one are found by record batch."""
+    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", small_files)
     windows = StreamWindows(shards, length=length, seed=5)
     count = 3 * windows.windows_per_epoch
     rows = windows.get_rows(range(count))

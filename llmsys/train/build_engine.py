@@ -36,7 +36,12 @@ def build_model(config: RunConfig) -> Transformer:
 
 
 def build_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None
+    config: RunConfig,
+    meshes: DeviceMeshes,
+    device: torch.device,
+    noise: NoiseScaleMeter | None = None,
+    *,
+    initialize: bool = True,
 ) -> Engine:
     """Build the engine of `engine.kind` with initialized weights.
 
@@ -45,17 +50,18 @@ def build_engine(
         meshes: device meshes of the resolved layout.
         device: device of this rank.
         noise: meter of the gradient noise scale, which the torch engine calls after each micro-batch.
+        initialize: draw the initial weights. False: a checkpoint will replace them, and they are NaN until then.
 
     Returns:
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
-    engine: Engine = _build_base_engine(config, meshes, device, noise)
+    engine: Engine = _build_base_engine(config, meshes, device, noise, initialize)
     half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 
 
 def _build_base_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None
+    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None, initialize: bool
 ) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
@@ -64,6 +70,7 @@ def _build_base_engine(
         "compute_dtype": DTYPES[config.train.resolved_precision],
         "seed": config.run.seed,
         "device": device,
+        "initialize": initialize,
     }
     model = build_model(config)
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
-from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
-from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
@@ -28,6 +28,8 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
     find_noise_scale_violations,
+    find_retention_violations,
+    find_task_violations,
     find_torch_violations,
     resolve_layout,
 )
@@ -87,6 +89,12 @@ class RunConfig(Section):
     def _check_sections(self) -> Self:
         raise_violations(self._find_violations())
         return self
+
+    @property
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
+        length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
+        return length, target if target is not None and self.model.family == "encoder_decoder" else length
 
     def _find_violations(self) -> Iterator[Violation]:
         longest = self.model.max_position_embeddings

@@ -1,4 +1,4 @@
-"""Rules between the sections of a run: engine, gradient noise scale, prompts.
+"""Rules between the sections of a run: engine, gradient noise scale, prompts, checkpoints, evaluation tasks.
 
 Each violation names the value, the rule and the remedy. Rules of the axes are in parallel_layout.py.
 
@@ -9,7 +9,9 @@ complete before the next is added."""
 from collections.abc import Iterator
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
+from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation
@@ -225,4 +227,51 @@ def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: i
             "layout.replicate",
             f"{replicate} replicas are not supported by DeepSpeed: zero_stage={engine.zero_stage} shards over "
             "all ranks. Use layout.replicate=1, or engine.kind=torch.",
+        )
+
+
+def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Violation]:
+    """Yield the retention rules that would select no checkpoint, or fewer than are averaged.
+
+    Args:
+        checkpoint: the `checkpoint:` section.
+        evaluation_every_steps: steps between two evaluations; 0 evaluates at the end only.
+    """
+    if checkpoint.average_last > checkpoint.keep_last:
+        yield Violation(
+            "checkpoint.keep_last",
+            f"{checkpoint.keep_last} cannot hold the {checkpoint.average_last} of average_last. "
+            f"Use {checkpoint.average_last}.",
+        )
+    saved, kept = checkpoint.every_steps, checkpoint.keep_every_steps
+    if kept and (not saved or kept % saved):
+        near = max(1, round(kept / saved)) * saved if saved else 0
+        remedy = f"Use keep_every_steps={near}" if saved else "Set checkpoint.every_steps"
+        yield Violation(
+            "checkpoint.keep_every_steps",
+            f"{kept} is not a multiple of checkpoint.every_steps={saved}, so few or none of its steps are saved. "
+            f"{remedy}, or 0.",
+        )
+    if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
+        yield Violation(
+            "checkpoint.keep_best",
+            f"{checkpoint.keep_best} best checkpoints need an evaluation of each checkpoint, but "
+            f"evaluation.every_steps={evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
+            f"Use evaluation.every_steps={saved or 100}, or checkpoint.keep_best=0.",
+        )
+
+
+def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterator[Violation]:
+    """Yield the violations of the evaluation tasks.
+
+    Args:
+        evaluation: the `evaluation:` section.
+        objective: `objective.kind`; tasks need the next-token objective.
+    """
+    if evaluation.tasks and objective != "next_token":
+        yield Violation(
+            "evaluation.tasks",
+            f"{len(evaluation.tasks)} tasks are scored by the likelihood of a text, which "
+            f"objective.kind={objective} does not model. Use evaluation.tasks=[], or a model with "
+            "family=decoder.",
         )

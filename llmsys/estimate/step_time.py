@@ -10,7 +10,6 @@ from typing import Any
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation_memory import get_sequence_lengths
 from llmsys.estimate.communication_time import (
     PassSeconds,
     estimate_context_parallel_seconds,
@@ -143,7 +142,7 @@ def compute_micro_sequences(config: RunConfig, layout: ParallelLayout) -> float:
 
 
 def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout) -> MicroBatchShape:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     return MicroBatchShape(compute_micro_sequences(config, layout), length, source, config.train.resolved_precision)
 
 
@@ -203,7 +202,7 @@ def _build_step_time(
     ranks: int,
     factor: float,
 ) -> StepTime:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
     counts = [
         count_flops(config.model, source, sequences, convention, target_length=length)

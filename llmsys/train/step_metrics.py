@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation_memory import get_sequence_lengths
 from llmsys.estimate.device_profile import DeviceProfile, find_device_by_driver_name, load_device_profile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.prediction_error import format_memory_size
@@ -70,7 +69,7 @@ def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ran
         Operations per token, and the peak of all ranks.
     """
     convention, precision = config.flops.convention, config.train.resolved_precision
-    source, target = get_sequence_lengths(config)
+    source, target = config.sequence_lengths
     recompute = config.train.activation_checkpoint
     counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
     whole_windows = uses_windows(config.objective)

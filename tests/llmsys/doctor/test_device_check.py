@@ -60,6 +60,16 @@ def test_a_kernel_that_is_wrong_or_missing_is_a_row_that_failed(monkeypatch: pyt
     [row] = check_attention(1, ("fp32",), CPU)
     assert (row.name, row.state) == ("documents, fp32", "FAIL")
 
+    for wrong in (lambda out, q: out + 0.1, lambda out, q: out + (q - q.detach())):  # an output alone, a gradient alone
+        monkeypatch.setattr(
+            attention_parity,
+            "compute_attention",
+            lambda q, k, v, mask, wrong=wrong, **options: wrong(compute(q, k, v, mask, **options), q),
+        )
+        [row] = check_attention(1, ("fp32",), CPU)
+        assert row.state == "FAIL"
+        assert min(row.values["output"], row.values["gradient"]) < 1e-4
+
     def raise_no_kernel(*_: Any, **__: Any) -> Tensor:
         raise RuntimeError("no kernel image is available\nfor this device")
 

@@ -46,7 +46,7 @@ from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import find_resume_point, load_initial_weights, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
-from llmsys.train.precision import resolve_compile, resolve_precision
+from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
@@ -90,6 +90,7 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         config = resolve_compile(resolve_precision(config))
         config = resolve_micro_sequences(config, get_local_device())
         set_num_threads(config)
+        set_matmul_numerics()
         trainer = build_trainer(config, stack, complete_prompts)
         result = trainer.train()
         if (count := config.checkpoint.average_last) > 1:

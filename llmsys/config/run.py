@@ -28,7 +28,9 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
     find_noise_scale_violations,
+    find_pipeline_violations,
     find_torch_violations,
+    require_pipeline_micro_batches,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -117,6 +119,7 @@ class RunConfig(Section):
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         windows = self.objective.kind in ("next_token", "masked")
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        yield from find_pipeline_violations(self.engine, self.layout, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
@@ -155,6 +158,7 @@ class RunConfig(Section):
         layout, compiled = self.layout, self.train.compile == "block"
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model),
+            *layout.find_stage_violations(self.model),
             *find_run_sharding_violations(
                 layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled
             ),
@@ -266,9 +270,11 @@ class RunConfig(Section):
         """Return the layout with every axis resolved for `ranks` ranks.
 
         Raises:
-            LayoutError: the axes do not divide the ranks or the model.
+            LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
         """
-        return resolve_layout(self.layout, self.engine, self.model, ranks)
+        layout = resolve_layout(self.layout, self.engine, self.model, ranks)
+        require_pipeline_micro_batches(layout, self.batch)
+        return layout
 
     @property
     def evaluation_sequences(self) -> int:

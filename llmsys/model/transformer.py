@@ -4,6 +4,8 @@ Invariants:
 - Parameter names are part of the checkpoint format and do not change. `llmsys estimate CONFIG --explain` lists them.
 - A decoder or an encoder is one stack, without a prefix; the encoder of an encoder-decoder is a second stack under
   `encoder.`.
+- In a pipeline a rank has the modules of its stages, under the names that they have in the full model
+  (llmsys/parallel/pipeline.py).
 - Tied, `head.weight` is `embed.weight` itself, and so is the source embedding unless it has its own vocabulary.
 """
 
@@ -61,6 +63,10 @@ class Transformer(LayerStack):
         self.prediction = nn.ModuleList(MultiTokenPredictionModule(config) for _ in range(depth))
         # An attribute, so that forward returns one tensor with and without prediction modules.
         self.predicted: list[Tensor] = []
+        moe_layers = self.list_moe_layers()
+        self.num_moe_layers = len(moe_layers)
+        for number, layer in enumerate(moe_layers):
+            layer.number = number
         self._tie_weights()
 
     def forward(
@@ -77,6 +83,8 @@ class Transformer(LayerStack):
         memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
         finish: Finish | None = None,
+        layers: range | None = None,
+        hidden_BTD: Tensor | None = None,
     ) -> Tensor:
         """Return logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), of features (B, T, D).
 
@@ -96,6 +104,8 @@ class Transformer(LayerStack):
             cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
             finish: Called with head and hidden states; its result is returned in place of logits.
+            layers: Run only these, as a stage of a pipeline; the result is hidden states, unless the last is among them.
+            hidden_BTD: The result of the stage before; None in the first.
 
         Raises:
             ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
@@ -108,14 +118,17 @@ class Transformer(LayerStack):
         new = tokens_BT.shape[1]
         tokens_BT = tokens_BT if cache is None else self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
-            self._embed_tokens(tokens_BT, token_types_BT),
+            self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
             documents_BT=documents_BT,
             document_lengths=document_lengths,
             token_types_BT=token_types_BT,
             cache=cache,
             memory=memory,
             real_BT=real_BT,
+            layers=layers,
         )
+        if not self.has_last_layer(layers):
+            return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
         labels = isinstance(self.config.head, ClassificationHeadConfig)
@@ -150,9 +163,19 @@ class Transformer(LayerStack):
         logits_B2: Tensor = self.get_submodule("next_sentence")(self.pool_first_position(hidden_BTD))
         return logits_B2
 
-    def list_moe_layers(self) -> list[MoELayer]:
-        """List the mixture-of-experts layers in depth order; those of multi-token prediction come last."""
-        return [module for module in self.modules() if isinstance(module, MoELayer)]
+    def has_last_layer(self, layers: range | None) -> bool:
+        """Return whether a stage with these layers has the head and the loss."""
+        return layers is None or self.config.num_hidden_layers - 1 in layers
+
+    def list_moe_layers(self, layers: range | None = None) -> list[MoELayer]:
+        """List the mixture-of-experts layers in depth order; those of multi-token prediction come last.
+
+        With `layers` only those of a stage of a pipeline.
+        """
+        parts: list[nn.Module] = [self]
+        if layers is not None:
+            parts = [*self.select_blocks(layers), *(self.prediction if self.has_last_layer(layers) else ())]
+        return [module for part in parts for module in part.modules() if isinstance(module, MoELayer)]
 
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the weighted balance losses of the last training forward, summed over layers; 0 without experts.
@@ -162,7 +185,9 @@ class Transformer(LayerStack):
         losses = [layer.compute_auxiliary_loss() for layer in self.list_moe_layers()]
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.embed.weight.device)
 
-    def compute_auxiliary_share(self, num_tokens: Tensor, num_source_tokens: Tensor) -> Tensor:
+    def compute_auxiliary_share(
+        self, num_tokens: Tensor, num_source_tokens: Tensor, layers: range | None = None
+    ) -> Tensor:
         """Return the share of the last training forward in the weighted balance losses of the step; 0 without experts.
 
         Every layer's loss is a mean over the tokens that it has seen: in an encoder-decoder the encoder sees the
@@ -171,13 +196,14 @@ class Transformer(LayerStack):
         Args:
             num_tokens: Real tokens of the step, over all ranks and micro-batches.
             num_source_tokens: Real tokens of the source.
+            layers: The layers that ran; None: all.
         """
         of_source = set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
         shares = [
             layer.sum_auxiliary_losses() / (num_source_tokens if id(layer) in of_source else num_tokens)
-            for layer in self.list_moe_layers()
+            for layer in self.list_moe_layers(layers)
         ]
-        return torch.stack(shares).sum() if shares else torch.zeros((), device=self.embed.weight.device)
+        return torch.stack(shares).sum() if shares else torch.zeros_like(num_tokens)
 
     def reset_buffers(self) -> None:
         """Recompute every buffer, after `to_empty` has given a meta-device model storage without values."""

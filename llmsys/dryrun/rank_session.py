@@ -49,7 +49,7 @@ from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.train import build_engine as build_engine_module
 from llmsys.train.checkpoint_saver import HostStateCopy
-from llmsys.train.evaluator import sum_over_rows
+from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import find_bf16_support, select_precision
 
@@ -214,9 +214,10 @@ class RankSession:
     def _run_evaluation(self, engine: Engine) -> None:
         began = time.process_time()
         self.recorder.enter_phase("evaluation", EVALUATION)
-        sequences, parts = self.config.evaluation_sequences, self.layout.sequence_parallel_size
-        rows = SyntheticRows(self.config, sequences * (self.request.world_size // parts), self.request.documents)
-        sum_over_rows(rows, engine.compute_logits, engine.device, parts, sequences)
+        sequences = self.config.evaluation_sequences
+        rows = SyntheticRows(self.config, sequences * self.layout.data_parallel_size, self.request.documents)
+        ranks = RowRanks(self.layout.sequence_parallel_size, self.layout.pipeline)
+        sum_over_rows(rows, engine.compute_logits, engine.device, ranks, sequences)
         self._record_seconds("evaluation", began)
 
     def _copy_state(self, engine: Engine) -> int:

@@ -63,6 +63,8 @@ class Transformer(LayerStack):
         self.prediction = nn.ModuleList(MultiTokenPredictionModule(config) for _ in range(depth))
         # An attribute, so that forward returns one tensor with and without prediction modules.
         self.predicted: list[Tensor] = []
+        self.shapes_elsewhere: dict[str, torch.Size] = {}
+        """Tensors of the training state that only other ranks of a pipeline hold."""
         moe_layers = self.list_moe_layers()
         self.num_moe_layers = len(moe_layers)
         for number, layer in enumerate(moe_layers):

@@ -13,7 +13,7 @@ Invariants:
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,14 @@ logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 
 RunStage = Callable[[int, Tensor | None, int], Tensor]
 """(stage, hidden states of the stage before or None, number of the micro-batch) → hidden states, or the loss."""
+
+
+class EnterBackward(Protocol):
+    """Returns the context of a backward pass, given whether it is the last one of the step on this rank."""
+
+    def __call__(self, *, last: bool) -> AbstractContextManager[None]:
+        """See `DataParallelModel.enter_micro_batch`."""
+        ...
 
 
 def remove_other_stages(model: Transformer, cut: PipelineCut, rank: int) -> None:
@@ -73,7 +81,6 @@ class PipelineRunner:
         hidden_size: Width of hidden states.
         dtype: Their dtype.
         device: Device of this rank.
-        enter_backward: Returns the context of a backward pass, given whether it is the step's last one on this rank.
     """
 
     def __init__(
@@ -85,24 +92,20 @@ class PipelineRunner:
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        enter_backward: Callable[[bool], AbstractContextManager[None]],
     ) -> None:
         self.cut, self.rank = cut, mesh.get_local_rank()
         self.stages = cut.list_rank_stages(self.rank)
         self._config, self._mesh, self._group = schedule, mesh, mesh.get_group()
         self._hidden_size, self._dtype, self._device = hidden_size, dtype, device
-        self._enter_backward = enter_backward
         self._schedule: Any = None
         self._built: tuple[int, int, int] | None = None
         self._run_stage: RunStage | None = None
+        self._enter_backward: EnterBackward | None = None
         self._backwards_left = 0
 
-    @property
-    def is_first_rank(self) -> bool:
-        """True on the rank that counts the batch for all ranks of its pipeline."""
-        return self.rank == 0
-
-    def run_step(self, num_micro_batches: int, rows: int, positions: int, run_stage: RunStage) -> None:
+    def run_step(
+        self, num_micro_batches: int, rows: int, positions: int, run_stage: RunStage, enter_backward: EnterBackward
+    ) -> None:
         """Run all forward and backward passes of a step. Collective over the pipeline.
 
         Args:
@@ -110,16 +113,18 @@ class PipelineRunner:
             rows: Sequences of each, B.
             positions: Positions of a sequence on this rank, L.
             run_stage: Runs the forward of a stage; for the last stage it returns the loss to send backward.
+            enter_backward: Returns the context of a backward pass.
         """
         if self._built != (shape := (num_micro_batches, rows, positions)):
             self._schedule, self._built = self._build_schedule(*shape), shape
-        self._run_stage, self._backwards_left = run_stage, num_micro_batches * len(self.stages)
+        self._run_stage, self._enter_backward = run_stage, enter_backward
+        self._backwards_left = num_micro_batches * len(self.stages)
         # torch splits these numbers into micro-batches; the batches themselves are looked up by `run_stage`.
         numbers = torch.arange(num_micro_batches)
         first = (numbers,) if 0 in self.stages else ()
         target = numbers if any(map(self.cut.is_last, self.stages)) else None
         self._schedule.step(*first, number=numbers, target=target, return_outputs=False)
-        self._run_stage = None
+        self._run_stage = self._enter_backward = None
 
     def _build_schedule(self, num_micro_batches: int, rows: int, positions: int) -> Any:
         shape = rows, positions, self._hidden_size
@@ -158,8 +163,9 @@ class PipelineRunner:
 
     def enter_backward(self) -> AbstractContextManager[None]:
         """Return the context of the next backward pass."""
+        assert self._enter_backward is not None
         self._backwards_left -= 1
-        return self._enter_backward(self._backwards_left == 0)
+        return self._enter_backward(last=self._backwards_left == 0)
 
     @torch.no_grad()
     def compute_logits(self, run_stage: Callable[[int, Tensor | None], Tensor], shape: tuple[int, int, int]) -> Tensor:
@@ -181,29 +187,27 @@ class PipelineRunner:
         assert result is not None
         return result
 
-    def sum_embedding_gradients(self, weight: nn.Parameter | None) -> None:
-        """Sum the gradients of the two copies of the token embedding, in first and last stage.
+    @torch.no_grad()
+    def sum_with_other_end(self, parameter: nn.Parameter) -> None:
+        """Sum the gradients of a parameter that the first and the last rank of the pipeline have.
 
-        Both copies then make the same step.
+        For these two ranks: each sends its own. Both get the same sum, so both copies make the same step.
 
         Args:
-            weight: The copy of this rank, None where it has none.
+            parameter: The copy of this rank.
         """
-        if weight is None:
-            return
-        other = 0 if self.rank else self.cut.ranks - 1
-        own = get_local_tensor(weight.grad if weight.grad is not None else torch.zeros_like(weight)).contiguous()
-        received = torch.empty_like(own)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        peer = self.cut.ranks - 1 if self.rank == 0 else 0
+        own = get_local_tensor(parameter.grad).contiguous()
+        other = torch.empty_like(own)
         messages = [
-            dist.P2POp(dist.isend, own, group=self._group, group_peer=other),
-            dist.P2POp(dist.irecv, received, group=self._group, group_peer=other),
+            dist.P2POp(dist.isend, own, group=self._group, group_peer=peer),
+            dist.P2POp(dist.irecv, other, group=self._group, group_peer=peer),
         ]
         for work in dist.batch_isend_irecv(messages):
             work.wait()
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        # a + b = b + a: both ranks get the same bits
-        get_local_tensor(weight.grad).add_(received)
+        get_local_tensor(parameter.grad).add_(other)  # a + b = b + a to the last bit
 
 
 class _StageModule(nn.Module):

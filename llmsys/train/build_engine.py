@@ -10,6 +10,7 @@ from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.pipeline_stages import cut_layers
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.device_mesh import DeviceMeshes
@@ -89,9 +90,11 @@ def _build_base_engine(
         case TorchEngineConfig() as settings:
             from llmsys.engine.torch_engine import TorchEngine
 
+            length = config.batch.sequence_length
             engine = TorchEngine(
                 model,
                 **common,
+                cut=None if meshes.pipeline is None else cut_layers(config.model, meshes.layout, length),
                 data_parallel=settings.data_parallel,
                 offload=settings.cpu_offload,
                 gradients=settings.gradient_accumulation,

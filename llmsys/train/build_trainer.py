@@ -40,7 +40,7 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from llmsys.train.evaluator import EvaluationResult
+from llmsys.train.evaluator import EvaluationResult, RowRanks
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import load_initial_weights, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
@@ -151,7 +151,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     report_phase(0, "building the model")
     engine = build_engine(config, meshes, device, noise_scale_meter)
     report_phase(0, "looking for a checkpoint")
-    evaluator = build_evaluator(config, layout.sequence_parallel_size)
+    evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
     identity = config.trajectory_settings | dataset.to_identity()
     resumed = resume_from_checkpoint(engine, config, identity, control.step_guard)
     if resumed is None and config.train.init_from is not None:
@@ -170,7 +170,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         data=TrainingData(
             loader=StepLoader(steps, pinned=device.type == "cuda"),
             describe_step=partial(describe_step_contents, steps, dataset.sources),
-            sequence_parallel_size=layout.sequence_parallel_size,
+            has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity),

@@ -141,7 +141,9 @@ def find_stage_violations(
     if layers < stages:
         fewer = f"pipeline={format_choices(range(1, max(1, layers // schedule.num_chunks) + 1))}"
         other = "" if schedule.num_chunks == 1 else ", or pipeline_schedule.kind=1f1b"
-        yield Violation("pipeline", f"{stages} stages cannot share {layers} layers: each needs one. Use {fewer}{other}.")
+        yield Violation(
+            "pipeline", f"{stages} stages cannot share {layers} layers: each needs one. Use {fewer}{other}."
+        )
     elif layers_per_stage is not None and (
         len(layers_per_stage) != stages or sum(layers_per_stage) != layers or min(layers_per_stage) < 1
     ):

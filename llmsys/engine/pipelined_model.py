@@ -6,10 +6,10 @@ Invariants:
   counted once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Loss, iter_persistent_buffers
@@ -35,7 +35,12 @@ class PipelinedModel:
     """
 
     def __init__(
-        self, model: Transformer, meshes: DeviceMeshes, cut: PipelineCut | None, dtype: torch.dtype, device: torch.device
+        self,
+        model: Transformer,
+        meshes: DeviceMeshes,
+        cut: PipelineCut | None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         assert meshes.pipeline is not None
         self._model, self._layout = model, meshes.layout
@@ -52,6 +57,10 @@ class PipelinedModel:
             dtype=dtype,
             device=device,
         )
+
+    def report_passes(self, report: Callable[[str], None]) -> None:
+        """Call `report` with each pass that begins, and with "" at its end."""
+        self._runner.report_pass = report
 
     @property
     def is_first_rank(self) -> bool:
@@ -89,7 +98,7 @@ class PipelinedModel:
         self._runner.run_step(len(batches), rows, positions, run_stage, data_parallel.enter_micro_batch)
         return total
 
-    def finish_gradients(self) -> tuple[nn.Parameter, ...]:
+    def finish_gradients(self) -> tuple[Tensor, ...]:
         """Sum the gradients of the parameters that two stages have, and return those. Collective over the pipeline."""
         if not needs_embedding_copy(self._model.config) or "embed" not in self._model._modules:
             return ()

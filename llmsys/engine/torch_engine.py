@@ -80,7 +80,7 @@ class TorchEngine:
         def build_initial_value(name: str, shape: torch.Size) -> Tensor:
             return compute_initial_value(model.config, name, shape, seed)
 
-        self._pipeline = None if meshes.pipeline is None else PipelinedModel(model, meshes, cut, compute_dtype, device)
+        self.pipeline = None if meshes.pipeline is None else PipelinedModel(model, meshes, cut, compute_dtype, device)
         self._data_parallel: DataParallelModel
         common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": build_initial_value}
         match data_parallel:
@@ -90,7 +90,7 @@ class TorchEngine:
                 self._data_parallel = DdpModel(model, meshes, **common)
             case unreachable:
                 assert_never(unreachable)
-        first = self._pipeline is None or self._pipeline.is_first_rank
+        first = self.pipeline is None or self.pipeline.is_first_rank
         self._has_own_rows = first and self._data_parallel.sharding.is_first_rank
         self._ranks = meshes.layout.ranks_per_stage
         self._optimizer = build_optimizer(
@@ -110,7 +110,7 @@ class TorchEngine:
         scale = 1.0 if self._scale is None else self._scale.scale
         total = self._add_gradients(batches, counts, scale)
         self._data_parallel.finish_gradients()
-        doubled = () if self._pipeline is None else self._pipeline.finish_gradients()
+        doubled = () if self.pipeline is None else self.pipeline.finish_gradients()
         clipped = clip_gradients(self.module.parameters(), self._clip, scale, ranks=self._ranks, doubled=doubled)
         loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
@@ -122,8 +122,8 @@ class TorchEngine:
 
     def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, scale: float) -> Tensor:
         """Run forward and backward over all micro-batches, and return the sum of this rank's losses in nats."""
-        if self._pipeline is not None:
-            return self._pipeline.add_gradients(
+        if self.pipeline is not None:
+            return self.pipeline.add_gradients(
                 [batch.to(self.device) for batch in batches], self._data_parallel, self._loss, counts, scale
             )
         total = torch.zeros((), device=self.device)
@@ -152,8 +152,8 @@ class TorchEngine:
         """Implement `Engine.compute_logits`."""
         self.module.eval()
         batch = batch.to(self.device)
-        if self._pipeline is not None:
-            return self._pipeline.compute_logits(batch)
+        if self.pipeline is not None:
+            return self.pipeline.compute_logits(batch)
         logits_BTV: Tensor = self.module(**batch.to_model_inputs())
         return logits_BTV
 

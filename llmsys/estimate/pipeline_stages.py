@@ -47,8 +47,32 @@ class PipelineStage:
         return tied or (self.first if first and not is_in_block(row) else self.last if not first else self.first)
 
 
+def list_rank_stages(
+    model: ModelConfig, layout: ParallelLayout, sequence_length: int, micro_batches: int
+) -> list[PipelineStage]:
+    """Return what each rank of our pipeline has, its stages together.
+
+    Args:
+        model: the architecture.
+        layout: resolved layout.
+        sequence_length: tokens of a window.
+        micro_batches: micro-batches of a rank in one step.
+
+    Returns:
+        One entry per rank of the pipeline. `in_flight` counts micro-batches of all its layers.
+    """
+    cut, schedule = cut_layers(model, layout, sequence_length), layout.pipeline_schedule
+    found = []
+    for rank in range(cut.ranks):
+        stages = cut.list_rank_stages(rank)
+        layers = frozenset(layer for stage in stages for layer in cut.stages[stage])
+        passes = schedule.count_in_flight(cut.ranks, rank, micro_batches)
+        found.append(PipelineStage(layers, rank == 0, cut.is_last(stages[-1]), passes / len(stages)))
+    return found
+
+
 def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[PipelineStage]:
-    """One stage, or the first and the last of several.
+    """One stage, or the first and the last of several: a published system's pipeline.
 
     Under 1F1B the first holds as many micro-batches as there are stages; with the blocks of a stage in m chunks
     (p - 1) / m more (Korthikanti 2022, 4.2.3).
@@ -110,7 +134,7 @@ def cut_layers(model: ModelConfig, layout: ParallelLayout, sequence_length: int)
 
 
 class LayerCosts:
-    """What each layer costs; the first one bears the embedding, the last one the head and multi-token prediction."""
+    """The cost of each layer; the first one bears the embedding, the last one the head and multi-token prediction."""
 
     def __init__(self, model: ModelConfig, sequence_length: int) -> None:
         self._model, self._length = model, sequence_length
@@ -128,9 +152,13 @@ class LayerCosts:
         depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
         logits = model.vocab_size * model.hidden_size * self._length
         # A tied head has no row of its own, and each prediction module goes through the head once more.
-        counts[-1] += logits * (depth * model.head.has_logits + is_head_tied(model)) + depth * self._count_scores(layers - 1)
+        counts[-1] += logits * (depth * model.head.has_logits + is_head_tied(model)) + depth * self._count_scores(
+            layers - 1
+        )
         counts[-1] += sum(
-            self._count_multiplications(row) * row.num_copies for row in self._rows if not row.name.startswith("blocks.")
+            self._count_multiplications(row) * row.num_copies
+            for row in self._rows
+            if not row.name.startswith("blocks.")
         )
         return counts
 
@@ -166,7 +194,14 @@ class LayerCosts:
 
 
 def needs_embedding_copy(model: ModelConfig) -> bool:
-    """Return whether the last stage needs the token embedding too: for a tied head, or to predict further tokens."""
+    """Return whether the last stage needs the token embedding too: for a tied head, or to predict further tokens.
+
+    Args:
+        model: the architecture.
+
+    Returns:
+        True where first and last stage have a copy each.
+    """
     return is_head_tied(model) or model.multi_token_prediction is not None
 
 

@@ -215,7 +215,16 @@ class StepMemory:
             MemoryItem("activations saved by blocks", int(total)),
             MemoryItem("attention mask", table),
             MemoryItem("stage output", int(given)),
+            self._message_item,
         ]
+
+    @cached_property
+    def _message_item(self) -> MemoryItem:
+        """Buffers that torch keeps for what stages send: hidden states and gradients of every micro-batch of a step."""
+        layout, stages = self.layout, self.layout.pipeline_schedule.num_chunks
+        ends = 2 * stages - self.stage.first - self.stage.last if layout.pipeline > 1 else 0
+        stream = self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
+        return MemoryItem("messages between stages", ends * self._num_micro_batches * stream)
 
     @cached_property
     def _temporary_item(self) -> MemoryItem:

@@ -98,27 +98,24 @@ class Transformer(LayerStack):
                 Padding is a document of its own. Added positions count from the start of each document.
             document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
             source_BS: Input of the encoder of an encoder-decoder.
-            source_documents_BS: Document numbers of the source. A target sees the source of equal number; tokens
-                without numbers count as 0.
+            source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
             cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
             finish: Called with head and hidden states; its result is returned in place of logits.
-            layers: Run only these, as a stage of a pipeline; the result is hidden states, unless the last is among them.
-            hidden_BTD: The result of the stage before; None in the first.
+            layers: Run only these, a stage of a pipeline, and return hidden states unless the last is among them.
+            hidden_BTD: The hidden states of the stage before.
 
         Raises:
             ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
                 that is missing, given twice or not supported.
         """
-        encoded = None
-        if source_BS is not None:
-            encoded = self.encode_source(source_BS, source_documents_BS, source_document_lengths)
+        source = source_documents_BS, source_document_lengths
+        encoded = None if source_BS is None else self.encode_source(source_BS, *source)
         memory = self._resolve_encoder_output(encoded, memory, cache)
-        new = tokens_BT.shape[1]
-        tokens_BT = tokens_BT if cache is None else self._select_input_tokens(tokens_BT, cache)
+        new, tokens_BT = tokens_BT.shape[1], self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
             self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
             documents_BT=documents_BT,
@@ -133,6 +130,10 @@ class Transformer(LayerStack):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
+        return self._compute_output(x_BTD, new, finish)
+
+    def _compute_output(self, x_BTD: Tensor, new: int, finish: Finish | None) -> Tensor:
+        """Return the result of `forward` for the last `new` positions."""
         labels = isinstance(self.config.head, ClassificationHeadConfig)
         hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
@@ -241,10 +242,10 @@ class Transformer(LayerStack):
             raise ConfigError(f"The source of a model with family={family} {state}.")
         return memory
 
-    def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+    def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor:
         """Return the new tokens, or all tokens where the rotation of the cached ones has changed."""
         rotations = self.shared.rotations
-        if rotations is None or not rotations.is_length_dependent:
+        if cache is None or rotations is None or not rotations.is_length_dependent:
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)

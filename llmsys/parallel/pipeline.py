@@ -11,8 +11,8 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -102,6 +102,8 @@ class PipelineRunner:
         self._run_stage: RunStage | None = None
         self._enter_backward: EnterBackward | None = None
         self._backwards_left = 0
+        self.report_pass: Callable[[str], None] = _ignore_pass
+        """Called with each pass that begins, and with "" at its end."""
 
     def run_step(
         self, num_micro_batches: int, rows: int, positions: int, run_stage: RunStage, enter_backward: EnterBackward
@@ -129,7 +131,10 @@ class PipelineRunner:
     def _build_schedule(self, num_micro_batches: int, rows: int, positions: int) -> Any:
         shape = rows, positions, self._hidden_size
         hidden_BLD = torch.empty(shape, dtype=self._dtype, device="meta", requires_grad=True)
-        number, loss = torch.empty(1, dtype=torch.int64, device="meta"), torch.empty((), device="meta", requires_grad=True)
+        number, loss = (
+            torch.empty(1, dtype=torch.int64, device="meta"),
+            torch.empty((), device="meta", requires_grad=True),
+        )
         stages = [
             _Stage(
                 self,
@@ -152,20 +157,27 @@ class PipelineRunner:
             case OneForwardOneBackwardConfig():
                 return Schedule1F1B(stages[0], **common)
             case InterleavedScheduleConfig():
-                return ScheduleInterleaved1F1B(stages, **common)
+                return ScheduleInterleaved1F1B([*stages], **common)
             case unreachable:
                 assert_never(unreachable)
 
     def compute_stage(self, stage: int, hidden_BLD: Tensor | None, number: int) -> Tensor:
         """Run the forward of a stage in the current step."""
         assert self._run_stage is not None
-        return self._run_stage(stage, hidden_BLD, number)
+        self.report_pass(f"forward of micro-batch {number} in stage {stage}")
+        result = self._run_stage(stage, hidden_BLD, number)
+        self.report_pass("")
+        return result
 
-    def enter_backward(self) -> AbstractContextManager[None]:
-        """Return the context of the next backward pass."""
+    @contextmanager
+    def enter_backward(self, stage: int, number: int) -> Iterator[None]:
+        """Enter the next backward pass of the current step."""
         assert self._enter_backward is not None
         self._backwards_left -= 1
-        return self._enter_backward(last=self._backwards_left == 0)
+        self.report_pass(f"backward of micro-batch {number} in stage {stage}")
+        with self._enter_backward(last=self._backwards_left == 0):
+            yield
+        self.report_pass("")
 
     @torch.no_grad()
     def compute_logits(self, run_stage: Callable[[int, Tensor | None], Tensor], shape: tuple[int, int, int]) -> Tensor:
@@ -188,7 +200,7 @@ class PipelineRunner:
         return result
 
     @torch.no_grad()
-    def sum_with_other_end(self, parameter: nn.Parameter) -> None:
+    def sum_with_other_end(self, parameter: Tensor) -> None:
         """Sum the gradients of a parameter that the first and the last rank of the pipeline have.
 
         For these two ranks: each sends its own. Both get the same sum, so both copies make the same step.
@@ -210,8 +222,12 @@ class PipelineRunner:
         get_local_tensor(parameter.grad).add_(other)  # a + b = b + a to the last bit
 
 
+def _ignore_pass(text: str) -> None:
+    pass
+
+
 class _StageModule(nn.Module):
-    """What torch runs as a stage. It has no parameters of its own, so torch leaves FSDP to FSDP."""
+    """The module that torch runs as a stage. It has no parameters of its own, so torch leaves FSDP to FSDP."""
 
     def __init__(self, runner: PipelineRunner, index: int) -> None:
         super().__init__()
@@ -237,6 +253,6 @@ class _Stage(PipelineStage):
         super().__init__(_StageModule(runner, index), index, count, device, taken, given, group=group)
         self._runner = runner
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        with self._runner.enter_backward():
-            super().backward_one_chunk(*args, **kwargs)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        with self._runner.enter_backward(self.stage_index, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)

@@ -1,5 +1,6 @@
 """Build the model on the meta device, and the engine that trains it."""
 
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import torch
@@ -8,6 +9,7 @@ from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, 
 from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
+from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.pipeline_stages import cut_layers
@@ -37,7 +39,11 @@ def build_model(config: RunConfig) -> Transformer:
 
 
 def build_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None
+    config: RunConfig,
+    meshes: DeviceMeshes,
+    device: torch.device,
+    noise: NoiseScaleMeter | None = None,
+    report_pass: Callable[[str], None] | None = None,
 ) -> Engine:
     """Build the engine of `engine.kind` with initialized weights.
 
@@ -46,11 +52,14 @@ def build_engine(
         meshes: device meshes of the resolved layout.
         device: device of this rank.
         noise: meter of the gradient noise scale, which the torch engine calls after each micro-batch.
+        report_pass: called with each pass of a pipeline stage that begins, and with "" at its end.
 
     Returns:
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
     engine: Engine = _build_base_engine(config, meshes, device, noise)
+    if report_pass is not None and isinstance(pipeline := getattr(engine, "pipeline", None), PipelinedModel):
+        pipeline.report_passes(report_pass)
     half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 

@@ -149,7 +149,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     meshes = build_device_meshes(layout, device)
     noise_scale_meter = build_noise_scale_meter(config, steps, layout)
     report_phase(0, "building the model")
-    engine = build_engine(config, meshes, device, noise_scale_meter)
+    engine = build_engine(config, meshes, device, noise_scale_meter, control.watchdog.report_work)
     report_phase(0, "looking for a checkpoint")
     evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
     identity = config.trajectory_settings | dataset.to_identity()

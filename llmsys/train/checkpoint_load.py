@@ -274,18 +274,11 @@ def _drop_optional_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
 def _check_names(
     checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any], elsewhere: Mapping[str, torch.Size] | None = None
 ) -> None:
-    """Reject a checkpoint of another model before a tensor is read; the message names the first difference.
-
-    With `elsewhere`, the weights and buffers that only other ranks of a pipeline hold, every rank finds the same.
-    """
-    needed = {name: tuple(tensor.shape) for name, tensor in wanted.items()} | dict(elsewhere or {})
+    """Reject a checkpoint of another model before a tensor is read; the message names the first difference."""
+    elsewhere = elsewhere or {}  # of other ranks of a pipeline, so that every rank finds the same
+    needed = {name: tuple(tensor.shape) for name, tensor in wanted.items()} | dict(elsewhere)
     missing = sorted(needed.keys() - stored.keys())
-    # Moments and averages have the names of their weights.
-    extra = sorted(
-        name
-        for name in stored.keys() - needed.keys()
-        if f"parameter/{name.partition('/')[2]}" not in (elsewhere or ())
-    )
+    extra = [name for name in stored.keys() - needed.keys() if f"parameter/{name.partition('/')[2]}" not in elsewhere]
     shapes = [
         f"{name} has shape {tuple(stored[name].size)}, the model needs {shape}"
         for name, shape in needed.items()
@@ -293,7 +286,7 @@ def _check_names(
     ]
     for found in (
         [f"{name} is missing" for name in missing],
-        [f"{name} is not in the model" for name in extra],
+        [f"{name} is not in the model" for name in sorted(extra)],
         sorted(shapes),
     ):
         if found:

@@ -134,9 +134,7 @@ def sum_over_rows(
     Returns:
         The sums.
     """
-    nats, correct, targets = (
-        compute_row_metrics(heldout, compute_logits, device, row_ranks, sequences).sum(0).tolist()
-    )
+    nats, correct, targets = compute_row_metrics(heldout, compute_logits, device, row_ranks, sequences).sum(0).tolist()
     return EvaluationSums(nats, correct, targets)
 
 

@@ -16,7 +16,15 @@ from llmsys.config.run import RunConfig
 from llmsys.data.heldout_batches import HeldoutWindows
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import ALONE, RowRanks, EvaluationResult, Evaluator, LogitsFunction, TargetEvaluation, sum_over_rows
+from llmsys.train.evaluator import (
+    ALONE,
+    EvaluationResult,
+    Evaluator,
+    LogitsFunction,
+    RowRanks,
+    TargetEvaluation,
+    sum_over_rows,
+)
 
 BITS_PER_NAT = 1.4426950408889634
 
@@ -55,7 +63,9 @@ class HeldoutEvaluator:
     `row_ranks` get the same rows, see `compute_row_metrics`.
     """
 
-    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks = ALONE) -> None:
+    def __init__(
+        self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks = ALONE
+    ) -> None:
         self._tokenizer = tokenizer
         self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences

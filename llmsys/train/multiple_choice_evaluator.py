@@ -15,7 +15,7 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import ALONE, RowRanks, EvaluationResult, Evaluator, LogitsFunction, compute_row_metrics
+from llmsys.train.evaluator import ALONE, EvaluationResult, Evaluator, LogitsFunction, RowRanks, compute_row_metrics
 from llmsys.train.run_data import get_prefix_ids
 
 

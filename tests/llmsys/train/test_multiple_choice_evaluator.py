@@ -11,7 +11,7 @@ from launch.commands.train import format_evaluation
 from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig, find_task_violations
 from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
-from llmsys.train.evaluator import TargetEvaluation, compute_row_metrics
+from llmsys.train.evaluator import RowRanks, TargetEvaluation, compute_row_metrics
 from llmsys.train.multiple_choice_evaluator import EvaluatorWithTasks, MultipleChoiceEvaluator, QuestionScores
 from tests.helpers.letter_tokenizer import Letters
 from tests.helpers.ranks import run_ranks

@@ -1,24 +1,32 @@
 """A pipeline against one process: every gradient, the norm, the balance of experts, checkpoints, and skipped steps."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import compare_to_reference, gather_full_tensor
 from llmsys.doctor.parity_matrix import INTERLEAVED, ParityCase
 from llmsys.doctor.parity_models import DEEP, EXPERTS, LATENT, SEQUENCES, ParityModel
 from llmsys.doctor.parity_reference import RATE, Trajectory, build_micro_batches, compute_reference_trajectory
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
+from llmsys.events import read_latest_events
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size
 from llmsys.train import checkpoint_load
 from llmsys.train.build_engine import build_engine
+from llmsys.train.build_trainer import build_trainer
+from llmsys.train.checkpoint_load import read_tensor_metadata
 from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.trainer import Trainer
+from tests.helpers.dataset import VOCABULARY, make_dataset
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -98,14 +106,22 @@ def skip_step(engine: Engine, config: RunConfig) -> list[tuple[float, float]]:
     return asked
 
 
-def run_one_rank(rank: int) -> dict[str, Any]:
+def run_one_rank(rank: int, folder: Path) -> dict[str, Any]:
     """The cases of two ranks and the journey of four, without a pipeline."""
-    return run_bitwise_cases(rank) | {"journey": travel(None)}
+    travel(folder, "calm", [{}])
+    return run_bitwise_cases(rank)
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    [found] = run_ranks(run_one_rank, 1)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pipeline")
+    make_dataset(made / "data")
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    [found] = run_ranks(run_one_rank, 1, folder)
     return dict(found)
 
 
@@ -144,33 +160,59 @@ EXPECTED = "expected.pt"
 
 
 def run_four_ranks(rank: int, folder: Path) -> dict[str, Any]:
-    """The distance of each parity case, and the journey of a checkpoint through layouts."""
+    """The distance of each parity case, and the journey of a run through layouts."""
     expected: dict[str, Trajectory] = torch.load(folder / EXPECTED, weights_only=False)
     distances = {title: compare_to_reference(case, expected[case.parity_model.name]) for title, case in PARITY.items()}
-    return {"distances": distances, "journey": travel(folder)}
+    travel(folder, "journey", JOURNEY)
+    return {"distances": distances, "rejected": load_into_another_model(get_last_checkpoint(folder, "journey"))}
 
 
-def travel(folder: Path | None) -> dict[str, Any]:
-    """Train under each layout, each begun from the checkpoint of the one before; without a folder in one go."""
-    steps: list[tuple[float, ...]] = []
-    for leg, layout in enumerate(JOURNEY if folder is not None else [{}]):
-        config = build_config(DEEP, layout)
-        engine = build_engine(config, build_device_meshes(config.resolve_layout(get_world_size()), CPU), CPU)
-        if folder is None:
-            steps += train_steps(engine, config, DEEP, range(LEG_STEPS * len(JOURNEY)))
-            return {"steps": steps, "state": gather_state(engine)}
-        if leg:
-            newest = checkpoint_load.find_newest_checkpoint(folder)
-            assert newest is not None
-            checkpoint_load.load_checkpoint(engine, newest)
-        steps += train_steps(engine, config, DEEP, range(LEG_STEPS * leg, LEG_STEPS * (leg + 1)))
-        path = checkpoint_load.save_checkpoint(engine, folder, {"leg": leg}, keep_last=len(JOURNEY))
-    return {"steps": steps, "state": gather_state(engine), "rejected": load_into_another_model(path)}
+class KilledError(Exception):
+    """The end of a run in the middle of a step."""
+
+
+def travel(folder: Path, name: str, legs: list[Settings]) -> None:
+    """Train a run whose layout changes: it ends in a step, and is continued from its last checkpoint."""
+    length, steps = DEEP.length, LEG_STEPS * len(JOURNEY)
+    sections: dict[str, Settings] = {
+        "run": {"folder": str(folder / name)},
+        "data": {"kind": "crawl", "folder": str(folder / "data")},
+        "tokenizer": {"kind": "sentencepiece", "vocab_size": VOCABULARY},
+        "train": {"tokens": steps * SEQUENCES * length, "log_every_steps": 1},
+        "checkpoint": {"every_steps": LEG_STEPS, "keep_last": steps},
+        "evaluation": {"every_steps": 2 * LEG_STEPS},
+    }
+    model = DEEP.model.model_copy(update={"vocab_size": VOCABULARY})
+    for leg, layout in enumerate(legs, start=1):
+        config = build_config(ParityModel("journey", model), layout, **sections)
+        with contextlib.ExitStack() as stack:
+            trainer = build_trainer(config, stack, lambda *_: [])
+            if leg == len(legs):
+                trainer.train()
+                return
+            kill_in_step(trainer, LEG_STEPS * leg)
+            with pytest.raises(KilledError):
+                trainer.train()
+
+
+def kill_in_step(trainer: Trainer, last: int) -> None:
+    begin_step = trainer.observability.begin_step
+
+    def begin_or_die(step: int, batches: list[Batch]) -> list[Batch]:
+        if step == last:
+            raise KilledError
+        return begin_step(step, batches)
+
+    trainer.observability.begin_step = begin_or_die  # type: ignore[method-assign]
+
+
+def get_last_checkpoint(folder: Path, name: str) -> Path:
+    return folder / name / "checkpoints" / f"step-{LEG_STEPS * len(JOURNEY):08d}"
 
 
 def load_into_another_model(checkpoint: Path) -> str:
     """The error of a model with one layer more, of which only the last stage lacks tensors."""
-    deeper = ParityModel("deeper", DEEP.model.model_copy(update={"num_hidden_layers": 5}))
+    deeper = ParityModel("deeper", DEEP.model.model_copy(update={"num_hidden_layers": 5, "vocab_size": VOCABULARY}))
     config = build_config(deeper, {"pipeline": 4})
     engine = build_engine(config, build_device_meshes(config.resolve_layout(4), CPU), CPU)
     with pytest.raises(CheckpointError) as raised:
@@ -179,8 +221,7 @@ def load_into_another_model(checkpoint: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("journey")
+def four_ranks(folder: Path) -> list[dict[str, Any]]:
     # In a file: a process that is forked from a server takes few tensors.
     torch.save(
         {model.name: compute_reference_trajectory(model) for model in (DEEP, LATENT, EXPERTS)}, folder / EXPECTED
@@ -193,13 +234,32 @@ def test_pipelines_with_other_axes_follow_the_reference_run(four_ranks: list[dic
         assert all(rank["distances"][title].passed for rank in four_ranks), four_ranks[0]["distances"][title]
 
 
-def test_a_checkpoint_goes_into_and_out_of_pipelines(four_ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
-    expected = alone["journey"]
-    for found in (rank["journey"] for rank in four_ranks):
-        np.testing.assert_allclose(found["steps"], expected["steps"], rtol=1e-4, atol=1e-6)
-        assert found["state"].keys() == expected["state"].keys()
-        for key, value in expected["state"].items():
-            allowed = 0.05 * RATE if key.startswith("parameter/") else 2e-3 * float(np.abs(value).max())
-            assert float(np.abs(found["state"][key] - value).max()) <= allowed, key
-        # Ranks whose own tensors are all there find it too.
-        assert "buffer/blocks.4.feed_forward.balance_bias_E is missing" in found["rejected"]
+@pytest.mark.usefixtures("alone")
+def test_a_killed_run_goes_on_into_and_out_of_pipelines(four_ranks: list[dict[str, Any]], folder: Path) -> None:
+    found, expected = (read_latest_events(folder / name / "events.jsonl") for name in ("journey", "calm"))
+    for kind in ("step", "experts", "evaluation"):
+        for one, other in zip(select_events(found, kind), select_events(expected, kind), strict=True):
+            assert {name: one[name] for name in ("step", "batch_digest") if name in other} == {
+                name: other[name] for name in ("step", "batch_digest") if name in other
+            }
+            for name in {"loss", "gradient_norm", "learning_rate", "load", "balance", "router_z"} & other.keys():
+                np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6, err_msg=f"{kind} {name}")
+    state, wanted = (read_checkpoint(get_last_checkpoint(folder, name)) for name in ("journey", "calm"))
+    assert state.keys() == wanted.keys()
+    for name, value in wanted.items():
+        allowed = 0.05 * 1e-3 if name.startswith("parameter/") else 2e-3 * float(value.abs().max())
+        assert float((state[name] - value).abs().max()) <= allowed, name
+    # Ranks whose own tensors are all there find it too.
+    assert all("buffer/blocks.4.feed_forward.balance_bias_E is missing" in rank["rejected"] for rank in four_ranks)
+
+
+def select_events(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Events of a kind; of a step that was trained twice the second one."""
+    return list({event["step"]: event for event in events if event["event"] == kind}.values())
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Every tensor, as convert and generate read it: in one process."""
+    tensors = {name: torch.empty_like(one, device=CPU) for name, one in read_tensor_metadata(path).items()}
+    checkpoint_load.load_tensors(tensors, path)
+    return tensors

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from llmsys.config.engine import EngineConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.pipeline import OneForwardOneBackwardConfig, PipelineScheduleConfig, find_stage_violations
 from llmsys.config.section import Section, Violation, format_choices, list_divisors
@@ -177,6 +178,12 @@ class ParallelLayout(Section):
     )
 
     @property
+    def axes(self) -> dict[str, int]:
+        """The size of each axis by name; of the pipeline only where there is one."""
+        names = ("replicate", "shard", "expert", "context", "tensor", *(("pipeline",) if self.pipeline > 1 else ()))
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def world_size(self) -> int:
         """Number of ranks. Requires a resolved layout."""
         return self.pipeline * self.ranks_per_stage
@@ -275,25 +282,3 @@ class ParallelLayout(Section):
                 f"Use shard={world_size // self._non_shard_ranks}, or shard=-1, or start "
                 f"{self._non_shard_ranks * self.shard} processes."
             )
-
-
-def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
-    """Yield messages if the experts of a model cannot be distributed over `expert` ranks.
-
-    Args:
-        expert: size of the expert axis.
-        model: the architecture.
-
-    Returns:
-        An iterator over messages, for `layout.expert`.
-    """
-    if model.moe is None:
-        if expert > 1:
-            yield f"A dense model has no experts to split over expert={expert}. Use expert=1, or add model.moe."
-    elif model.moe.num_experts % expert:
-        experts = model.moe.num_experts
-        yield (
-            f"{experts} experts cannot be split over expert={expert}. Use "
-            f"expert={format_choices(list_divisors(experts))}, "
-            f"or set model.moe.num_experts to a multiple of {expert}."
-        )

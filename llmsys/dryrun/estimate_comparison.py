@@ -102,7 +102,7 @@ PHASES = {
 
 
 def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Compare the result of one rank with the estimate of the fullest rank.
+    """Compare the result of one rank with the estimate of the fullest rank, in a pipeline of those with its stages.
 
     Args:
         result: plain values of `rank_result.py`.
@@ -117,7 +117,12 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
         batch = config.batch.model_copy(update={"micro_sequences": result["micro_sequences"]})
         config = config.model_copy(update={"batch": batch})
     layout = config.resolve_layout(result["world_size"])
-    timeline = estimate_peak_memory(config, layout, system=MemoryProfile(measured="allocated"))
+    timeline = estimate_peak_memory(
+        config,
+        layout,
+        system=MemoryProfile(measured="allocated"),
+        pipeline_rank=result["rank"] // layout.ranks_per_stage,
+    )
     instants = {instant.name: instant for instant in timeline.instants}
     measured = {phase["name"]: phase for phase in result["memory"]["phases"]}
     phases = []

@@ -29,6 +29,7 @@ from llmsys.dryrun.fake_cluster import (
     pause_for_sharding_rules,
     reduce_buckets_at_once,
     replace_chunks,
+    set_pipeline_shapes,
     track_resizes,
 )
 from llmsys.dryrun.forced_routing import build_forced_routing, replace_routing
@@ -129,6 +130,7 @@ class RankSession:
         reduce_buckets_at_once()
         pause_for_sharding_rules(recorder)
         choose_cuda_kernels()
+        set_pipeline_shapes()
         track_resizes(recorder.memory)
         replace_tolist(recorder.waits)
         self.signatures.install()
@@ -171,8 +173,17 @@ class RankSession:
         buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
         self.recorder.memory.set_category(map(get_local, buffers), BUFFERS, "buffers")
         track_modules(engine.module, self.recorder.modules)
+        if (pipeline := getattr(engine, "pipeline", None)) is not None:
+            pipeline.report_passes(self._begin_pass)
         self._record_seconds("build", began)
         return engine
+
+    def _begin_pass(self, text: str) -> None:
+        """Follow the passes of a pipeline: one name for those of a stage in each direction."""
+        if text.startswith("forward"):
+            self.watch.begin_forward(f"step {self.step}, {text}", "once")
+        elif not text:
+            self.watch.end_forward()
 
     def _run_steps(self, engine: Engine) -> None:
         for step in range(1, NUM_STEPS + 1):
@@ -195,8 +206,14 @@ class RankSession:
         update_expert_balance(engine.module, True)
 
     def _build_micro_batches(self, step: int) -> list[Batch]:
-        """Return the first and the last micro-batch of a step; those between repeat the first."""
+        """Return the first and the last micro-batch of a step; those between repeat the first.
+
+        In a pipeline all of them: several are under way at a time.
+        """
         sequences = compute_micro_batch(self.config, self.layout)[0]
+        if self.layout.pipeline > 1:
+            batch: Batch = build_synthetic_batch(self.config, sequences, self.request.documents)
+            return [batch] * self.num_micro_batches
         names = ["last"] if self.num_micro_batches == 1 else ["first", "last"]
 
         def build_batch(name: str) -> Batch:

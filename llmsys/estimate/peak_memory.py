@@ -141,7 +141,12 @@ OUTSIDE_BYTES = 1 << 30  # driver and kernels about half a GiB, NCCL's buffers t
 
 
 def estimate_peak_memory(
-    config: RunConfig, layout: ParallelLayout, *, pipeline: int | None = None, system: MemoryProfile = OURS
+    config: RunConfig,
+    layout: ParallelLayout,
+    *,
+    pipeline: int | None = None,
+    system: MemoryProfile = OURS,
+    pipeline_rank: int | None = None,
 ) -> MemoryTimeline:
     """Estimate the memory of the fullest rank.
 
@@ -150,6 +155,7 @@ def estimate_peak_memory(
         layout: resolved layout, as `ParallelLayout.resolve` returns it.
         pipeline: stages, in place of those of `system`; those of `layout` come first.
         system: training program and device.
+        pipeline_rank: the rank of our pipeline to look at; None: all.
 
     Returns:
         The timeline of the fullest rank of our pipeline; of a published one, of its first or last stage. In bytes.
@@ -159,6 +165,7 @@ def estimate_peak_memory(
         system = replace(system, pipeline=layout.pipeline)
         micro_batches = compute_micro_batch(config, layout)[1]
         stages = list_rank_stages(config.model, layout, config.batch.sequence_length, micro_batches)
+        stages = stages if pipeline_rank is None else [stages[pipeline_rank]]
     else:
         stages = list_pipeline_stages(config.model, system)
     outside = OUTSIDE_BYTES if system.device == "cuda" else 0

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmsys.config.engine import DeepSpeedEngineConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
-from llmsys.config.parallel_layout import ParallelLayout, find_expert_violations, find_model_sharding_violations
+from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations
 from llmsys.config.run import RunConfig
 from llmsys.config.section import format_choices, list_divisors
 from llmsys.errors import ConfigError

@@ -59,7 +59,13 @@ ITEM_GROUPS = {
         "whole weights",
         "weights cast for matmuls",
     ),
-    "activations": ("activations saved by blocks", "activations saved by a block", "attention mask", "stage output"),
+    "activations": (
+        "activations saved by blocks",
+        "activations saved by a block",
+        "attention mask",
+        "stage output",
+        "messages between stages",
+    ),
     "loss": (
         "last hidden states",
         "last hidden states and their gradient",

@@ -130,7 +130,7 @@ class StepMemory:
             items += [MemoryItem("masters", sizes.masters), MemoryItem("moments", sizes.moments)]
         if self.config.train.ema_half_life_tokens:
             items.append(MemoryItem("EMA of the weights", sizes.masters))
-        return [*items, compute_gradient_buckets(self.config, self._gathered_weights)]
+        return [*items, compute_gradient_buckets(self.config, self._gathered_weights), self._message_item]
 
     @cached_property
     def _gradient_item(self) -> MemoryItem:
@@ -215,7 +215,6 @@ class StepMemory:
             MemoryItem("activations saved by blocks", int(total)),
             MemoryItem("attention mask", table),
             MemoryItem("stage output", int(given)),
-            self._message_item,
         ]
 
     @cached_property

@@ -42,7 +42,7 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from llmsys.train.evaluator import EvaluationResult
+from llmsys.train.evaluator import EvaluationResult, RowRanks
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import find_resume_point, load_initial_weights, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
@@ -157,9 +157,10 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     report_phase(0, "looking for a checkpoint")
     newest = find_resume_point(config)
     report_phase(0, "building the model")
-    engine = build_engine(config, meshes, device, noise_scale_meter, initialize=newest is None)
+    options: dict[str, Any] = {"initialize": newest is None, "report_pass": control.watchdog.report_work}
+    engine = build_engine(config, meshes, device, noise_scale_meter, **options)
     report_phase(0, "loading the checkpoint")
-    evaluator = build_evaluator(config, layout.sequence_parallel_size)
+    evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
     identity = config.trajectory_settings | dataset.to_identity()
     resumed = None
     if newest is not None:
@@ -181,7 +182,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         data=TrainingData(
             loader=StepLoader(steps, pinned=device.type == "cuda"),
             describe_step=partial(describe_step_contents, steps, dataset.sources),
-            sequence_parallel_size=layout.sequence_parallel_size,
+            has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity),

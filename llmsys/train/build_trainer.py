@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 

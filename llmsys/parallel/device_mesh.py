@@ -44,6 +44,11 @@ class DeviceMeshes:
     tensor: DeviceMesh | None
     sequence: DeviceMesh | None
 
+    @property
+    def has_separate_experts(self) -> bool:
+        """True where experts are on several ranks, or are sharded apart from their block."""
+        return self.expert is not None or self.expert_fsdp is not None
+
 
 def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceMeshes:
     """Build the root mesh of a run and take every axis from it by name. Collective.

@@ -45,7 +45,7 @@ from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import load_initial_weights, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
-from llmsys.train.precision import resolve_precision
+from llmsys.train.precision import resolve_compile, resolve_precision
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
@@ -86,7 +86,8 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         folder = config.run.folder
         run_on_rank_zero(lambda: str(stack.enter_context(lock_folder(folder, LOCK_SECONDS))))
         # Precision first: the memory of a micro-batch depends on it.
-        config = resolve_micro_sequences(resolve_precision(config), get_local_device())
+        config = resolve_compile(resolve_precision(config))
+        config = resolve_micro_sequences(config, get_local_device())
         set_num_threads(config)
         trainer = build_trainer(config, stack, complete_prompts)
         result = trainer.train()
@@ -114,8 +115,9 @@ def check_config(config: RunConfig, ranks: int) -> str:
         LlmsysError: the layout, the data, the device or a task of evaluation does not fit.
     """
     layout = config.resolve_layout(ranks)
-    if config.train.matmul_dtype == "fp8":
-        require_fp8(get_local_device())
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(config.train, key)) != "compute":
+            require_fp8(get_local_device(), recipe, f"train.{key}")
     build_step_batches(config, layout.data_parallel_size, 0)
     build_evaluator(config)
     find_device_profile(config, get_local_device())

@@ -14,13 +14,13 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
-    find_expert_violations,
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
@@ -29,9 +29,11 @@ from llmsys.config.run_constraints import (
     find_generation_violations,
     find_moments_violations,
     find_noise_scale_violations,
+    find_pipeline_violations,
     find_retention_violations,
     find_task_violations,
     find_torch_violations,
+    require_pipeline_micro_batches,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -125,6 +127,7 @@ class RunConfig(Section):
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         windows = self.objective.kind in ("next_token", "masked")
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        yield from find_pipeline_violations(self.engine, self.layout, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
@@ -155,6 +158,7 @@ class RunConfig(Section):
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
+            *layout.find_stage_violations(self.model),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -277,9 +281,11 @@ class RunConfig(Section):
         """Return the layout with every axis resolved for `ranks` ranks.
 
         Raises:
-            LayoutError: the axes do not divide the ranks or the model.
+            LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
         """
-        return resolve_layout(self.layout, self.engine, self.model, ranks)
+        layout = resolve_layout(self.layout, self.engine, self.model, ranks)
+        require_pipeline_micro_batches(layout, self.batch)
+        return layout
 
     @property
     def evaluation_sequences(self) -> int:

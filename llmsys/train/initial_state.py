@@ -246,20 +246,21 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
     # Moments belong to the old run: fine-tuning starts the optimizer anew.
     stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
-    common = sorted(stored.keys() & wanted.keys())
-    if not common:
+    common, elsewhere = sorted(stored.keys() & wanted.keys()), engine.module.shapes_elsewhere
+    needed = {name: tensor.shape for name, tensor in wanted.items()} | elsewhere
+    if not stored.keys() & needed.keys():
         raise CheckpointError(f"{checkpoint} has no tensor of this model. Correct train.init_from, or leave it out.")
-    for name in common:
-        if stored[name].shape != wanted[name].shape:
+    for name in sorted(stored.keys() & needed.keys()):
+        if stored[name].shape != needed[name]:
             raise CheckpointError(
                 f"{checkpoint}: {name} has shape {tuple(stored[name].shape)}, the model needs "
-                f"{tuple(wanted[name].shape)}. Use the model section it was trained with, except for its head."
+                f"{tuple(needed[name])}. Use the model section it was trained with, except for its head."
             )
     load_named_tensors(engine, checkpoint, common)
     if get_rank() == 0:
         log.info("%d tensors initialized from %s", len(common), checkpoint)
-        log.info("newly initialised: %s", _format_names(wanted.keys() - stored.keys()))
-        log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
+        log.info("newly initialised: %s", _format_names(needed.keys() - stored.keys()))
+        log.info("not used: %s", _format_names(stored.keys() - needed.keys()))
 
 
 def _resolve_checkpoint(init_from: Path) -> Path:

@@ -30,12 +30,12 @@ ZERO = ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", EXPERTS, 2)
 def scale_by_expert_degree() -> Iterator[None]:
     """Gradients of dealt experts summed over the ranks that deal them, as if those had copies."""
 
-    def clip_scaled(parameters: Iterable[Tensor], *rest: Any) -> Tensor:
+    def clip_scaled(parameters: Iterable[Tensor], *rest: Any, **more: Any) -> Tensor:
         listed = list(parameters)
         for parameter in listed:
             if parameter.ndim == 3 and parameter.grad is not None:
                 parameter.grad *= 2
-        return gradient_clipping.clip_gradients(listed, *rest)
+        return gradient_clipping.clip_gradients(listed, *rest, **more)
 
     with patch.object(torch_engine, "clip_gradients", clip_scaled):
         yield

@@ -46,9 +46,9 @@ def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig
 
 
 def find_run_sharding_violations(
-    tensor: int, context: int, engine: EngineConfig, sequence_length: int, compiled: bool
+    tensor: int, context: int, engine: EngineConfig, sequence_length: int
 ) -> Iterator[Violation]:
-    """Yield the violations of tensor and context sizes that follow from engine, batch and compilation."""
+    """Yield the violations of tensor and context sizes that follow from engine and batch."""
     parts = tensor * context
     if parts == 1:
         return
@@ -59,12 +59,6 @@ def find_run_sharding_violations(
             axis,
             f"engine.kind={chosen} does not shard matrices or sequences. Use engine.kind=torch with "
             "data_parallel=fsdp, or tensor=1 and context=1.",
-        )
-    if compiled:
-        yield Violation(
-            axis,
-            "train.compile=block does not support collectives inside blocks. Use train.compile=none, or "
-            "tensor=1 and context=1.",
         )
     if sequence_length % parts:
         near = max(1, round(sequence_length / parts)) * parts
@@ -243,7 +237,8 @@ class ParallelLayout(Section):
 
     def find_stage_violations(self, model: ModelConfig) -> Iterator[Violation]:
         """Yield the violations of the pipeline axis that follow from the model alone."""
-        return find_stage_violations(self.pipeline, self.pipeline_schedule, self.layers_per_stage, model)
+        if self.pipeline > 1 or self.layers_per_stage is not None:
+            yield from find_stage_violations(self.pipeline, self.pipeline_schedule, self.layers_per_stage, model)
 
     @property
     def _non_shard_ranks(self) -> int:

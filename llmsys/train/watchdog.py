@@ -1,9 +1,10 @@
 """Detect hangs: name the rank that hangs, dump the stacks of every rank, and end the run.
 
 The loop reports each phase (`report_phase`). A thread of each rank writes the last report to
-`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes the stacks
-to `heartbeats/rank-N.stacks`. The first live rank compares all heartbeats and names the ranks that are silent or late;
-every rank exits with status 4. On each host the first live rank makes silent ranks dump their stacks.
+`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes stacks to
+`heartbeats/rank-N.stacks` and the last collectives to `heartbeats/collectives-rank-N` (flight_recorder.py). The first
+live rank compares all heartbeats and names the ranks that are silent or late; every rank exits with status 4. On each
+host the first live rank makes silent ranks dump their stacks.
 
 Invariants:
 - The first time of a phase may exceed the timeout, as compiling does, while a rank works (`work_meter.py`).
@@ -21,7 +22,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -29,48 +30,13 @@ import psutil
 
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
+from llmsys.parallel import flight_recorder
 from llmsys.parallel.process_group import get_rank, get_world_size
+from llmsys.train.heartbeat import GONE, UNKNOWN, Heartbeat, read_process_state
 from llmsys.train.work_meter import WorkMeter
 
 STACKS_SIGNAL = signal.SIGQUIT
 """Makes a rank dump its stacks without the interpreter, as Java and Go programs do."""
-
-GONE, UNKNOWN = "gone", "unknown, on another host"
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """The last report of a rank.
-
-    Attributes:
-        beats: phases reported so far.
-        created: start time of its process.
-        idle_seconds: seconds without work in its process when it wrote this.
-        age_seconds: how much older than the reader's own heartbeat it is.
-        work: pass of a pipeline stage that runs; empty while the rank waits for another.
-    """
-
-    rank: int
-    host: str
-    process: int
-    step: int
-    phase: str
-    beats: int
-    created: float = 0.0
-    idle_seconds: float = 0.0
-    age_seconds: float = 0.0
-    work: str = ""
-
-
-def read_process_state(beat: Heartbeat) -> str:
-    """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
-    if beat.host != platform.node():
-        return UNKNOWN
-    try:
-        process = psutil.Process(beat.process)
-        return str(process.status()) if process.create_time() == beat.created else GONE
-    except psutil.NoSuchProcess:
-        return GONE
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
@@ -234,6 +200,8 @@ class Watchdog:
     def _end_run(self) -> None:
         """Report the hanging ranks from the first rank that is not silent, and exit."""
         self._ending.set()
+        # In a thread: a rank that was suspended has EXIT_DELAY_SECONDS before its partners leave.
+        trace = flight_recorder.start_collective_trace(self._folder, get_rank())
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
         heartbeats = self._read_heartbeats()
@@ -246,6 +214,7 @@ class Watchdog:
                     request_stack_dump(beat)
         # The report and the stacks of a woken rank must be written before a launcher sees this exit.
         time.sleep(EXIT_DELAY_SECONDS)
+        trace.join(flight_recorder.WRITE_SECONDS)
         # sys.exit would end this thread only.
         os._exit(HUNG)
 
@@ -271,12 +240,15 @@ class Watchdog:
         who = "; ".join(named) or "no single rank hangs: all wait at the same point, see their stacks"
         log.error(
             "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
-            "every rank are in %s. The run ends; the same command continues from the last checkpoint.",
+            "every rank are in %s, and its last collectives in %sN, to compare with `%s`. The run ends; the same "
+            "command continues from the last checkpoint.",
             self._timeout,
             own.phase,
             own.step,
             who,
             self._folder,
+            flight_recorder.FILE_PREFIX,
+            flight_recorder.format_trace_command(self._folder),
         )
         try:
             with EventWriter(self._events) as events:

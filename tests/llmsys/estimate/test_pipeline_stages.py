@@ -10,9 +10,9 @@ from llmsys.config.run import SMALL_MODEL, RunConfig
 from llmsys.doctor.parity_models import DEEP
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.model_tensors import count_parameters, needs_embedding_copy
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.pipeline_stages import LayerCosts, cut_layers, list_rank_stages, needs_embedding_copy
+from llmsys.estimate.pipeline_stages import LayerCosts, cut_layers, list_rank_stages
 from llmsys.estimate.step_time import estimate_step_time
 
 LENGTH = 16

@@ -273,9 +273,10 @@ class RunConfig(Section):
         """
         if self.train.compile != "auto":
             return self
-        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
-        fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
-        return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
+        plain = (self.engine.kind, self.train.reproducibility, self.layout.pipeline) == ("torch", "fast", 1)
+        chosen = "block" if has_triton and plain else "none"
+        return self.model_copy(update={"train": self.train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.

@@ -21,8 +21,7 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.precision import resolve_for_profile
-from llmsys.estimate.software_profile import COMPILED, OURS, MemoryProfile, build_software_profile
+from llmsys.estimate.software_profile import COMPILED, OURS, MemoryProfile, build_software_profile, resolve_for_profile
 from llmsys.estimate.step_time import estimate_step_time
 
 NAMES = {

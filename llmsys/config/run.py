@@ -118,8 +118,7 @@ class RunConfig(Section):
         for problem in find_expert_violations(self.layout.expert, self.model):
             yield Violation("layout.expert", problem)
         yield from self._find_axis_violations()
-        axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
-        yield from find_deepspeed_violations(self.engine, **axes)
+        yield from find_deepspeed_violations(self.engine, replicate=self.layout.replicate, expert=self.layout.expert)
         if self.train.reproducibility == "bitwise":
             windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch

@@ -178,6 +178,7 @@ def choose_cuda_kernels() -> None:
     """Let composite operations dispatch as they do where torch was built with CUDA."""
     vars(F)["scaled_dot_product_attention"] = _compute_cuda_attention
     vars(F)["rms_norm"] = _compute_cuda_rms_norm
+    vars(F)["silu"] = _compute_cuda_silu
 
 
 def _compute_cuda_attention(
@@ -229,6 +230,24 @@ def _compute_cuda_rms_norm(
     x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     result: Tensor = _FusedRmsNorm.apply(x, weight)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _FusedSilu(torch.autograd.Function):
+    """SiLU in one kernel each way; without CUDA torch composes the backward of seven operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.empty_like(ctx.saved_tensors[0])
+
+
+def _compute_cuda_silu(x: Tensor, inplace: bool = False) -> Tensor:
+    result: Tensor = _FusedSilu.apply(x)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -169,7 +169,7 @@ class RankSession:
     def _build_engine(self, meshes: DeviceMeshes) -> Engine:
         began = time.process_time()
         self.recorder.enter_phase("build", PARAMETERS)
-        engine = build_engine_module.build_engine(self.config, meshes, DEVICE)
+        engine = build_engine_module.build_engine(self.config, meshes, DEVICE, initialize=False)
         buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
         self.recorder.memory.set_category(map(get_local, buffers), BUFFERS, "buffers")
         track_modules(engine.module, self.recorder.modules)

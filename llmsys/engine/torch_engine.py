@@ -25,7 +25,7 @@ from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.estimate.pipeline_stages import PipelineCut
-from llmsys.model.initialization import compute_initial_value
+from llmsys.model.initialization import build_initializer
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.optim.lr_schedule import set_rates
@@ -48,6 +48,7 @@ class TorchEngine:
         compute_dtype: Dtype of the forward; in float16 the loss is scaled.
         seed: Seed of the initial values.
         device: Device of this rank.
+        initialize: Draw the initial values. False: a checkpoint will replace them.
         data_parallel: FSDP2 or DDP.
         offload: "state" keeps shards in host memory. FSDP2 only.
         gradients: "whole" accumulates unsharded gradients over micro-batches. FSDP2 only.
@@ -64,6 +65,7 @@ class TorchEngine:
         compute_dtype: torch.dtype,
         seed: int,
         device: torch.device,
+        initialize: bool = True,
         data_parallel: Literal["fsdp", "ddp"] = "fsdp",
         offload: Offload = "none",
         gradients: Gradients = "sharded",
@@ -77,12 +79,10 @@ class TorchEngine:
         self.after_micro_batch: Callable[[int], None] | None = None
         """Called with the number of each micro-batch after its gradients were added to those of the step."""
 
-        def build_initial_value(name: str, shape: torch.Size) -> Tensor:
-            return compute_initial_value(model.config, name, shape, seed)
-
         self.pipeline = None if meshes.pipeline is None else PipelinedModel(model, meshes, cut, compute_dtype, device)
         self._data_parallel: DataParallelModel
-        common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": build_initial_value}
+        initial = build_initializer(model.config, seed, draws=initialize)
+        common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": initial}
         match data_parallel:
             case "fsdp":
                 self._data_parallel = FsdpModel(model, meshes, offload=offload, gradients=gradients, **common)

@@ -43,6 +43,8 @@ def build_engine(
     meshes: DeviceMeshes,
     device: torch.device,
     noise: NoiseScaleMeter | None = None,
+    *,
+    initialize: bool = True,
     report_pass: Callable[[str], None] | None = None,
 ) -> Engine:
     """Build the engine of `engine.kind` with initialized weights.
@@ -52,12 +54,13 @@ def build_engine(
         meshes: device meshes of the resolved layout.
         device: device of this rank.
         noise: meter of the gradient noise scale, which the torch engine calls after each micro-batch.
+        initialize: draw the initial weights. False: a checkpoint will replace them, and they are NaN until then.
         report_pass: called with each pass of a pipeline stage that begins, and with "" at its end.
 
     Returns:
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
-    engine: Engine = _build_base_engine(config, meshes, device, noise)
+    engine: Engine = _build_base_engine(config, meshes, device, noise, initialize)
     if report_pass is not None and isinstance(pipeline := getattr(engine, "pipeline", None), PipelinedModel):
         pipeline.report_passes(report_pass)
     half_life = config.train.ema_half_life_tokens
@@ -65,7 +68,7 @@ def build_engine(
 
 
 def _build_base_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None
+    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None, initialize: bool
 ) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
@@ -74,6 +77,7 @@ def _build_base_engine(
         "compute_dtype": DTYPES[config.train.resolved_precision],
         "seed": config.run.seed,
         "device": device,
+        "initialize": initialize,
     }
     model = build_model(config)
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.

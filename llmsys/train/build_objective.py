@@ -12,11 +12,13 @@ from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.length_buckets import LengthBuckets
 from llmsys.data.masking import TokenMasker
-from llmsys.data.packed_windows import PackedDocuments, WindowDataset
+from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
 from llmsys.data.step_plan import RunPlan
+from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import ConfigError
+from llmsys.paged_token_shards import require_paged
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
 from llmsys.train.evaluator import ALONE, Evaluator, RowRanks, TargetEvaluator
@@ -138,11 +140,34 @@ def _build_source_evaluator(
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
-    packed = [PackedDocuments(shards, length=length, seed=seed) for shards in dataset.sources]
+    packed = [build_source_windows(shards, length, seed) for shards in dataset.sources]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
     stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
     return MixtureWindows(packed, dataset.names, stages)
+
+
+def build_source_windows(shards: TokenShards, length: int, seed: int) -> SourceWindows:
+    """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
+
+    Args:
+        shards: the training split.
+        length: positions to predict in a window.
+        seed: seed of the order.
+
+    Returns:
+        The windows of all epochs.
+
+    Raises:
+        DataError: the split has too few tokens for a window.
+    """
+    match shards.manifest.order:
+        case 1:
+            return PackedDocuments(shards, length=length, seed=seed)
+        case 2:
+            return StreamWindows(require_paged(shards), length=length, seed=seed)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def get_start_token(config: RunConfig) -> int:

@@ -22,7 +22,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -32,47 +32,11 @@ from llmsys.events import EventWriter
 from llmsys.log import get_logger
 from llmsys.parallel import flight_recorder
 from llmsys.parallel.process_group import get_rank, get_world_size
+from llmsys.train.heartbeat import GONE, UNKNOWN, Heartbeat, read_process_state
 from llmsys.train.work_meter import WorkMeter
 
 STACKS_SIGNAL = signal.SIGQUIT
 """Makes a rank dump its stacks without the interpreter, as Java and Go programs do."""
-
-GONE, UNKNOWN = "gone", "unknown, on another host"
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """The last report of a rank.
-
-    Attributes:
-        beats: phases reported so far.
-        created: start time of its process.
-        idle_seconds: seconds without work in its process when it wrote this.
-        age_seconds: how much older than the reader's own heartbeat it is.
-        work: pass of a pipeline stage that runs; empty while the rank waits for another.
-    """
-
-    rank: int
-    host: str
-    process: int
-    step: int
-    phase: str
-    beats: int
-    created: float = 0.0
-    idle_seconds: float = 0.0
-    age_seconds: float = 0.0
-    work: str = ""
-
-
-def read_process_state(beat: Heartbeat) -> str:
-    """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
-    if beat.host != platform.node():
-        return UNKNOWN
-    try:
-        process = psutil.Process(beat.process)
-        return str(process.status()) if process.create_time() == beat.created else GONE
-    except psutil.NoSuchProcess:
-        return GONE
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:

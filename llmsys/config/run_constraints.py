@@ -13,6 +13,7 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
@@ -92,29 +93,19 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
 FSDP = "engine.data_parallel=fsdp"
 
 
-def find_torch_violations(
-    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, model: ModelConfig
-) -> Iterator[Violation]:
+def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
-    moe = model.moe
-    reads_counts = moe is not None and (layout.expert > 1 or moe.routing.kind != "token_choice")
-    if train.compile == "block" and train.activation_checkpoint != "none" and reads_counts:
-        yield Violation(
-            "train.activation_checkpoint",
-            f"{train.activation_checkpoint} cannot be compiled where the host reads counts inside a block, as for "
-            "layout.expert > 1 and routing by capacity or expert choice. "
-            "Use train.compile=none or train.activation_checkpoint=none.",
-        )
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
             "engine.gradient_accumulation",
             "whole sums over micro-batches before ranks, but train.reproducibility=bitwise needs its own "
             "order. Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
         )
-    if train.matmul_dtype == "fp8":
-        yield from _find_fp8_violations(engine, layout, train)
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(train, key)) != "compute":
+            yield from _find_fp8_violations(f"train.{key}", recipe, engine, train)
 
 
 def is_replicated(engine: EngineConfig) -> bool:
@@ -184,7 +175,7 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
         )
 
 
-def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
+def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: TrainConfig) -> Iterator[Violation]:
     reason = None
     if engine.kind != "torch":
         reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
@@ -194,10 +185,29 @@ def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: Tr
         reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
         reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
-    elif layout.tensor > 1:
-        reason = f"layout.tensor={layout.tensor} shards matrices that fp8 scales unsharded. Use layout.tensor=1"
     if reason is not None:
-        yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
+        yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
+
+
+def find_moments_violations(
+    optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
+) -> Iterator[Violation]:
+    """Yield the violations of an optimizer whose moments are compressed.
+
+    Args:
+        optimizer: the `optimizer:` section.
+        engine: the `engine:` section.
+        train: the `train:` section.
+    """
+    if optimizer.kind != "adamw" or optimizer.moments == "fp32":
+        return
+    if engine.kind == "deepspeed":
+        text = "DeepSpeed keeps flat float32 shards. Use engine.kind=torch"
+    elif train.reproducibility == "bitwise":
+        text = "train.reproducibility=bitwise rounds nothing by chance. Use train.reproducibility=fast"
+    else:
+        return
+    yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:

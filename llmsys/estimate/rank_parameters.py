@@ -1,7 +1,7 @@
 """The parameters of a rank: the stage of a pipeline that it has, and its shard of each tensor.
 
-Two stages are looked at: the first, which holds most micro-batches, and the last, which has the loss. Our trainer has
-one stage that is both. More are for published rows of other systems.
+Of other systems two stages are looked at: the first, which holds most micro-batches, and the last, which has the loss.
+One stage is both. Those of our pipeline are in pipeline_stages.py.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from llmsys.config.expert_sharding import select_shard_dim
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
+from llmsys.estimate.model_tensors import list_model_tensors, needs_embedding_copy
 from llmsys.estimate.software_profile import MemoryProfile
 
 OUTPUT_WEIGHTS = ("o_proj.weight", "down_proj.weight")
@@ -23,12 +23,16 @@ SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds."""
+    """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds.
+
+    `message_buffers` are hidden states and gradients of each micro-batch of a step that it has room to receive.
+    """
 
     layers: frozenset[int]
     first: bool
     last: bool
     in_flight: float
+    message_buffers: int = 0
 
     def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
         """The parameter tensors of this stage."""
@@ -41,7 +45,7 @@ class PipelineStage:
                 yield row
 
     def _has_parameter(self, model: ModelConfig, row: ParameterTensor) -> bool:
-        tied = self.last and row.name == "embed.weight" and is_head_tied(model)
+        tied = self.last and row.name == "embed.weight" and needs_embedding_copy(model)
         first = row.component in OF_FIRST or row.name.startswith(("encoder.", "embedding_norm"))
         return tied or (self.first if first and not is_in_block(row) else self.last if not first else self.first)
 

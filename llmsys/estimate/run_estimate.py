@@ -114,10 +114,17 @@ def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[st
 
 def _build_memory_section(config: RunConfig) -> dict[str, Any]:
     layout = resolve_planned_layout(config)
-    state, activations = compute_state_bytes(config, layout), estimate_activation_bytes(config, layout)
+    rows = None
+    if layout.pipeline > 1:  # the rank that has the most parameters
+        from llmsys.estimate.pipeline_stages import list_rank_stages
+
+        stages = list_rank_stages(config.model, layout, config.batch.sequence_length, 1)
+        found = [list(stage.iter_parameters(config.model)) for stage in stages]
+        rows = max(found, key=lambda tensors: sum(row.num_elements for row in tensors))
+    state, activations = compute_state_bytes(config, layout, rows), estimate_activation_bytes(config, layout)
     return {
         "ranks": layout.world_size,
-        "layout": layout.model_dump(),
+        "layout": layout.axes,
         "engine": config.engine.model_dump(),
         "state_bytes": {**asdict(state), "total": state.total},
         "activation_bytes_estimated": {**asdict(activations), "total": activations.total},

@@ -198,7 +198,7 @@ def compute_state_bytes(
             count = count_local_elements if config.engine.shards_weights else count_full_elements
             sizes = [(row, count(row, layout, config.model) * row.num_copies) for row in rows]
             masters = FP32 * sum(size for _, size in sizes)
-            moments = FP32 * sum(_count_moments(config, row) * size for row, size in sizes)
+            moments = round(sum(_compute_moment_bytes(config, row) * size for row, size in sizes))
             return StateBytes(weights=0, masters=masters, gradients=masters, moments=moments)
         case unreachable:
             assert_never(unreachable)
@@ -228,6 +228,11 @@ def get_compute_dtype_bytes(config: RunConfig) -> int:
 
 def _count_moments(config: RunConfig, row: ParameterTensor) -> int:
     return config.optimizer.count_moments(row.name, len(row.shape))
+
+
+def _compute_moment_bytes(config: RunConfig, row: ParameterTensor) -> float:
+    """Return the bytes of all moments of one element."""
+    return _count_moments(config, row) * config.optimizer.compute_moment_bytes(row.shape)
 
 
 def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:

@@ -1,5 +1,7 @@
 """Local shards of parameters that may be DTensors."""
 
+from typing import Any
+
 from torch import Tensor
 
 
@@ -12,5 +14,7 @@ def get_local_tensor(parameter: Tensor) -> Tensor:
     Returns:
         The local tensor of a DTensor, with gradients; a plain tensor itself.
     """
-    to_local = getattr(parameter, "to_local", None)
-    return parameter if to_local is None else to_local()
+    # The class is asked, because torch.compile does not find the method on a DTensor itself.
+    dtensor: Any = parameter
+    local: Tensor = dtensor.to_local() if hasattr(type(parameter), "to_local") else parameter
+    return local

@@ -4,6 +4,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from llmsys.train.watchdog import HUNG, Heartbeat, Watchdog, describe_hanging_ranks, is_any_at_work, is_hang_named
+from llmsys.train.heartbeat import Heartbeat
+from llmsys.train.watchdog import HUNG, Watchdog, describe_hanging_ranks, is_any_at_work, is_hang_named
 from llmsys.train.work_meter import WORK_BYTES, WorkMeter
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
@@ -46,6 +49,15 @@ def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
     )
     assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, while others are ahead"
     assert describe_hanging_ranks([build_heartbeat(0, 9), build_heartbeat(1, 9)], 2, 20.0) == []
+
+
+def test_the_stage_of_a_pipeline_that_others_wait_for_is_named_with_its_micro_batch() -> None:
+    busy = replace(build_heartbeat(1, 9), phase="forward and backward", work="backward of micro-batch 3 in stage 2")
+    [named] = describe_hanging_ranks([build_heartbeat(0, 9), busy], 2, 20.0)
+    assert named == (
+        "rank 1 on far-away (process 1001) is still in forward and backward (backward of micro-batch 3 in stage 2) of "
+        "step 5, while others wait"
+    )
 
 
 def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:
@@ -86,6 +98,12 @@ def read_stacks(folder: Path, rank: int) -> str:
     return (folder / "heartbeats" / f"rank-{rank:05d}.stacks").read_text()
 
 
+def read_collectives(folder: Path, rank: int) -> list[dict[str, Any]]:
+    trace = pickle.loads((folder / "heartbeats" / f"collectives-rank-{rank}").read_bytes())
+    entries: list[dict[str, Any]] = trace["entries"]
+    return entries
+
+
 @pytest.mark.distributed
 def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path) -> None:
     with start_two_ranks(tmp_path) as ranks:
@@ -104,6 +122,11 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
     assert event["event"] == "hang"
     assert event["named"][0].startswith("rank 0")
     assert all("in _rank\n" in read_stacks(tmp_path, rank) for rank in range(2))
+    command = f"fr_trace --allow-incomplete-ranks --prefix collectives-rank- {tmp_path / 'heartbeats'}`"
+    assert command in said
+    calls = [read_collectives(tmp_path, rank)[-1] for rank in range(2)]
+    assert [call["profiling_name"] for call in calls] == ["gloo:all_reduce"] * 2
+    assert calls[1]["input_sizes"] == [[1]]
 
 
 @pytest.mark.distributed

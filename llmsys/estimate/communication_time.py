@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from llmsys.config.engine import EngineConfig
-from llmsys.config.expert_sharding import count_rank_visits, can_send_once_per_rank
+from llmsys.config.expert_sharding import can_send_once_per_rank, count_rank_visits
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.kernel_time import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors

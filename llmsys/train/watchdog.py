@@ -134,8 +134,7 @@ class Watchdog:
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # A report of an earlier run in this folder is stale.
-            self._named.unlink(missing_ok=True)
+            self._named.unlink(missing_ok=True)  # a report of an earlier run in this folder is stale
             self._stacks = (self._folder / f"rank-{get_rank():05d}.stacks").open("w")
             faulthandler.register(STACKS_SIGNAL, self._stacks)
             self._write_heartbeat()
@@ -189,8 +188,7 @@ class Watchdog:
         fields = asdict(self._beat) | {"idle_seconds": idle_seconds}
         text = json.dumps({key: value for key, value in fields.items() if key != "age_seconds"})
         path = self._folder / f"rank-{get_rank():05d}.json"
-        # Renamed, so that no reader finds half a heartbeat.
-        aside = path.with_suffix(".tmp")
+        aside = path.with_suffix(".tmp")  # renamed, so that no reader finds half a heartbeat
         try:
             aside.write_text(text)
             aside.rename(path)
@@ -215,8 +213,7 @@ class Watchdog:
         # The report and the stacks of a woken rank must be written before a launcher sees this exit.
         time.sleep(EXIT_DELAY_SECONDS)
         trace.join(flight_recorder.WRITE_SECONDS)
-        # sys.exit would end this thread only.
-        os._exit(HUNG)
+        os._exit(HUNG)  # sys.exit would end this thread only
 
     def _delay_exit(self) -> None:
         """Wait at exit if `_end_run` runs, so that the status is HUNG even if a partner left a moment before."""
@@ -226,12 +223,10 @@ class Watchdog:
     def _claim_report(self) -> bool:
         """Return whether no rank has reported yet. A rank that was suspended comes too late to know better."""
         try:
-            # O_EXCL decides between ranks that time out at the same moment.
-            os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))  # decides between ranks that time out together
         except FileExistsError:
             return False
-        # Two reports are better than none.
-        except OSError:
+        except OSError:  # two reports are better than none
             return True
         return True
 
@@ -242,13 +237,8 @@ class Watchdog:
             "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
             "every rank are in %s, and its last collectives in %sN, to compare with `%s`. The run ends; the same "
             "command continues from the last checkpoint.",
-            self._timeout,
-            own.phase,
-            own.step,
-            who,
-            self._folder,
-            flight_recorder.FILE_PREFIX,
-            flight_recorder.format_trace_command(self._folder),
+            *(self._timeout, own.phase, own.step, who),
+            *(self._folder, flight_recorder.FILE_PREFIX, flight_recorder.format_trace_command(self._folder)),
         )
         try:
             with EventWriter(self._events) as events:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from data_pipeline.executors.base import EagerTaskEvent, Event, Executor, Job, TaskFailed
+from data_pipeline.executors.base import EagerTaskEvent, Event, Executor, Job, TaskFailed, select_items
 from llmsys.config.executor import ExecutorConfig
 
 LONGEST_WAIT_SECONDS = 60.0
@@ -41,11 +41,11 @@ def run_with_retries(
     Yields:
         Events by job index. `TaskFailed` means that no attempt is left or that the user must act first.
     """
-    remaining = list(range(len(jobs)))
+    remaining: Sequence[int] = range(len(jobs))
     for number in range(1, config.max_attempts + 1):
         last = number == config.max_attempts
         again: list[int] = []
-        for event in executor.run_jobs([jobs[index] for index in remaining], seconds):
+        for event in executor.run_jobs(select_items(jobs, remaining), seconds):
             if isinstance(event, EagerTaskEvent):  # its own stage retries it
                 yield event
                 continue

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_write_path
 from data_pipeline.core.task import Stage, Task
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.stages.near_thresholds import (
     LanguageThresholds,
@@ -24,7 +24,7 @@ from llmsys.manifest_section import ThresholdReport
 
 
 def run_tokenizer_stage(
-    data: CrawlConfig, config: TokenizerConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
+    data: CrawlConfig, config: TokenizerConfig, runner: StageRunner, stage: Stage, collected: Sequence[TaskRecord]
 ) -> TaskRecord:
     """Copy the tokenizer that the config names, or train one on the documents. Return its record."""
     if isinstance(config, FileTokenizerConfig):
@@ -43,8 +43,8 @@ def run_tokenizer_stage(
 
 
 def run_encoding_stage(
-    data: CrawlConfig, stage: Stage, collected: list[TaskRecord], tokenizer: TaskRecord
-) -> list[TaskRecord]:
+    data: CrawlConfig, stage: Stage, collected: Sequence[TaskRecord], tokenizer: TaskRecord
+) -> Sequence[TaskRecord]:
     """Encode every document. Return one record per document file."""
     meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # decides the token ids
     settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
@@ -67,8 +67,8 @@ def run_encoding_stage(
 
 
 def run_token_stage(
-    data: CrawlConfig, stage: Stage, encoded: list[TaskRecord], tokenizer: TaskRecord
-) -> list[TaskRecord]:
+    data: CrawlConfig, stage: Stage, encoded: Sequence[TaskRecord], tokenizer: TaskRecord
+) -> Sequence[TaskRecord]:
     """Write the token files, in an order given by hashes. Return one record per file."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
     # The first output holds the ids; the usage counts decide no token file.
@@ -90,7 +90,7 @@ def run_token_stage(
     return stage("tokens", tasks, "tok")
 
 
-def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:
+def run_export_stage(data: CrawlConfig, stage: Stage, documents: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
     """Write final documents in the formats of `data.documents.export_formats`; no stage if there are none.
 
     Args:

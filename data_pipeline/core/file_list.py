@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.journal import JOURNAL, LISTS
+from data_pipeline.core.staging import JOURNAL, LISTS
 from llmsys.arrow_file import ArrowFileWriter, map_file, open_arrow
 
 ROWS_PER_BATCH = 4_096

@@ -20,12 +20,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.staging import discard_stale, find_output
+from data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
 from data_pipeline.core.task_record import TaskOutput, TaskRecord
 from llmsys.errors import DataError
 from llmsys.token_shards import compute_file_digest
 
-JOURNAL, RECORDS, LISTS = "journal", "records.sqlite", "lists"
+RECORDS = "records.sqlite"
 _TABLES = """
     create table if not exists record (
         number integer primary key, stage text not null, item blob not null, position integer, key text not null,
@@ -77,13 +77,17 @@ class Journal:
     ) -> TaskRecord:
         """Record a finished task. `position` is its place in its stage; None if its stage has not begun."""
         record = TaskRecord.from_result(key, outputs, result)
+        self.insert_record(name, record, bool(result.get("again")), position)
+        return record
+
+    def insert_record(self, name: str, record: TaskRecord, is_provisional: bool, position: int | None) -> None:
+        """Record a finished task. A provisional record is found by no later run."""
         with self._open_journal() as journal:
             journal.execute("begin")
-            _insert_record(journal, name, record, bool(result.get("again")))
+            _insert_record(journal, name, record, is_provisional)
             if position is not None:
                 _take_position(journal, name, position)
             journal.execute("commit")
-        return record
 
     def get_input_digest(self, path: Path) -> str:
         """Return the digest of an input file, "" if it is unreadable. Unchanged files are not hashed again."""

@@ -20,7 +20,7 @@ import xxhash
 
 from llmsys.manifest import MANIFEST_NAME
 
-STAGING = "staging"
+STAGING, JOURNAL, LISTS = "staging", "journal", "lists"
 PUBLIC_FOLDERS = frozenset({"documents", "dropped", "decontamination", "tokenizer", "tokens"})
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from data_pipeline.core.journal import Journal, compute_json_digest
-from data_pipeline.core.task_record import RecordedJob, TaskOutput, TaskRecord
+from data_pipeline.core.task_record import RecordedJob, TaskRecord, unpack_result
 from data_pipeline.executors.base import Job
 
 _PAGE = 500  # records that are read at a time
@@ -84,8 +84,9 @@ def save_task_result(
     Returns:
         The record.
     """
-    outputs = [TaskOutput(**output) for output in returned["outputs"]]
-    return journal.save_record(task.name, task.compute_key(code), outputs, returned["result"], position)
+    record = unpack_result(task.compute_key(code), returned)
+    journal.insert_record(task.name, record, returned["again"], position)
+    return record
 
 
 Stage = Callable[[str, Sequence[Task], str], Sequence[TaskRecord]]

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,34 @@ class RecordedJob:
     outputs: tuple[str, ...]
 
     def __call__(self, report: Report) -> dict[str, Any]:
-        """Run the job. Return its `result` and the fields of a `TaskOutput` for each of its `outputs`."""
+        """Run the job and return what `pack_result` returns."""
         result = self.job(report)
         described = [describe_output(self.folder, name) for name in self.outputs]
-        return {"result": result, "outputs": [vars(output) for output in described]}
+        return pack_result(result, described)
+
+
+def pack_result(result: dict[str, Any], outputs: Sequence[TaskOutput]) -> dict[str, Any]:
+    """Return what a worker sends of a finished task. The driver stores it without parsing it.
+
+    Args:
+        result: Return value of the task's function.
+        outputs: The files it published.
+
+    Returns:
+        Values that JSON can hold: `packed`, `again` (whether the storage failed midway) and `outputs`.
+    """
+    packed = b64encode(TaskRecord.from_result("", (), result).packed).decode()
+    return {"packed": packed, "again": bool(result.get("again")), "outputs": [vars(output) for output in outputs]}
+
+
+def unpack_result(key: str, returned: dict[str, Any]) -> TaskRecord:
+    """Return the record of a task.
+
+    Args:
+        key: Key of the task.
+        returned: What `pack_result` returned.
+
+    Returns:
+        The record.
+    """
+    return TaskRecord(key, [TaskOutput(**output) for output in returned["outputs"]], b64decode(returned["packed"]))

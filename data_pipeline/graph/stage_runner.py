@@ -18,8 +18,8 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from data_pipeline.core.journal import JOURNAL, Journal
-from data_pipeline.core.staging import OutputNames, begin_change, publish_staged
+from data_pipeline.core.journal import Journal
+from data_pipeline.core.staging import JOURNAL, OutputNames, begin_change, publish_staged
 from data_pipeline.core.task import RecordList, Task, save_task_result
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.executors.base import (

@@ -15,9 +15,9 @@ from typing import Any
 
 from data_pipeline.core.document_schema import compute_document_id
 from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.core.task import Task
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.executors.base import TaskFailed, select_items
+from data_pipeline.graph.tasks import Task
 from data_pipeline.stages.split_inputs import InputBlock
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError

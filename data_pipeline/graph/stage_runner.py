@@ -20,7 +20,6 @@ import numpy as np
 
 from data_pipeline.core.journal import Journal
 from data_pipeline.core.staging import JOURNAL, OutputNames, begin_change, publish_staged
-from data_pipeline.core.task import RecordList, Task, save_task_result
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.executors.base import (
     EagerTaskEvent,
@@ -34,9 +33,16 @@ from data_pipeline.executors.base import (
     select_items,
 )
 from data_pipeline.executors.local import LocalExecutor
-from data_pipeline.executors.retry import TaskRetry, run_with_retries
-from data_pipeline.graph.eager_tasks import EagerTasks, NextStage
 from data_pipeline.graph.quarantine import FailureSummary, Quarantine, format_quarantine_reason
+from data_pipeline.graph.tasks import (
+    EagerTasks,
+    NextStage,
+    RecordList,
+    Task,
+    TaskRetry,
+    run_with_retries,
+    save_task_result,
+)
 from llmsys.config.executor import (
     ExecutorConfig,
     InlineExecutorConfig,

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from data_pipeline.core.file_list import LIST_FOLDER, FileList, write_file_list, write_rows
 from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task import Stage, Task
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, DocumentFiles, load_earlier_dataset
 from data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, FILES_PER_GROUP, ITEM_SCHEMA
 from data_pipeline.executors.base import LazySequence
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.language.rules_by_language import get_character_dedup_flags
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
 from data_pipeline.stages.cluster_near_duplicates import write_link_forest

@@ -6,10 +6,10 @@ from typing import Any
 
 from data_pipeline.core.file_list import LIST_FOLDER, write_rows
 from data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
-from data_pipeline.core.task import Stage, Task
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.keys import FILES_PER_GROUP
 from data_pipeline.executors.base import LazySequence
+from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.pipelines.dataset_state import DatasetState
 from data_pipeline.stages.collect import SOURCE_SCHEMA, SourceList, build_source_row, gather_sources
 from llmsys.config.data import CrawlConfig

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from data_pipeline.core.file_list import LIST_FOLDER, FileRows, write_file_list, write_rows
 from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task import Task
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, describe_index
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.executors.base import LazySequence
+from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
 from data_pipeline.pipelines.repeat_removal_stages import ComparisonStages
 from data_pipeline.stages.write_dedup_index import write_index, write_index_documents, write_index_ids, write_index_keys

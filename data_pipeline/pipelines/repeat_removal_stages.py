@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from data_pipeline.core.file_list import FileList
 from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task import Task
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
 from data_pipeline.executors.base import LazySequence
+from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState
 from data_pipeline.stages.cut_repeats import SegmentCutter, TextCutter, cut_repeats_from_file, write_segment_keys
 from data_pipeline.stages.find_equal_keys import KeyRange, write_repeat_positions, write_repeated_keys

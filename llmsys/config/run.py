@@ -10,25 +10,30 @@ from pydantic import Field, model_validator
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
-from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
-from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
-    find_expert_violations,
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
+    find_moments_violations,
     find_noise_scale_violations,
+    find_pipeline_violations,
+    find_retention_violations,
+    find_task_violations,
     find_torch_violations,
+    require_pipeline_micro_batches,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -88,6 +93,12 @@ class RunConfig(Section):
         raise_violations(self._find_violations())
         return self
 
+    @property
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
+        length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
+        return length, target if target is not None and self.model.family == "encoder_decoder" else length
+
     def _find_violations(self) -> Iterator[Violation]:
         longest = self.model.max_position_embeddings
         for name in ("sequence_length", "target_sequence_length"):
@@ -103,9 +114,8 @@ class RunConfig(Section):
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
         yield from find_task_violations(self.evaluation, self.objective.kind)
-        yield from self._find_precision_violations()
         yield from find_generation_violations(self.generation, self.model)
-        yield from find_torch_violations(self.engine, self.layout, self.train, self.model)
+        yield from find_torch_violations(self.engine, self.layout, self.train)
         for problem in find_expert_violations(self.layout.expert, self.model):
             yield Violation("layout.expert", problem)
         yield from self._find_axis_violations()
@@ -117,6 +127,7 @@ class RunConfig(Section):
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         windows = self.objective.kind in ("next_token", "masked")
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        yield from find_pipeline_violations(self.engine, self.layout, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
@@ -124,16 +135,7 @@ class RunConfig(Section):
                 f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
-
-    def _find_precision_violations(self) -> Iterator[Violation]:
-        # `auto` passes here; `resolve_precision` checks again with the resolved type.
-        bf16 = self.train.precision in ("auto", "bf16")
-        if self.train.compile == "block" and not bf16 and self.model.moe is not None:
-            yield Violation(
-                "train.compile",
-                "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
-                "Use train.compile=none or train.precision=bf16.",
-            )
+        yield from find_moments_violations(self.optimizer, self.engine, self.train)
 
     def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.ema_half_life_tokens:
@@ -152,12 +154,11 @@ class RunConfig(Section):
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
-        layout, compiled = self.layout, self.train.compile == "block"
+        layout = self.layout
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model),
-            *find_run_sharding_violations(
-                layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled
-            ),
+            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
+            *layout.find_stage_violations(self.model),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -217,12 +218,16 @@ class RunConfig(Section):
         # Stored in checkpoints and compared with them: keys in the spelling of the first version.
         stored = to_recorded_names(self.model_dump(mode="json"))
         sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
+        if sections["optimizer"].get("moments") == "fp32":  # runs of earlier versions have no other
+            del sections["optimizer"]["moments"]
         batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
         train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision
         batch["tokens"] = self.batch.tokens_per_step
         if self.train.matmul_dtype != "compute":
             train["products"] = self.train.matmul_dtype
+        if self.train.expert_matmul_dtype != "compute":
+            train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
         if self.batch.ramp is not None:
@@ -252,23 +257,35 @@ class RunConfig(Section):
         if self.train.precision != "auto":
             return self
         resolved = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
-        problems = [
-            *resolved._find_precision_violations(),
-            *find_torch_violations(resolved.engine, resolved.layout, resolved.train, resolved.model),
-        ]
+        # `auto` has passed the checks of the config.
+        problems = list(find_torch_violations(resolved.engine, resolved.layout, resolved.train))
         if problems:
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
             raise ConfigError(f"train.precision=auto is {precision} here{reason}, which is invalid: {listed_problems}")
         return resolved
 
+    def resolve_compile(self, has_triton: bool) -> Self:
+        """Return the config with `block` or `none` in place of `train.compile=auto`; unchanged if it names one.
+
+        Args:
+            has_triton: whether the device is an accelerator for which torch.compile can generate kernels.
+        """
+        if self.train.compile != "auto":
+            return self
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
+        fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
+        return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
+
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.
 
         Raises:
-            LayoutError: the axes do not divide the ranks or the model.
+            LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
         """
-        return resolve_layout(self.layout, self.engine, self.model, ranks)
+        layout = resolve_layout(self.layout, self.engine, self.model, ranks)
+        require_pipeline_micro_batches(layout, self.batch)
+        return layout
 
     @property
     def evaluation_sequences(self) -> int:

@@ -1,8 +1,10 @@
 """One root device mesh with named axes, and the sub-meshes that parallelism is applied over.
 
 Invariants:
-- Rank = ((replicate · S + shard) · C + context) · T + tensor, for axes of S, C and T ranks: the ranks that exchange
-  most are neighbours.
+- Every group has the timeout of the run.
+- Rank = (((pipeline · R + replicate) · S + shard) · C + context) · T + tensor, for axes of R, S, C and T ranks: the
+  ranks that exchange most are neighbours.
+- All meshes but `world` and `pipeline` are within one index of the pipeline.
 - Every mesh is a slice or a flattened axis of the root, so FSDP2 can combine it with a tensor or expert axis.
 """
 
@@ -12,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.parallel.process_group import set_group_timeout
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class DeviceMeshes:
         context: Splits sequences.
         tensor: Splits matrices.
         sequence: The ranks that hold shards of the same sequences: context · tensor, in the order of the shards.
+        pipeline: Divides the layers among ranks.
     """
 
     layout: ParallelLayout
@@ -41,6 +45,12 @@ class DeviceMeshes:
     context: DeviceMesh | None
     tensor: DeviceMesh | None
     sequence: DeviceMesh | None
+    pipeline: DeviceMesh | None = None
+
+    @property
+    def has_separate_experts(self) -> bool:
+        """True where experts are on several ranks, or are sharded apart from their block."""
+        return self.expert is not None or self.expert_fsdp is not None
 
 
 def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceMeshes:
@@ -63,7 +73,7 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         sizes = layout.ranks_per_replica // layout.expert, layout.expert
         sparse = replica._unflatten(0, sizes, ("expert_fsdp", "expert"))
         expert_fsdp, expert = sparse["expert_fsdp"], sparse["expert"]
-    return DeviceMeshes(
+    meshes = DeviceMeshes(
         layout,
         world=root._flatten("world"),
         dense=_add_replicate_axis(root, fsdp),
@@ -73,11 +83,17 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         context=root["context"] if layout.context > 1 else None,
         tensor=root["tensor"] if layout.tensor > 1 else None,
         sequence=_flatten_axes(root, ("context", "tensor"), "sequence") if layout.sequence_parallel_size > 1 else None,
+        pipeline=root["pipeline"] if layout.pipeline > 1 else None,
     )
+    for mesh in vars(meshes).values():
+        for group in mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else ():
+            set_group_timeout(group)
+    return meshes
 
 
 def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
     sizes = {
+        "pipeline": layout.pipeline,
         "replicate": layout.replicate,
         "shard": layout.shard,
         "context": layout.context,

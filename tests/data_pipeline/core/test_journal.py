@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from data_pipeline.core.journal import Journal, compute_json_digest
-from data_pipeline.core.task import RecordList
 from data_pipeline.core.task_record import TaskRecord, describe_output
+from data_pipeline.graph.tasks import RecordList
 from llmsys.errors import DataError
 
 

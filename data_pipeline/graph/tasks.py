@@ -1,0 +1,254 @@
+"""Tasks of the graph: their journal keys, retries with back-off, and tasks of later stages that start early.
+
+Run tasks of later stages early, while the current stage still has work.
+
+Reads the records of a stage as they arrive, queues jobs for the executor, and writes finished results to the journal.
+
+A task of the graph: its outputs, its inputs and its job.
+
+Retry failed tasks in rounds, with exponential back-off between rounds.
+
+A round holds every task that failed in the round before. So a storage outage of a minute costs each task one attempt,
+and a task that ran out of memory competes with fewer others.
+
+Invariants:
+- Only tasks that depend on exactly one task of the stage before start early.
+- The next stage reuses journaled results and retries failed early tasks with the full number of attempts.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from data_pipeline.core.journal import Journal, compute_json_digest
+from data_pipeline.core.task_record import RecordedJob, TaskRecord, unpack_result
+from data_pipeline.executors.base import (
+    EagerJobs,
+    EagerTaskEvent,
+    Event,
+    Executor,
+    Job,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+    select_items,
+)
+from llmsys.config.executor import ExecutorConfig
+
+_PAGE = 500  # records that are read at a time
+
+
+class RecordList(Sequence[TaskRecord]):
+    """The records of the tasks of a stage, in their order. They stay in the journal; one page of them is in memory."""
+
+    def __init__(self, journal: Journal, stage: str, count: int) -> None:
+        self._journal, self._stage, self._count = journal, stage, count
+        self._first, self._page = 0, list[TaskRecord]()
+
+    def __len__(self) -> int:
+        """Return the number of tasks."""
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> TaskRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TaskRecord]: ...
+    def __getitem__(self, index: int | slice) -> TaskRecord | list[TaskRecord]:
+        """Return one record, or a list of them."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._count))]
+        index = range(self._count)[index]
+        end = self._first + len(self._page)
+        if not self._first <= index < end:
+            # A page pays only where the records are read in order.
+            self._page = self._journal.read_records(self._stage, index, _PAGE if index == end else 1)
+            self._first = index
+        return self._page[index - self._first]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call that writes some files.
+
+    Attributes:
+        name: `stage/item`, unique in the graph. It also names the record.
+        inputs: Everything that decides the outputs besides the code, as values that JSON can hold.
+        outputs: Files it publishes, relative to the dataset folder.
+        job: The call; picklable.
+        progress_amount: Its share of the stage's progress, in the unit of the stage.
+        fallback_result: Builds the result for a quarantined input from a reason. None if the stage needs the task.
+    """
+
+    name: str
+    inputs: Sequence[Any]
+    outputs: Sequence[str]
+    job: Job
+    progress_amount: float
+    fallback_result: Callable[[str], dict[str, Any]] | None = None
+
+    def compute_key(self, code: str) -> str:
+        """Return the journal key: a digest of the code version, the name and the inputs."""
+        return compute_json_digest(code, self.name, self.inputs)
+
+    def build_recorded_job(self, folder: Path) -> "RecordedJob":
+        """Return the job with the hashing of its outputs, for a worker."""
+        return RecordedJob(self.job, folder, tuple(self.outputs))
+
+
+def save_task_result(
+    journal: Journal, task: Task, code: str, returned: dict[str, Any], position: int | None = None
+) -> TaskRecord:
+    """Record a finished task.
+
+    Args:
+        journal: The journal of the dataset folder.
+        task: The task.
+        code: Version of the code of its stage.
+        returned: What its `RecordedJob` returned.
+        position: Its place in its stage; None if its stage has not begun.
+
+    Returns:
+        The record.
+    """
+    record = unpack_result(task.compute_key(code), returned)
+    journal.insert_record(task.name, record, returned["again"], position)
+    return record
+
+
+Stage = Callable[[str, Sequence[Task], str], Sequence[TaskRecord]]
+"""Runs the tasks of one stage, given its name and progress unit; returns their records in order."""
+
+
+LONGEST_WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRetry:
+    """An attempt failed, and the task will be tried again."""
+
+    index: int
+    failed: TaskFailed
+
+
+def run_with_retries(
+    executor: Executor,
+    jobs: Sequence[Job],
+    config: ExecutorConfig,
+    seconds: float = 0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Event | EagerTaskEvent | TaskRetry]:
+    """Run jobs with retries.
+
+    Args:
+        executor: Runs each attempt.
+        jobs: The jobs of one stage.
+        config: Number of attempts (`max_attempts`) and back-off.
+        seconds: Time limit of one attempt; 0 means no limit.
+        sleep: Waits between rounds; tests replace it.
+
+    Yields:
+        Events by job index. `TaskFailed` means that no attempt is left or that the user must act first.
+    """
+    remaining: Sequence[int] = range(len(jobs))
+    for number in range(1, config.max_attempts + 1):
+        last = number == config.max_attempts
+        again: list[int] = []
+        for event in executor.run_jobs(select_items(jobs, remaining), seconds):
+            if isinstance(event, EagerTaskEvent):  # its own stage retries it
+                yield event
+                continue
+            event = _replace_index(event, remaining[event.index])
+            if isinstance(event, TaskFailed) and event.cause != "mend" and not last:
+                again.append(event.index)
+                yield TaskRetry(event.index, event)
+            else:
+                yield event
+        # An early end leaves out the wait.
+        if not again:
+            return
+        sleep(min(config.backoff_seconds * 2 ** (number - 1), LONGEST_WAIT_SECONDS))
+        remaining = sorted(again)
+
+
+def _replace_index(event: Event, index: int) -> Event:
+    if event.index == index:
+        return event
+    return type(event)(index, *(getattr(event, name) for name in event.__slots__[1:]))
+
+
+@dataclass(frozen=True)
+class NextStage:
+    """The next stage, as far as the current one must know it.
+
+    Attributes:
+        stage: Name of the stage.
+        code: Version of its code.
+        task: Builds the task that a record of the current stage enables, from the index of that record's task.
+        then: The stage after it.
+    """
+
+    stage: str
+    code: str
+    task: Callable[[int, TaskRecord], Task]
+    then: "NextStage | None" = None
+
+
+@dataclass(frozen=True)
+class _SubmittedTask:
+    """A queued eager task, with its stage and the index of its source task in the current stage."""
+
+    task: Task
+    stage: NextStage
+    index: int
+
+
+class EagerTasks:
+    """Early tasks of later stages during one stage. Does nothing without a next stage or without queues."""
+
+    def __init__(self, folder: Path, journal: Journal, next_stage: NextStage | None, queues: EagerJobs | None) -> None:
+        self.folder, self.journal, self.queues = folder, journal, queues
+        self.next_stage = next_stage if queues is not None else None
+        if queues is not None:
+            queues.next_jobs.clear()  # jobs of an earlier stage remain if its workers died
+            queues.later_jobs.clear()
+        self.done: Counter[str] = Counter()  # by stage
+        self._steps: dict[int, _SubmittedTask] = {}
+        self._submitted = 0
+
+    def format_title(self, stage: str) -> str:
+        """Return the names of the stage and of the stages that start early, for the progress line."""
+        names, next_stage = [stage], self.next_stage
+        while next_stage is not None:
+            names.append(next_stage.stage)
+            next_stage = next_stage.then
+        return ", ".join(names)
+
+    def submit_next(self, index: int, record: TaskRecord) -> None:
+        """Queue the task of the next stage that a finished task enables."""
+        self._submit_task(self.next_stage, index, record)
+
+    def record_early_result(self, early: EagerTaskEvent) -> None:
+        """Journal the result of an early task and queue its successor."""
+        if isinstance(early.event, TaskProgress):
+            return
+        step = self._steps.pop(early.event.index)  # its own stage retries a failed one
+        if isinstance(early.event, TaskDone):
+            record = save_task_result(self.journal, step.task, step.stage.code, early.event.result)
+            self.done[step.stage.stage] += 1
+            self._submit_task(step.stage.then, step.index, record)
+
+    def _submit_task(self, next_stage: NextStage | None, index: int, record: TaskRecord) -> None:
+        if next_stage is None or self.queues is None:
+            return
+        task = next_stage.task(index, record)
+        if found := self.journal.find_record(task.name, task.compute_key(next_stage.code)):
+            self._submit_task(next_stage.then, index, found)
+            return
+        # Executors prefer the next stage: its results enable later ones.
+        queue = self.queues.next_jobs if next_stage is self.next_stage else self.queues.later_jobs
+        queue.append((self._submitted, task.build_recorded_job(self.folder)))
+        self._steps[self._submitted] = _SubmittedTask(task, next_stage, index)
+        self._submitted += 1

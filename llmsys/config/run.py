@@ -18,7 +18,7 @@ from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
-from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig, OptimizerConfig, find_moments_violations
 from llmsys.config.parallel_layout import (
     ParallelLayout,
     find_model_sharding_violations,
@@ -27,7 +27,6 @@ from llmsys.config.parallel_layout import (
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
-    find_moments_violations,
     find_noise_scale_violations,
     find_pipeline_violations,
     find_retention_violations,
@@ -135,7 +134,7 @@ class RunConfig(Section):
                 f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
-        yield from find_moments_violations(self.optimizer, self.engine, self.train)
+        yield from find_moments_violations(self.optimizer, self.engine.kind, self.train.reproducibility)
 
     def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.ema_half_life_tokens:
@@ -274,7 +273,8 @@ class RunConfig(Section):
         if self.train.compile != "auto":
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
-        fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
+        fits = self.engine.kind == "torch" and self.train.reproducibility == "fast" and self.layout.pipeline == 1
+        fits = fits and has_triton
         return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

@@ -13,10 +13,9 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation, format_choices, list_divisors
-from llmsys.config.train import GenerationConfig, TrainConfig
+from llmsys.config.train import GenerationConfig, TrainConfig, find_fp8_violations
 from llmsys.errors import ConfigError, LayoutError
 
 NONE = "or set train.noise_scale_every_steps=0"
@@ -107,12 +106,13 @@ def find_pipeline_violations(
     if train.reproducibility == "bitwise":
         text = "bitwise adds up micro-batches in a tree of its own, which a schedule does not follow"
         yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
-    if train.compile != "none":
+    if train.compile == "block":
         text = f"{train.compile} is not proven where a stage has several micro-batches under way"
         yield Violation("train.compile", f"{text}. Use none, {whole}.")
-    if train.matmul_dtype == "fp8":
-        text = "fp8 is not proven where a stage has several micro-batches under way"
-        yield Violation("train.matmul_dtype", f"{text}. Use compute, {whole}.")
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(train, key)) != "compute":
+            text = f"{recipe} is not proven where a stage has several micro-batches under way"
+            yield Violation(f"train.{key}", f"{text}. Use compute, {whole}.")
     if train.noise_scale_every_steps:
         text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
         yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
@@ -167,7 +167,7 @@ def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: T
         )
     for key in ("matmul_dtype", "expert_matmul_dtype"):
         if (recipe := getattr(train, key)) != "compute":
-            yield from _find_fp8_violations(f"train.{key}", recipe, engine, train)
+            yield from find_fp8_violations(f"train.{key}", recipe, engine.kind, train, replicated=is_replicated(engine))
 
 
 def is_replicated(engine: EngineConfig) -> bool:
@@ -235,41 +235,6 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
             f"{engine.cpu_offload} needs FSDP: engine.data_parallel=ddp keeps master weights and gradients on "
             f"the compute device. Use engine.cpu_offload=none, or {FSDP}.",
         )
-
-
-def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: TrainConfig) -> Iterator[Violation]:
-    reason = None
-    if engine.kind != "torch":
-        reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
-    elif is_replicated(engine):
-        reason = f"engine.data_parallel=ddp casts weights itself. Use {FSDP}"
-    elif train.precision not in ("auto", "bf16"):
-        reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
-    elif train.reproducibility == "bitwise":
-        reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
-    if reason is not None:
-        yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
-
-
-def find_moments_violations(
-    optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
-) -> Iterator[Violation]:
-    """Yield the violations of an optimizer whose moments are compressed.
-
-    Args:
-        optimizer: the `optimizer:` section.
-        engine: the `engine:` section.
-        train: the `train:` section.
-    """
-    if optimizer.kind != "adamw" or optimizer.moments == "fp32":
-        return
-    if engine.kind == "deepspeed":
-        text = "DeepSpeed keeps flat float32 shards. Use engine.kind=torch"
-    elif train.reproducibility == "bitwise":
-        text = "train.reproducibility=bitwise rounds nothing by chance. Use train.reproducibility=fast"
-    else:
-        return
-    yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:

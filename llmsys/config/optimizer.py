@@ -6,13 +6,12 @@ here and in `OptimizerConfig`, its rule in `UpdateRule`, and its construction in
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from math import gcd
 from typing import Annotated, ClassVar, Literal, assert_never
 
 from pydantic import Field
 
-from llmsys.config.section import Section, Violation
+from llmsys.config.section import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 UpdateRule = Literal["adamw", "muon"]
@@ -160,22 +159,3 @@ class MuonConfig(_BaseOptimizerConfig):
 
 
 OptimizerConfig = Annotated[AdamWConfig | MuonConfig, Field(discriminator="kind")]
-
-
-def find_moments_violations(optimizer: OptimizerConfig, engine: str, reproducibility: str) -> Iterator[Violation]:
-    """Yield the violations of moments that are stored in less than float32.
-
-    Args:
-        optimizer: the `optimizer:` section.
-        engine: kind of the engine.
-        reproducibility: `train.reproducibility`.
-    """
-    if optimizer.kind != "adamw" or optimizer.moments == "fp32":
-        return
-    if engine == "deepspeed":
-        text = "DeepSpeed keeps flat float32 shards. Use engine.kind=torch"
-    elif reproducibility == "bitwise":
-        text = "train.reproducibility=bitwise rounds nothing by chance. Use train.reproducibility=fast"
-    else:
-        return
-    yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")

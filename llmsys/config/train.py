@@ -1,6 +1,5 @@
 """Sections of the run itself: name, processes, budget, bad steps, generation, tracking and FLOP counting."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -200,28 +199,3 @@ class FlopsConfig(Section):
         description="Device profile with the peak FLOP/s for utilisation: a name, or a file of `llmsys calibrate`. "
         "Default: the profile of this accelerator; without one, utilisation is unknown.",
     )
-
-
-def find_fp8_violations(
-    key: str, recipe: str, engine: str, train: TrainConfig, *, replicated: bool
-) -> Iterator[Violation]:
-    """Yield the violations of fp8 matmuls.
-
-    Args:
-        key: setting that asks for them.
-        recipe: its value.
-        engine: kind of the engine.
-        train: the section.
-        replicated: whether every rank keeps all weights.
-    """
-    reason = None
-    if engine != "torch":
-        reason = f"engine.kind={engine} does not support fp8 layers. Use engine.kind=torch"
-    elif replicated:
-        reason = "engine.data_parallel=ddp casts weights itself. Use engine.data_parallel=fsdp"
-    elif train.precision not in ("auto", "bf16"):
-        reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
-    elif train.reproducibility == "bitwise":
-        reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
-    if reason is not None:
-        yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")

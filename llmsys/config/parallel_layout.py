@@ -8,6 +8,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,13 +18,16 @@ from llmsys.config.section import Section, Violation, format_choices, list_divis
 from llmsys.errors import LayoutError
 
 
-def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig) -> Iterator[Violation]:
+def find_model_sharding_violations(
+    tensor: int, context: int, model: ModelConfig, ring: int = 1
+) -> Iterator[Violation]:
     """Yield the violations of tensor and context sizes that follow from the model alone.
 
     Args:
         tensor: size of the tensor axis.
         context: size of the context axis.
         model: the architecture.
+        ring: ranks of the context axis that share heads, `ParallelLayout.ring_size`.
 
     Returns:
         An iterator over violations; keys are relative to `layout`.
@@ -31,7 +35,7 @@ def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig
     if tensor * context == 1:
         return
     yield from _find_kind_violations("tensor" if tensor > 1 else "context", model)
-    yield from _find_head_violations(tensor, context, model)
+    yield from _find_head_violations(tensor, context // ring, model)
     for key, width in _iter_sharded_widths(model):
         if width % tensor:
             legal = [n for n in list_divisors(width) if model.num_attention_heads % n == 0]
@@ -96,10 +100,11 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
     heads, parts = model.num_attention_heads, tensor * context
     if heads % parts:
         key = "tensor" if heads % tensor else "context"
+        more = "" if heads % tensor else ", or use layout.context_kind=ring, whose ranks share heads"
         yield Violation(
             key,
             f"{heads} attention heads cannot be divided over context={context} × tensor={tensor} ranks. Their "
-            f"product must be {format_choices(list_divisors(heads))}.",
+            f"product must be {format_choices(list_divisors(heads))}{more}.",
         )
         return
     # every query head has a key of its own there
@@ -156,8 +161,15 @@ class ParallelLayout(Section):
     context: int = Field(
         1,
         ge=1,
-        description="Ranks that shard a sequence, with an all-to-all of heads and positions around attention (cp, "
-        "Ulysses).",
+        description="Ranks that shard a sequence (cp).",
+    )
+    context_kind: Literal["ulysses", "ring", "ulysses_ring"] = Field(
+        "ulysses",
+        description="Exchange of the context axis around attention. ulysses: heads for positions. ring: keys and values "
+        "go round, so context may exceed the number of heads. ulysses_ring: ulysses inside of each member of a ring.",
+    )
+    ring: int = Field(
+        2, ge=2, description="Members of a ring under context_kind=ulysses_ring; context / ring ranks exchange heads."
     )
     tensor: int = Field(
         1,
@@ -182,6 +194,11 @@ class ParallelLayout(Section):
         return self.replicate * self.shard
 
     @property
+    def ring_size(self) -> int:
+        """Ranks of the context axis between which keys and values go round; the others exchange heads."""
+        return {"ulysses": 1, "ring": self.context, "ulysses_ring": min(self.ring, self.context)}[self.context_kind]
+
+    @property
     def sequence_parallel_size(self) -> int:
         """Ranks that share each sequence."""
         return self.context * self.tensor
@@ -202,7 +219,7 @@ class ParallelLayout(Section):
         fitted = self.model_copy(update={"shard": world_size // self._non_shard_ranks})
         for problem in find_expert_violations(self.expert, model):
             raise LayoutError(problem)
-        for broken in find_model_sharding_violations(self.tensor, self.context, model):
+        for broken in find_model_sharding_violations(self.tensor, self.context, model, self.ring_size):
             raise LayoutError(broken.message)
         if fitted.ranks_per_replica % self.expert:
             legal = [n for n in list_divisors(fitted.ranks_per_replica) if model.moe and model.moe.num_experts % n == 0]
@@ -227,6 +244,11 @@ class ParallelLayout(Section):
             yield f"{world_size} ranks cannot hold a model. Start at least one process."
         elif self.shard != -1 and self.shard < 1:
             yield (f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all remaining ranks.")
+        elif self.context % self.ring_size:
+            yield (
+                f"layout.ring={self.ring} members cannot share context={self.context} ranks equally. Use "
+                f"ring={format_choices(list_divisors(self.context)[1:])}, or context_kind=ring."
+            )
         elif world_size % self._non_shard_ranks:
             names = [name for name in ("replicate", "context", "tensor") if getattr(self, name) > 1]
             wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)

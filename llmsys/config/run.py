@@ -28,6 +28,7 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
     find_noise_scale_violations,
+    find_ring_violations,
     find_torch_violations,
     resolve_layout,
 )
@@ -154,12 +155,13 @@ class RunConfig(Section):
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, compiled = self.layout, self.train.compile == "block"
         for key, message in (
-            *find_model_sharding_violations(layout.tensor, layout.context, self.model),
+            *find_model_sharding_violations(layout.tensor, layout.context, self.model, layout.ring_size),
             *find_run_sharding_violations(
                 layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled
             ),
         ):
             yield Violation(f"layout.{key}", message)
+        yield from find_ring_violations(layout, self.model, self.batch.sequence_length)
 
     def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind

@@ -12,7 +12,7 @@ from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation
+from llmsys.config.section import Violation, format_choices, list_divisors
 from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import ConfigError, LayoutError
 
@@ -225,4 +225,43 @@ def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: i
             "layout.replicate",
             f"{replicate} replicas are not supported by DeepSpeed: zero_stage={engine.zero_stage} shards over "
             "all ranks. Use layout.replicate=1, or engine.kind=torch.",
+        )
+
+
+def find_ring_violations(layout: ParallelLayout, model: ModelConfig, sequence_length: int) -> Iterator[Violation]:
+    """Yield the violations of a ring of context ranks; none where the context axis exchanges heads.
+
+    Args:
+        layout: the `layout:` section.
+        model: the architecture.
+        sequence_length: positions of a sequence.
+    """
+    ring = layout.ring_size
+    if ring == 1:
+        return
+    if layout.context % ring:
+        yield Violation(
+            "layout.ring",
+            f"{ring} members cannot share context={layout.context} ranks equally. Use "
+            f"ring={format_choices(list_divisors(layout.context)[1:])}, or context_kind=ring.",
+        )
+    if sequence_length % (2 * ring):
+        near = max(1, round(sequence_length / (2 * ring))) * 2 * ring
+        yield Violation(
+            "layout.context_kind",
+            f"{layout.context_kind} deals two chunks of a sequence to each of {ring} members, and "
+            f"batch.sequence_length={sequence_length} cannot be divided by {2 * ring}. Use "
+            f"batch.sequence_length={near}.",
+        )
+    choices = {
+        f"model.position.kind={model.position.kind}, whose bias of the scores is trained,": (
+            model.position.has_trained_scores
+        ),
+        f"model.dropout.attention={model.dropout.attention}": model.dropout.attention > 0,
+    }
+    for choice in (choice for choice, found in choices.items() if found):
+        yield Violation(
+            "layout.context_kind",
+            f"{layout.context_kind} merges attention of keys that arrive one after another, which {choice} has no "
+            "form for. Use context_kind=ulysses, or another position kind without dropout of attention.",
         )

@@ -36,6 +36,7 @@ from llmsys.model import cpu_attention, cpu_kernels, varlen_attention
 from llmsys.model.host_read import RepeatedReads
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel import ring_attention
 
 
 class _SavedOutputs(NamedTuple):
@@ -157,6 +158,7 @@ SAVED_OPERATIONS = {
     aten._scaled_dot_product_cudnn_attention.default,
     cpu_attention.OPERATION,
     varlen_attention.OPERATION,
+    ring_attention.OPERATION,
     cpu_kernels.OPERATION,
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,

@@ -146,6 +146,7 @@ class ActivationShape:
         has_explicit_scores: attention writes its scores, as Megatron did before fused kernels.
         is_stream_sharded: with `tensor`, positions between layers are sharded (sequence parallelism).
         saves_gathered_inputs: with `tensor`, inputs of column-parallel matmuls stay gathered for the backward.
+        has_ring: keys and values come round a ring of ranks.
     """
 
     sequences: int
@@ -161,6 +162,7 @@ class ActivationShape:
     has_explicit_scores: bool
     is_stream_sharded: bool
     saves_gathered_inputs: bool
+    has_ring: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -18,9 +18,7 @@ from llmsys.config.section import Section, Violation, format_choices, list_divis
 from llmsys.errors import LayoutError
 
 
-def find_model_sharding_violations(
-    tensor: int, context: int, model: ModelConfig, ring: int = 1
-) -> Iterator[Violation]:
+def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig, ring: int = 1) -> Iterator[Violation]:
     """Yield the violations of tensor and context sizes that follow from the model alone.
 
     Args:

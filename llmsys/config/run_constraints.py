@@ -98,12 +98,21 @@ def find_torch_violations(
         yield from _find_replica_violations(engine, layout)
     moe = model.moe
     reads_counts = moe is not None and (layout.expert > 1 or moe.routing.kind != "token_choice")
-    if train.compile == "block" and train.activation_checkpoint != "none" and reads_counts:
+    if train.compile == "block" and train.activation_checkpoint in ("selective", "full") and reads_counts:
         yield Violation(
             "train.activation_checkpoint",
             f"{train.activation_checkpoint} cannot be compiled where the host reads counts inside a block, as for "
             "layout.expert > 1 and routing by capacity or expert choice. "
             "Use train.compile=none or train.activation_checkpoint=none.",
+        )
+    if train.activation_checkpoint == "offload" and (engine.kind == "deepspeed" or train.compile == "block"):
+        is_compiled = train.compile == "block"
+        choice = "train.compile=block" if is_compiled else "engine.kind=deepspeed"
+        remedy = "train.compile=none" if is_compiled else "engine.kind=torch"
+        yield Violation(
+            "train.activation_checkpoint",
+            f"offload copies each tensor as a block saves it, which {choice} decides by itself. Use {remedy}, or "
+            "train.activation_checkpoint=selective.",
         )
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(

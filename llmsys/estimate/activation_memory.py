@@ -75,13 +75,14 @@ def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: Me
         context=layout.context,
         tensor=layout.tensor,
         value_bytes=get_compute_dtype_bytes(config),
-        mask_table=_get_mask_table_kind(config) if system.masks == "table" else "none",
+        mask_table=_get_mask_table_kind(config) if system.masks == "table" and layout.ring_size == 1 else "none",
         are_experts_sharded=layout.expert > 1,
         is_on_cpu=system.device == "cpu",
         uses_mask_tables=system.masks == "table",
         has_explicit_scores=system.attention == "explicit",
         is_stream_sharded=system.residual_dtype == "divided",
         saves_gathered_inputs=system.gathered == "kept",
+        has_ring=layout.ring_size > 1,
     )
 
 
@@ -107,7 +108,7 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
     for (is_moe, _, _), layers in groups.items():
         window = model.get_attention_window(layers[0])
         # a window as long as the sequence hides nothing, and needs no table
-        is_cut = window is not None and window < shape.length and shape.uses_mask_tables
+        is_cut = window is not None and window < shape.length and shape.uses_mask_tables and not shape.has_ring
         own = replace(shape, mask_table="windows") if is_cut and shape.mask_table == "none" else shape
         name = "mixture" if is_moe else "dense"
         yield BlockGroup(name, prefix, tuple(layers), list_saved_block_tensors(model, layers[0], own))
@@ -202,6 +203,8 @@ def list_evaluation_items(config: RunConfig, training: ActivationShape) -> list[
         sequences=config.evaluation_sequences,
         context=1,
         is_stream_sharded=False,
+        has_ring=False,
+        mask_table=_get_mask_table_kind(config) if training.uses_mask_tables else "none",
     )
     compiled = train.compile == "block"
     branches = [branch for kind in iter_block_groups(config, shape) for branch in kind.branches]

@@ -75,6 +75,8 @@ def _choose_kernel(model: ModelConfig, scores: ScoreShape, shape: ActivationShap
     """Return the kernel for these scores. Positions are a bias in self-attention only, and so are sinks."""
     if shape.has_explicit_scores:
         return "explicit"
+    if shape.has_ring:  # saves inputs, output and log-sum-exp, whatever computes a block
+        return "fused"
     is_unknown = scores.has_softcap or (scores.has_sinks and not is_cross)
     # torch's fused kernel of the CPU has no dropout.
     if is_unknown or (model.dropout.attention > 0 and shape.is_on_cpu):
@@ -94,11 +96,23 @@ def _iter_score_tensors(
     model: ModelConfig, scores: ScoreShape, kernel: Kernel, shape: ActivationShape
 ) -> Iterator[SavedTensor]:
     """Yield copies of the inputs where a kernel makes them, scores where it saves them, and the output."""
+    if shape.has_ring:
+        yield from _iter_ring_tensors(scores, shape)
     yield from _iter_input_copies(scores, kernel, shape)
     yield from model.position.iter_saved_tensors(scores, shape)
     yield from _iter_saved_scores(model, scores, kernel, shape)
     output = shape.compute_sharded_bytes(scores.heads * scores.value_channels)
     yield SavedTensor("attention output", output, "pointwise" if kernel in ("composed", "plain") else "attention")
+
+
+def _iter_ring_tensors(scores: ScoreShape, shape: ActivationShape) -> Iterator[SavedTensor]:
+    """Yield what a ring makes and does not save: the keys of two other ranks at a time, and sums in float32."""
+    keys_values = scores.key_value_heads * (scores.key_channels + scores.value_channels)
+    sums = scores.heads * scores.value_channels
+    arriving = 2 * shape.compute_sharded_bytes(keys_values)
+    yield SavedTensor("keys and values of other ranks", arriving, "gather", is_saved=False, is_needed=False)
+    merged = 2 * shape.compute_sharded_bytes(sums, FP32_BYTES)
+    yield SavedTensor("merged outputs of a ring", merged, "gather", is_saved=False, is_needed=False)
 
 
 def _iter_input_copies(scores: ScoreShape, kernel: Kernel, shape: ActivationShape) -> Iterator[SavedTensor]:

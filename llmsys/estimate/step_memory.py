@@ -179,7 +179,7 @@ class StepMemory:
 
     @cached_property
     def _weight_items(self) -> list[MemoryItem]:
-        kept = self.config.train.activation_checkpoint == "none"
+        kept = self.config.train.activation_checkpoint in ("none", "offload")
         return list_gathered_weights(self.config, self._gathered_weights, self.system, casts_kept=kept)
 
     def _list_gradients_in_flight(self, elements: int) -> list[MemoryItem]:
@@ -198,7 +198,7 @@ class StepMemory:
         total = micro_batches * sum(
             self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups
         )
-        if self.system.activations == "host":
+        if self.system.activations == "host" or self.config.train.activation_checkpoint == "offload":
             # two blocks' activations are on their way to or from the host at a time
             total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
         table = (

@@ -9,6 +9,7 @@ Invariants:
 Saved from forward to backward, which llmsys/estimate restates:
 
 - `none`: the tensors autograd saves.
+- `offload`: nothing on the device; the tensors autograd saves are in host memory (activation_offload.py).
 - `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
 - `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
   fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
@@ -37,6 +38,7 @@ from llmsys.model.host_read import RepeatedReads
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel import ring_attention
+from llmsys.parallel.activation_offload import offload_activations
 
 
 class _SavedOutputs(NamedTuple):
@@ -144,7 +146,7 @@ def _list_versions(outputs: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-ActivationCheckpointMode = Literal["none", "selective", "full"]
+ActivationCheckpointMode = Literal["none", "selective", "full", "offload"]
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
 SAVED_OPERATIONS = {
@@ -178,6 +180,9 @@ def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMo
     options: dict[str, Any]
     match mode:
         case "none":
+            return
+        case "offload":
+            offload_activations(model)
             return
         case "full":
             options = {} if compiled else {"context_fn": build_read_contexts}

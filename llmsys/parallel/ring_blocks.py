@@ -236,4 +236,6 @@ def _iter_chunks(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> Iterator[_
             keys = slice(int(first.min()), int(last.max()) + 1)
             if not bool((first <= last).any()):
                 continue
-        yield _Chunk(rows, keys, queries[..., rows, :], all_keys[..., keys, :], all_values[..., keys, :], first, last, rule)
+        yield _Chunk(
+            rows, keys, queries[..., rows, :], all_keys[..., keys, :], all_values[..., keys, :], first, last, rule
+        )

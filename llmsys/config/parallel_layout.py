@@ -163,8 +163,8 @@ class ParallelLayout(Section):
     )
     context_kind: Literal["ulysses", "ring", "ulysses_ring"] = Field(
         "ulysses",
-        description="Exchange of the context axis around attention. ulysses: heads for positions. ring: keys and values "
-        "go round, so context may exceed the number of heads. ulysses_ring: ulysses inside of each member of a ring.",
+        description="Exchange of the context axis in attention. ulysses: heads for positions. ring: keys and values go "
+        "round, so context may exceed the number of heads. ulysses_ring: ulysses inside of each member of a ring.",
     )
     ring: int = Field(
         2, ge=2, description="Members of a ring under context_kind=ulysses_ring; context / ring ranks exchange heads."

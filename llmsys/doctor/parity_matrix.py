@@ -28,17 +28,19 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero-3": {"kind": "deepspeed", "zero_stage": 3},
     "accelerate": {"kind": "accelerate"},
 }
-LAYOUTS: tuple[dict[str, int], ...] = (
+LAYOUTS: tuple[dict[str, Any], ...] = (
     {},
     {"replicate": 2},
     {"expert": 2},
     {"expert": 4},
     {"tensor": 2},
     {"context": 2},
+    {"context": 2, "context_kind": "ring"},
+    {"context": 4, "context_kind": "ulysses_ring"},
     {"tensor": 2, "context": 2},
     {"tensor": 2, "expert": 2},
 )
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "offload")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ParityCase:
 
     ranks: int
     engine: str
-    layout: tuple[tuple[str, int], ...]
+    layout: tuple[tuple[str, int | str], ...]
     precision: str
     recompute: str
     parity_model: ParityModel
@@ -136,7 +138,7 @@ def iter_parity_cases(
 
 
 def _find_layout_key(
-    ranks: int, engine: str, layout: dict[str, int], parity_models: tuple[ParityModel, ...]
+    ranks: int, engine: str, layout: dict[str, Any], parity_models: tuple[ParityModel, ...]
 ) -> tuple[str, str] | None:
     """Return engine and resolved layout, or None if illegal: replicas of one shard are what DDP always has."""
     cases = [_find_legal_case(ranks, engine, layout, "fp32", "none", parity_model) for parity_model in parity_models]
@@ -145,7 +147,7 @@ def _find_layout_key(
 
 
 def _find_legal_case(
-    ranks: int, engine: str, layout: dict[str, int], precision: str, recompute: str, parity_model: ParityModel
+    ranks: int, engine: str, layout: dict[str, Any], precision: str, recompute: str, parity_model: ParityModel
 ) -> ParityCase | None:
     """Return the case with the first legal micro-batch size, preferably 2, or None."""
     for micro in (2, 1, 4):

@@ -38,7 +38,7 @@ from llmsys.model.host_read import RepeatedReads
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel import ring_attention
-from llmsys.parallel.activation_offload import offload_activations
+from llmsys.parallel.activation_offload import apply_activation_offload
 
 
 class _SavedOutputs(NamedTuple):
@@ -182,7 +182,7 @@ def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMo
         case "none":
             return
         case "offload":
-            offload_activations(model)
+            apply_activation_offload(model)
             return
         case "full":
             options = {} if compiled else {"context_fn": build_read_contexts}

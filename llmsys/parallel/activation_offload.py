@@ -168,7 +168,7 @@ def _iter_tensors(value: Any) -> Iterator[Tensor]:
         yield from _iter_tensors(vars(value))
 
 
-def offload_activations(model: Transformer) -> None:
+def apply_activation_offload(model: Transformer) -> None:
     """Wrap the forward of every block. Names of parameters and modules do not change.
 
     Args:

@@ -24,7 +24,7 @@ from llmsys.parallel.ring_blocks import BlockRule, Side, add_block, add_block_gr
 
 @dataclass(frozen=True)
 class RingMask(DistributedMask):
-    """What every layer of one type needs to attend over a ring of ranks; the mask of a forward pass.
+    """The mask of the layers of one type in a forward pass, whose keys come round a ring of ranks.
 
     Attributes:
         group: Name of the process group of the ring.
@@ -140,7 +140,7 @@ def run_ring(
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
         arriving, works = ([], []) if following is None else ring.start_exchange([k, v], following)
-        add_block(out, lse_BHL, q, *keys_values, _aim_rule(rule, ring, distance, positions_PNL))
+        add_block(out, lse_BHL, q, *keys_values, _select_source(rule, ring, distance, positions_PNL))
         keys_values = arriving
     if sinks_H is not None:
         whole_BHL = torch.logaddexp(lse_BHL, sinks_H.float()[:, None])
@@ -203,7 +203,7 @@ def run_ring_backward(
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
         arriving, works = ([], []) if following is None else ring.start_exchange([k, v], following)
-        aimed = _aim_rule(rule, ring, distance, positions_PNL)
+        aimed = _select_source(rule, ring, distance, positions_PNL)
         parts = add_block_gradients(dq, dout, q, *keys_values, out, lse_BHL, aimed)
         if distance == 0:
             totals = list(parts)
@@ -241,7 +241,7 @@ def _build_rule(
     return BlockRule(scale, softcap, is_fused, "own", own_PL, own_PL, lower_PL, upper_PL, slopes_H)
 
 
-def _aim_rule(rule: BlockRule, ring: _Ring, distance: int, positions_PNL: Tensor) -> BlockRule:
+def _select_source(rule: BlockRule, ring: _Ring, distance: int, positions_PNL: Tensor) -> BlockRule:
     return replace(rule, side=ring.get_side(distance), keys_PS=positions_PNL[:, ring.get_source(distance)])
 
 

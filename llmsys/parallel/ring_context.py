@@ -1,8 +1,9 @@
 """The order of tokens over a ring of ranks, and the masks and rotations that follow it.
 
 Each document is cut into 2 · N chunks, and rank r of N has chunks r and 2N − 1 − r (zigzag), so all ranks have the same
-share of a causal triangle. A document's last tokens, fewer than 2 · N, are dealt one by one in the same way, over all
-documents of a row: every rank has exactly T / N tokens of a row. A row without document numbers is one document.
+share of a causal triangle. A document's first tokens, which see the fewest keys and are fewer than 2 · N, are dealt one
+by one in the same way, over all documents of a row: every rank has exactly T / N tokens of a row. A row without
+document numbers is one document.
 
 Invariants:
 - Tokens of a rank are in ascending order, so the keys that a query sees are a range of another rank's keys too.
@@ -50,9 +51,10 @@ def compute_ring_order(documents_BT: Tensor | None, length: int, ranks: int, dev
     if documents_BT is None:
         documents_BT = torch.zeros_like(places_T)[None]
     opens_BT, closes_BT = find_document_ends(documents_BT, places_T)
-    chunk_BT = (closes_BT - opens_BT + 1) // (2 * ranks)
-    offset_BT = places_T - opens_BT
-    is_rest_BT = offset_BT >= chunk_BT * 2 * ranks
+    length_BT = closes_BT - opens_BT + 1
+    chunk_BT = length_BT // (2 * ranks)
+    offset_BT = places_T - opens_BT - length_BT % (2 * ranks)
+    is_rest_BT = offset_BT < 0
     rest_BT = (is_rest_BT.cumsum(1) - 1) % (2 * ranks)
     number_BT = torch.where(is_rest_BT, rest_BT, offset_BT // chunk_BT.clamp_min(1))
     rank_BT = torch.minimum(number_BT, 2 * ranks - 1 - number_BT)

@@ -31,7 +31,8 @@ class _HostCopy:
 
     def __init__(self, tensor: Tensor, streams: "_CopyStreams") -> None:
         self.original: Tensor | None = tensor
-        self._device, self._streams, self._fetched = tensor.device, streams, None
+        self._device, self._streams = tensor.device, streams
+        self._fetched: tuple[Tensor, torch.cuda.Event | None] | None = None
         self._host, self._is_copied = streams.copy_to_host(tensor)
 
     def start_fetch(self) -> None:
@@ -153,7 +154,7 @@ def _list_weights(block: nn.Module) -> list[Tensor]:
 
 
 def _get_storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # data_ptr is 0 for fake tensors
+    return int(tensor.untyped_storage()._cdata)  # data_ptr is 0 for fake tensors
 
 
 def _iter_tensors(value: Any) -> Iterator[Tensor]:

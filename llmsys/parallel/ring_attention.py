@@ -57,8 +57,12 @@ class RingMask(DistributedMask):
         """Return attention to the keys of all ranks, (B, L, H, V), in the dtype of the values. Collective."""
         q, k, v = (x.to(v_BLGV.dtype).contiguous() for x in (q_BLHK, k_BLGK, v_BLGV))
         places = self.slopes_H, self.positions_PNL, self.lower_PL, self.upper_PL, list(self.distances)
-        out_BLHV, _ = run_ring(q, k, v, sinks_H, *places, self.is_fused, scale, softcap, self.group)
+        out_BLHV: Tensor = run_ring(q, k, v, sinks_H, *places, self.is_fused, scale, softcap, self.group)[0]
         return out_BLHV
+
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values, or their gradients."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,11 @@ class _Ring:
 
     group: dist.ProcessGroup
 
-    def start_exchange(self, tensors: list[Tensor], distance: int) -> tuple[list[Tensor], list[dist.Work]]:
+    def start_exchange(self, pair: Pair, distance: int) -> tuple[Pair, list[dist.Work]]:
         """Start to send to the rank `distance` places on, and to receive from the one as far back."""
         size, rank = self.group.size(), self.group.rank()
-        arriving, messages = [torch.empty_like(x) for x in tensors], []
-        for leaving, target in zip(tensors, arriving, strict=True):
+        arriving, messages = (torch.empty_like(pair[0]), torch.empty_like(pair[1])), []
+        for leaving, target in zip(pair, arriving, strict=True):
             to, source = (rank + distance) % size, (rank - distance) % size
             messages += [
                 dist.P2POp(dist.isend, leaving, group=self.group, group_peer=to),
@@ -136,12 +140,12 @@ def run_ring(
     rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, is_fused, scale, softcap)
     out = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=torch.float32)
     lse_BHL = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
-    keys_values, works = [k, v], list[dist.Work]()
+    here, works = (k, v), list[dist.Work]()
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
-        arriving, works = ([], []) if following is None else ring.start_exchange([k, v], following)
-        add_block(out, lse_BHL, q, *keys_values, _select_source(rule, ring, distance, positions_PNL))
-        keys_values = arriving
+        arriving, works = (here, []) if following is None else ring.start_exchange((k, v), following)
+        add_block(out, lse_BHL, q, *here, _select_source(rule, ring, distance, positions_PNL))
+        here = arriving
     if sinks_H is not None:
         whole_BHL = torch.logaddexp(lse_BHL, sinks_H.float()[:, None])
         out.mul_((lse_BHL - whole_BHL).exp_().transpose(1, 2)[..., None])
@@ -198,20 +202,20 @@ def run_ring_backward(
     ring = _Ring(dist.distributed_c10d._resolve_process_group(dist.GroupName(group)))
     rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, is_fused, scale, softcap)
     dq = q.new_zeros(q.shape, dtype=torch.float32)
-    totals, returning, homing = list[Tensor](), list[Tensor](), list[dist.Work]()
-    keys_values, works = [k, v], list[dist.Work]()
+    totals, returning, homing = tuple[Tensor, ...](), tuple[Tensor, ...](), list[dist.Work]()
+    here, works = (k, v), list[dist.Work]()
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
         _wait(works)
-        arriving, works = ([], []) if following is None else ring.start_exchange([k, v], following)
+        arriving, works = (here, []) if following is None else ring.start_exchange((k, v), following)
         aimed = _select_source(rule, ring, distance, positions_PNL)
-        parts = add_block_gradients(dq, dout, q, *keys_values, out, lse_BHL, aimed)
+        parts = add_block_gradients(dq, dout, q, *here, out, lse_BHL, aimed)
         if distance == 0:
-            totals = list(parts)
+            totals = parts
         else:
             _add_returned(totals, returning, homing)
             # Each rank's share is rounded once, to the dtype of the keys; the sum is in float32.
-            returning, homing = ring.start_exchange([part.to(k.dtype) for part in parts], -distance)
-        keys_values = arriving
+            returning, homing = ring.start_exchange((parts[0].to(k.dtype), parts[1].to(v.dtype)), -distance)
+        here = arriving
     _add_returned(totals, returning, homing)
     return dq.to(q.dtype), totals[0].to(k.dtype), totals[1].to(v.dtype)
 
@@ -221,7 +225,7 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tens
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _add_returned(totals: list[Tensor], returning: list[Tensor], homing: list[dist.Work]) -> None:
+def _add_returned(totals: tuple[Tensor, ...], returning: tuple[Tensor, ...], homing: list[dist.Work]) -> None:
     _wait(homing)
     for total, part in zip(totals, returning, strict=False):
         total.add_(part)

@@ -119,8 +119,8 @@ def add_block_gradients(
     dk, dv = k.new_zeros(k.shape, dtype=torch.float32), v.new_zeros(v.shape, dtype=torch.float32)
     if rule.is_fused:
         queries, keys = _select_halves(q.shape[1], rule.side)
-        given = (x[:, queries] for x in (dout, q))
-        parts = _run_flash_backward(*given, k[:, keys], v[:, keys], out[:, queries], lse_BHL[:, :, queries], rule)
+        halves = k[:, keys], v[:, keys], out[:, queries], lse_BHL[:, :, queries]
+        parts = _run_flash_backward(dout[:, queries], q[:, queries], *halves, rule)
         for total, part in zip((dq[:, queries], dk[:, keys], dv[:, keys]), parts, strict=True):
             total.add_(part)
         return dk, dv

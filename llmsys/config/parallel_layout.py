@@ -193,8 +193,13 @@ class ParallelLayout(Section):
 
     @property
     def ring_size(self) -> int:
-        """Ranks of the context axis between which keys and values go round; the others exchange heads."""
+        """Ranks of the context axis between which keys and values go round."""
         return {"ulysses": 1, "ring": self.context, "ulysses_ring": min(self.ring, self.context)}[self.context_kind]
+
+    def to_settings(self) -> dict[str, int | str]:
+        """Return the axes, and what belongs to a ring where there is one."""
+        hidden = {"ulysses": {"context_kind", "ring"}, "ring": {"ring"}, "ulysses_ring": set[str]()}
+        return self.model_dump(mode="json", exclude=hidden[self.context_kind])
 
     @property
     def sequence_parallel_size(self) -> int:

@@ -178,6 +178,13 @@ class RunConfig(Section):
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         windows = kind in ("next_token", "masked")
+        longest = self.batch.sequence_length if windows else 0
+        if self.evaluation.sequence_length > longest:
+            yield Violation(
+                "evaluation.sequence_length",
+                f"{self.evaluation.sequence_length} positions exceed the {longest} of a training window (objectives "
+                "of pairs and texts have none). Use 0, or a smaller number.",
+            )
         problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
         yield from (Violation(f"batch.{key}", message) for key, message in problems)
 
@@ -277,6 +284,11 @@ class RunConfig(Section):
         """Sequences per evaluation forward pass, independent of the number of ranks."""
         training = self.batch.resolve_micro_sequences(self.batch.sequences_per_step)
         return self.evaluation.micro_sequences or min(MAX_DEFAULT_SEQUENCES, training)
+
+    @property
+    def evaluation_length(self) -> int:
+        """Positions of a held-out window."""
+        return self.evaluation.sequence_length or self.batch.sequence_length
 
     @property
     def num_steps(self) -> int:

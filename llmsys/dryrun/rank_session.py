@@ -215,7 +215,9 @@ class RankSession:
         began = time.process_time()
         self.recorder.enter_phase("evaluation", EVALUATION)
         sequences, parts = self.config.evaluation_sequences, self.layout.sequence_parallel_size
-        rows = SyntheticRows(self.config, sequences * (self.request.world_size // parts), self.request.documents)
+        batch = self.config.batch.model_copy(update={"sequence_length": self.config.evaluation_length})
+        heldout = self.config.model_copy(update={"batch": batch})
+        rows = SyntheticRows(heldout, sequences * (self.request.world_size // parts), self.request.documents)
         sum_over_rows(rows, engine.compute_logits, engine.device, parts, sequences)
         self._record_seconds("evaluation", began)
 

@@ -201,6 +201,7 @@ def list_evaluation_items(config: RunConfig, training: ActivationShape) -> list[
     shape = replace(
         training,
         sequences=config.evaluation_sequences,
+        length=config.evaluation.sequence_length or training.length,
         context=1,
         is_stream_sharded=False,
         has_ring=False,

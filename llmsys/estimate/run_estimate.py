@@ -116,7 +116,7 @@ def _build_memory_section(config: RunConfig) -> dict[str, Any]:
     state, activations = compute_state_bytes(config, layout), estimate_activation_bytes(config, layout)
     return {
         "ranks": layout.world_size,
-        "layout": layout.model_dump(),
+        "layout": layout.to_settings(),
         "engine": config.engine.model_dump(),
         "state_bytes": {**asdict(state), "total": state.total},
         "activation_bytes_estimated": {**asdict(activations), "total": activations.total},

@@ -97,11 +97,7 @@ def _wait(works: list[dist.Work]) -> None:
         work.wait()
 
 
-# Custom ops, so that selective checkpointing saves the outputs of a ring and no step of it.
-
-
-@torch.library.custom_op("llmsys::ring_attention", mutates_args=())
-def run_ring(
+def compute_ring(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -153,14 +149,17 @@ def run_ring(
     return out.to(v.dtype), lse_BHL
 
 
+# Custom ops, so that selective checkpointing saves the outputs of a ring and no step of it.
+run_ring = torch.library.custom_op("llmsys::ring_attention", compute_ring, mutates_args=())
+
+
 @run_ring.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     lse_BHL = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
     return q.new_empty((*q.shape[:3], v.shape[-1])), lse_BHL
 
 
-@torch.library.custom_op("llmsys::ring_attention_backward", mutates_args=())
-def run_ring_backward(
+def compute_ring_gradients(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -181,7 +180,7 @@ def run_ring_backward(
 
     Args:
         dout: Gradient of the output.
-        q: See `run_ring`; so are k, v and all from `slopes_H` on.
+        q: See `compute_ring`; so are k, v and all from `slopes_H` on.
         k: Keys.
         v: Values.
         out: The output.
@@ -218,6 +217,9 @@ def run_ring_backward(
         here = arriving
     _add_returned(totals, returning, homing)
     return dq.to(q.dtype), totals[0].to(k.dtype), totals[1].to(v.dtype)
+
+
+run_ring_backward = torch.library.custom_op("llmsys::ring_attention_backward", compute_ring_gradients, mutates_args=())
 
 
 @run_ring_backward.register_fake
@@ -269,3 +271,5 @@ def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
 
 run_ring.register_autograd(_run_backward, setup_context=_save_inputs)
 OPERATION = torch.ops.llmsys.ring_attention.default
+STEPS = {OPERATION: compute_ring, torch.ops.llmsys.ring_attention_backward.default: compute_ring_gradients}
+"""The operations as functions of smaller ones, for a dry run, which counts those."""

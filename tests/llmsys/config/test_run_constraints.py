@@ -32,6 +32,13 @@ MOE: dict[str, Any] = {
         ({"train": {"compile": "block", "activation_checkpoint": "full"}, "layout": {"expert": 2}, "model": MOE},
          "train.activation_checkpoint: full cannot be compiled where the host reads counts inside a block, as for "
          "layout.expert > 1 and routing by capacity or expert choice. Use train.compile=none or"),
+        ({"train": {"activation_checkpoint": "offload"}, "engine": {"kind": "deepspeed"}},
+         "train.activation_checkpoint: offload copies each tensor as a block saves it, which engine.kind=deepspeed "
+         "decides by itself. Use engine.kind=torch, or train.activation_checkpoint=selective."),
+        ({"train": {"activation_checkpoint": "offload", "compile": "block"}},
+         "which train.compile=block decides by itself. Use train.compile=none, or"),
+        ({"evaluation": {"sequence_length": 4096}, "batch": {"sequence_length": 2048}},
+         "evaluation.sequence_length: 4096 positions exceed the 2048 of a training window"),
         ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
         ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
          "engine.gradient_accumulation: whole sums over micro-batches before ranks, but "

@@ -76,7 +76,19 @@ class CollectiveLog:
         everyone = dist.group.WORLD
         assert everyone is not None
         self.axes[everyone.group_name] = ("world", dist.get_world_size())
-        for field_name in ("tensor", "context", "ring", "ulysses", "member", "sequence", "expert", "expert_fsdp", "dense", "replica", "world"):
+        for field_name in (
+            "tensor",
+            "context",
+            "ring",
+            "ulysses",
+            "member",
+            "sequence",
+            "expert",
+            "expert_fsdp",
+            "dense",
+            "replica",
+            "world",
+        ):
             mesh = getattr(meshes, field_name, None)
             if mesh is None:
                 continue

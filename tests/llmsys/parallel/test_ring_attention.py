@@ -22,7 +22,11 @@ ALIBI: dict[str, Any] = {"position": {"kind": "alibi"}}
 SINKS: dict[str, Any] = {"attention": {"kind": "multi_head", "sinks": True}}
 WINDOW: dict[str, Any] = {"sliding_window": 9, "layer_types": ["sliding_attention"]}
 LATENT = {"kind": "latent", "kv_lora_rank": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 5}
-EVERYTHING: dict[str, Any] = {"attention": {"kind": "multi_head", "sinks": True, "logit_softcap": 2.0}, **ALIBI, **WINDOW}
+EVERYTHING: dict[str, Any] = {
+    "attention": {"kind": "multi_head", "sinks": True, "logit_softcap": 2.0},
+    **ALIBI,
+    **WINDOW,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "causal, by flash attention": {},
     "one key-value head": {"num_key_value_heads": 1},
@@ -66,7 +70,9 @@ def build_inputs(config: ModelConfig, width: int) -> tuple[list[Tensor], Tensor,
     return given, weights, sinks_H
 
 
-def attend(config: ModelConfig, given: list[Tensor], weights: Tensor, sinks_H: Tensor | None, mask: Any) -> list[Tensor]:
+def attend(
+    config: ModelConfig, given: list[Tensor], weights: Tensor, sinks_H: Tensor | None, mask: Any
+) -> list[Tensor]:
     """The output, and the gradients of queries, keys, values and sinks."""
     leaves = [x.clone().requires_grad_() for x in [*given, *([] if sinks_H is None else [sinks_H])]]
     q, k, v, *sinks = leaves

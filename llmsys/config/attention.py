@@ -12,8 +12,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.model_shape import ModelShape, iter_linear_parameters
-from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, Input, ParameterTensor, SavedTensor, ScoreShape
+from llmsys.config.model_shape import ModelShape
+from llmsys.config.module_tensors import (
+    FP32_BYTES,
+    ActivationShape,
+    Input,
+    ParameterTensor,
+    SavedTensor,
+    ScoreShape,
+    iter_linear_parameters,
+)
 from llmsys.config.section import Section
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.model_shape import ModelShape, iter_linear_parameters
-from llmsys.config.module_tensors import ParameterTensor
+from llmsys.config.model_shape import ModelShape
+from llmsys.config.module_tensors import ParameterTensor, iter_linear_parameters
 from llmsys.config.section import Section
 
 

@@ -3,10 +3,8 @@
 ModelConfig satisfies it. Kinds are types of its fields, so they cannot import it.
 """
 
-from collections.abc import Iterator
 from typing import Protocol
 
-from llmsys.config.module_tensors import Component, Input, ParameterTensor
 from llmsys.config.norm import NormConfig
 
 
@@ -44,12 +42,3 @@ class ModelShape(Protocol):
     @property
     def norm(self) -> NormConfig:
         """Kind of normalisation."""
-
-
-def iter_linear_parameters(
-    name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
-) -> Iterator[ParameterTensor]:
-    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any."""
-    yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
-    if bias:
-        yield ParameterTensor(f"{name}.bias", (outputs,), component)

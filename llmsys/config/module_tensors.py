@@ -218,3 +218,12 @@ class ScoreShape:
     has_softcap: bool = False
     has_sinks: bool = False
     scale: float | None = None
+
+
+def iter_linear_parameters(
+    name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
+) -> Iterator[ParameterTensor]:
+    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any."""
+    yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
+    if bias:
+        yield ParameterTensor(f"{name}.bias", (outputs,), component)

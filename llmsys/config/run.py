@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
-from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
-from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
@@ -26,9 +26,10 @@ from llmsys.config.parallel_layout import (
 )
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
+    find_evaluation_violations,
     find_generation_violations,
     find_noise_scale_violations,
-    find_ring_violations,
+    find_retention_violations,
     find_torch_violations,
     resolve_layout,
 )
@@ -89,6 +90,12 @@ class RunConfig(Section):
         raise_violations(self._find_violations())
         return self
 
+    @property
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
+        length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
+        return length, target if target is not None and self.model.family == "encoder_decoder" else length
+
     def _find_violations(self) -> Iterator[Violation]:
         longest = self.model.max_position_embeddings
         for name in ("sequence_length", "target_sequence_length"):
@@ -103,7 +110,9 @@ class RunConfig(Section):
         yield from find_weight_violations(self.tokenizer, self.data.kind)
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
-        yield from find_task_violations(self.evaluation, self.objective.kind)
+        windows = self.objective.kind in ("next_token", "masked")
+        longest = self.batch.sequence_length if windows else 0
+        yield from find_evaluation_violations(self.evaluation, self.objective.kind, longest)
         yield from self._find_precision_violations()
         yield from find_generation_violations(self.generation, self.model)
         yield from find_torch_violations(self.engine, self.layout, self.train, self.model)
@@ -113,10 +122,8 @@ class RunConfig(Section):
         axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
         yield from find_deepspeed_violations(self.engine, **axes)
         if self.train.reproducibility == "bitwise":
-            windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
-        windows = self.objective.kind in ("next_token", "masked")
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
@@ -161,7 +168,10 @@ class RunConfig(Section):
             ),
         ):
             yield Violation(f"layout.{key}", message)
-        yield from find_ring_violations(layout, self.model, self.batch.sequence_length)
+        if layout.ring_size > 1:
+            from llmsys.config.ring_constraints import find_ring_violations  # few runs open the file
+
+            yield from find_ring_violations(layout, self.model, self.batch.sequence_length)
 
     def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind
@@ -178,13 +188,6 @@ class RunConfig(Section):
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         windows = kind in ("next_token", "masked")
-        longest = self.batch.sequence_length if windows else 0
-        if self.evaluation.sequence_length > longest:
-            yield Violation(
-                "evaluation.sequence_length",
-                f"{self.evaluation.sequence_length} positions exceed the {longest} of a training window (objectives "
-                "of pairs and texts have none). Use 0, or a smaller number.",
-            )
         problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
         yield from (Violation(f"batch.{key}", message) for key, message in problems)
 

@@ -1,4 +1,4 @@
-"""Rules between the sections of a run: engine, gradient noise scale, prompts.
+"""Rules between the sections of a run: engine, gradient noise scale, prompts, checkpoints, evaluation tasks.
 
 Each violation names the value, the rule and the remedy. Rules of the axes are in parallel_layout.py.
 
@@ -9,10 +9,12 @@ complete before the next is added."""
 from collections.abc import Iterator
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
+from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation, format_choices, list_divisors
+from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import ConfigError, LayoutError
 
@@ -237,40 +239,55 @@ def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: i
         )
 
 
-def find_ring_violations(layout: ParallelLayout, model: ModelConfig, sequence_length: int) -> Iterator[Violation]:
-    """Yield the violations of a ring of context ranks; none where the context axis exchanges heads.
+def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Violation]:
+    """Yield the retention rules that would select no checkpoint, or fewer than are averaged.
 
     Args:
-        layout: the `layout:` section.
-        model: the architecture.
-        sequence_length: positions of a sequence.
+        checkpoint: the `checkpoint:` section.
+        evaluation_every_steps: steps between two evaluations; 0 evaluates at the end only.
     """
-    ring = layout.ring_size
-    if ring == 1:
-        return
-    if layout.context % ring:
+    if checkpoint.average_last > checkpoint.keep_last:
         yield Violation(
-            "layout.ring",
-            f"{ring} members cannot share context={layout.context} ranks equally. Use "
-            f"ring={format_choices(list_divisors(layout.context)[1:])}, or context_kind=ring.",
+            "checkpoint.keep_last",
+            f"{checkpoint.keep_last} cannot hold the {checkpoint.average_last} of average_last. "
+            f"Use {checkpoint.average_last}.",
         )
-    if sequence_length % (2 * ring):
-        near = max(1, round(sequence_length / (2 * ring))) * 2 * ring
+    saved, kept = checkpoint.every_steps, checkpoint.keep_every_steps
+    if kept and (not saved or kept % saved):
+        near = max(1, round(kept / saved)) * saved if saved else 0
+        remedy = f"Use keep_every_steps={near}" if saved else "Set checkpoint.every_steps"
         yield Violation(
-            "layout.context_kind",
-            f"{layout.context_kind} deals two chunks of a sequence to each of {ring} members, and "
-            f"batch.sequence_length={sequence_length} cannot be divided by {2 * ring}. Use "
-            f"batch.sequence_length={near}.",
+            "checkpoint.keep_every_steps",
+            f"{kept} is not a multiple of checkpoint.every_steps={saved}, so few or none of its steps are saved. "
+            f"{remedy}, or 0.",
         )
-    choices = {
-        f"model.position.kind={model.position.kind}, whose bias of the scores is trained,": (
-            model.position.has_trained_scores
-        ),
-        f"model.dropout.attention={model.dropout.attention}": model.dropout.attention > 0,
-    }
-    for choice in (choice for choice, found in choices.items() if found):
+    if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
         yield Violation(
-            "layout.context_kind",
-            f"{layout.context_kind} merges attention of keys that arrive one after another, which {choice} has no "
-            "form for. Use context_kind=ulysses, or another position kind without dropout of attention.",
+            "checkpoint.keep_best",
+            f"{checkpoint.keep_best} best checkpoints need an evaluation of each checkpoint, but "
+            f"evaluation.every_steps={evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
+            f"Use evaluation.every_steps={saved or 100}, or checkpoint.keep_best=0.",
+        )
+
+
+def find_evaluation_violations(evaluation: EvaluationConfig, objective: str, longest: int) -> Iterator[Violation]:
+    """Yield the violations of the evaluation tasks and of the length of held-out windows.
+
+    Args:
+        evaluation: the `evaluation:` section.
+        objective: `objective.kind`; tasks need the next-token objective.
+        longest: positions of a training window; 0 for objectives without windows.
+    """
+    if evaluation.sequence_length > longest:
+        yield Violation(
+            "evaluation.sequence_length",
+            f"{evaluation.sequence_length} positions exceed the {longest} of a training window (objectives of pairs "
+            "and texts have none). Use 0, or a smaller number.",
+        )
+    if evaluation.tasks and objective != "next_token":
+        yield Violation(
+            "evaluation.tasks",
+            f"{len(evaluation.tasks)} tasks are scored by the likelihood of a text, which "
+            f"objective.kind={objective} does not model. Use evaluation.tasks=[], or a model with "
+            "family=decoder.",
         )

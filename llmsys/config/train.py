@@ -1,9 +1,9 @@
 """Sections of the run itself: name, processes, budget, bad steps, generation, tracking and FLOP counting."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
@@ -18,27 +18,25 @@ class SpikeDetectionConfig(Section):
     max_grad_norm_ratio: float = Field(
         0.0,
         ge=0,
+        validate_default=False,
         description="Skip a step whose gradient norm (before clipping) exceeds this multiple of the median, such as "
         "10. 0: off.",
     )
     max_loss_ratio: float = Field(
-        0.0, ge=0, description="Skip a step whose loss exceeds this multiple of the median, such as 1.5. 0: off."
+        0.0,
+        ge=0,
+        validate_default=False,
+        description="Skip a step whose loss exceeds this multiple of the median, such as 1.5. 0: off.",
     )
     window_steps: int = Field(100, ge=2, description="Number of last applied steps for the median.")
 
-    @model_validator(mode="after")
-    def _check_ratios(self) -> Self:
-        raise_violations(
-            Violation(
-                name, f"{value:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
-            )
-            for name, value in (
-                ("max_grad_norm_ratio", self.max_grad_norm_ratio),
-                ("max_loss_ratio", self.max_loss_ratio),
-            )
-            if 0 < value <= 1
-        )
-        return self
+    @field_validator("max_grad_norm_ratio", "max_loss_ratio")
+    @classmethod
+    def _check_ratio(cls, ratio: float) -> float:
+        if 0 < ratio <= 1:
+            text = f"{ratio:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
+            raise_violations([Violation("", text)])
+        return ratio
 
 
 Precision = Literal["bf16", "fp16", "fp32"]

@@ -36,20 +36,6 @@ class BlockGroup:
         return [tensor for branch in self.branches for tensor in branch]
 
 
-def get_sequence_lengths(config: RunConfig) -> tuple[int, int]:
-    """Return the tokens of one window at the encoder and at the decoder.
-
-    Args:
-        config: resolved config of a run.
-
-    Returns:
-        (source, target) in tokens; equal where there is one stack.
-    """
-    length = config.batch.sequence_length
-    target = getattr(config.batch, "target_sequence_length", None)
-    return length, target if target is not None and config.model.family == "encoder_decoder" else length
-
-
 def compute_micro_batch(config: RunConfig, layout: ParallelLayout) -> tuple[int, int]:
     """Count the sequences of one forward pass of a rank, and such passes in a step.
 
@@ -67,7 +53,7 @@ def compute_micro_batch(config: RunConfig, layout: ParallelLayout) -> tuple[int,
 
 def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: MemoryProfile = OURS) -> ActivationShape:
     """Return the size of a micro-batch at the decoder, or at the only stack."""
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     return ActivationShape(
         sequences=compute_micro_batch(config, layout)[0],
         length=length,

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation_memory import get_sequence_lengths
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
@@ -76,7 +75,7 @@ def list_tensor_counts(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     return {
         "sequence_length": source,
         "target_length": length if config.model.family == "encoder_decoder" else None,
@@ -87,7 +86,7 @@ def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[st
 
 
 def _count_step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> FlopsCount:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
     again = config.train.activation_checkpoint
     return count_flops(

@@ -10,7 +10,6 @@ from typing import Any
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation_memory import build_activation_shape, get_sequence_lengths, iter_block_groups
 from llmsys.estimate.communication_time import (
     PassSeconds,
     estimate_context_parallel_seconds,
@@ -25,7 +24,6 @@ from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatch
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.precision import resolve_for_profile
 from llmsys.estimate.residual_model import PercentileInterval, get_residual
-from llmsys.estimate.saved_tensors import compute_saved_bytes
 from llmsys.estimate.software_profile import OURS, SoftwareProfile, build_software_profile
 
 
@@ -144,7 +142,7 @@ def compute_micro_sequences(config: RunConfig, layout: ParallelLayout) -> float:
 
 
 def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout) -> MicroBatchShape:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     return MicroBatchShape(compute_micro_sequences(config, layout), length, source, config.train.resolved_precision)
 
 
@@ -190,6 +188,10 @@ def _estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: Pass
     """Seconds of one micro-batch that copies of saved tensors to host memory and back take longer than the blocks."""
     if config.train.activation_checkpoint != "offload":
         return 0.0
+    # Few estimates open these files.
+    from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
+    from llmsys.estimate.saved_tensors import compute_saved_bytes
+
     groups = iter_block_groups(config, build_activation_shape(config, bench.layout))
     saved = sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
     copies = saved / bench.device.host_bandwidth
@@ -216,7 +218,7 @@ def _build_step_time(
     ranks: int,
     factor: float,
 ) -> StepTime:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
     counts = [
         count_flops(config.model, source, sequences, convention, target_length=length)

@@ -1,4 +1,4 @@
-"""Attention over a ring of 2 and 4 ranks against one process: outputs and gradients in fp32, and the order of tokens."""
+"""Attention over a ring of 2 and 4 ranks against one process: outputs, gradients, and the order of tokens."""
 
 from typing import Any
 

@@ -8,6 +8,7 @@ A sink adds its exponential to the denominator of the merged softmax: out · exp
 and sink. As in llmsys/model/varlen_attention.py the backward takes the folded output and L.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -271,5 +272,8 @@ def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
 
 run_ring.register_autograd(_run_backward, setup_context=_save_inputs)
 OPERATION = torch.ops.llmsys.ring_attention.default
-STEPS = {OPERATION: compute_ring, torch.ops.llmsys.ring_attention_backward.default: compute_ring_gradients}
+STEPS: dict[Any, Callable[..., Any]] = {
+    OPERATION: compute_ring,
+    torch.ops.llmsys.ring_attention_backward.default: compute_ring_gradients,
+}
 """The operations as functions of smaller ones, for a dry run, which counts those."""

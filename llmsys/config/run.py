@@ -14,13 +14,13 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
-    find_expert_violations,
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
@@ -28,9 +28,12 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
+    find_moments_violations,
     find_noise_scale_violations,
+    find_pipeline_violations,
     find_retention_violations,
     find_torch_violations,
+    require_pipeline_micro_batches,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -113,9 +116,8 @@ class RunConfig(Section):
         windows = self.objective.kind in ("next_token", "masked")
         longest = self.batch.sequence_length if windows else 0
         yield from find_evaluation_violations(self.evaluation, self.objective.kind, longest)
-        yield from self._find_precision_violations()
         yield from find_generation_violations(self.generation, self.model)
-        yield from find_torch_violations(self.engine, self.layout, self.train, self.model)
+        yield from find_torch_violations(self.engine, self.layout, self.train)
         for problem in find_expert_violations(self.layout.expert, self.model):
             yield Violation("layout.expert", problem)
         yield from self._find_axis_violations()
@@ -125,6 +127,7 @@ class RunConfig(Section):
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        yield from find_pipeline_violations(self.engine, self.layout, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
@@ -132,16 +135,7 @@ class RunConfig(Section):
                 f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
-
-    def _find_precision_violations(self) -> Iterator[Violation]:
-        # `auto` passes here; `resolve_precision` checks again with the resolved type.
-        bf16 = self.train.precision in ("auto", "bf16")
-        if self.train.compile == "block" and not bf16 and self.model.moe is not None:
-            yield Violation(
-                "train.compile",
-                "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
-                "Use train.compile=none or train.precision=bf16.",
-            )
+        yield from find_moments_violations(self.optimizer, self.engine, self.train)
 
     def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.ema_half_life_tokens:
@@ -160,12 +154,11 @@ class RunConfig(Section):
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
-        layout, compiled = self.layout, self.train.compile == "block"
+        layout = self.layout
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model, layout.ring_size),
-            *find_run_sharding_violations(
-                layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled
-            ),
+            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
+            *layout.find_stage_violations(self.model),
         ):
             yield Violation(f"layout.{key}", message)
         if layout.ring_size > 1:
@@ -229,12 +222,16 @@ class RunConfig(Section):
         # Stored in checkpoints and compared with them: keys in the spelling of the first version.
         stored = to_recorded_names(self.model_dump(mode="json"))
         sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
+        if sections["optimizer"].get("moments") == "fp32":  # runs of earlier versions have no other
+            del sections["optimizer"]["moments"]
         batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
         train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision
         batch["tokens"] = self.batch.tokens_per_step
         if self.train.matmul_dtype != "compute":
             train["products"] = self.train.matmul_dtype
+        if self.train.expert_matmul_dtype != "compute":
+            train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
         if self.batch.ramp is not None:
@@ -264,23 +261,35 @@ class RunConfig(Section):
         if self.train.precision != "auto":
             return self
         resolved = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
-        problems = [
-            *resolved._find_precision_violations(),
-            *find_torch_violations(resolved.engine, resolved.layout, resolved.train, resolved.model),
-        ]
+        # `auto` has passed the checks of the config.
+        problems = list(find_torch_violations(resolved.engine, resolved.layout, resolved.train))
         if problems:
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
             raise ConfigError(f"train.precision=auto is {precision} here{reason}, which is invalid: {listed_problems}")
         return resolved
 
+    def resolve_compile(self, has_triton: bool) -> Self:
+        """Return the config with `block` or `none` in place of `train.compile=auto`; unchanged if it names one.
+
+        Args:
+            has_triton: whether the device is an accelerator for which torch.compile can generate kernels.
+        """
+        if self.train.compile != "auto":
+            return self
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
+        fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
+        return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
+
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.
 
         Raises:
-            LayoutError: the axes do not divide the ranks or the model.
+            LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
         """
-        return resolve_layout(self.layout, self.engine, self.model, ranks)
+        layout = resolve_layout(self.layout, self.engine, self.model, ranks)
+        require_pipeline_micro_batches(layout, self.batch)
+        return layout
 
     @property
     def evaluation_sequences(self) -> int:

@@ -13,8 +13,9 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation
+from llmsys.config.section import Violation, format_choices, list_divisors
 from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import ConfigError, LayoutError
 
@@ -89,24 +90,75 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
         )
 
 
+def find_pipeline_violations(
+    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, generation: GenerationConfig, *, windows: bool
+) -> Iterator[Violation]:
+    """Yield the violations between a pipeline and the other sections, for every number of ranks.
+
+    Args:
+        windows: steps consist of windows of equal length, not of pairs or texts.
+    """
+    if layout.pipeline == 1:
+        return
+    whole = "or layout.pipeline=1"
+    if engine.kind != "torch" or engine.data_parallel != "fsdp":
+        value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
+        yield Violation("engine.kind", f"{value} runs no stages. Use torch with data_parallel=fsdp, {whole}.")
+    if train.reproducibility == "bitwise":
+        text = "bitwise adds up micro-batches in a tree of its own, which a schedule does not follow"
+        yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
+    if train.compile != "none":
+        text = f"{train.compile} is not proven where a stage has several micro-batches under way"
+        yield Violation("train.compile", f"{text}. Use none, {whole}.")
+    if train.matmul_dtype == "fp8":
+        text = "fp8 is not proven where a stage has several micro-batches under way"
+        yield Violation("train.matmul_dtype", f"{text}. Use compute, {whole}.")
+    if train.noise_scale_every_steps:
+        text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
+        yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
+    if generation.prompts:
+        text = f"{len(generation.prompts)} prompts need all layers on one rank"
+        remedy = "Use generation.prompts=[] and complete them after training with `llmsys generate`"
+        yield Violation("generation.prompts", f"{text}. {remedy}, {whole}.")
+    if not windows:
+        text = f"{layout.pipeline} ranks exchange tensors of one shape, but pairs and texts differ in length"
+        yield Violation("layout.pipeline", f"{text}. Use pipeline=1.")
+
+
+def require_pipeline_micro_batches(layout: ParallelLayout, batch: BatchConfig) -> None:
+    """Check that the schedule takes the micro-batches of every step size.
+
+    Args:
+        layout: resolved layout.
+        batch: the batch section; `micro_sequences: auto` is checked once it is resolved.
+
+    Raises:
+        LayoutError: it does not take them.
+    """
+    if layout.pipeline == 1 or batch.micro_sequences == "auto":
+        return
+    schedule, ranks = layout.pipeline_schedule, layout.data_parallel_size
+    for sequences in batch.step_sizes:
+        share = max(1, sequences // ranks)
+        found = share // batch.resolve_micro_sequences(share)
+        if (rule := schedule.find_micro_batch_problem(layout.pipeline, found)) is not None:
+            sizes = list_divisors(share)
+            legal = [n for n in sizes if schedule.find_micro_batch_problem(layout.pipeline, share // n) is None]
+            remedy = f"Use batch.micro_sequences={format_choices(legal)}" if legal else "Use more batch.sequences"
+            raise LayoutError(
+                f"batch.micro_sequences={batch.micro_sequences} cuts the {share} sequences of a rank into {found} "
+                f"micro-batches, but layout.pipeline_schedule.kind={schedule.kind} takes {rule}. {remedy}, fewer data "
+                "ranks, or a smaller layout.pipeline."
+            )
+
+
 FSDP = "engine.data_parallel=fsdp"
 
 
-def find_torch_violations(
-    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, model: ModelConfig
-) -> Iterator[Violation]:
+def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
-    moe = model.moe
-    reads_counts = moe is not None and (layout.expert > 1 or moe.routing.kind != "token_choice")
-    if train.compile == "block" and train.activation_checkpoint in ("selective", "full") and reads_counts:
-        yield Violation(
-            "train.activation_checkpoint",
-            f"{train.activation_checkpoint} cannot be compiled where the host reads counts inside a block, as for "
-            "layout.expert > 1 and routing by capacity or expert choice. "
-            "Use train.compile=none or train.activation_checkpoint=none.",
-        )
     if train.activation_checkpoint == "offload" and (engine.kind == "deepspeed" or train.compile == "block"):
         is_compiled = train.compile == "block"
         choice = "train.compile=block" if is_compiled else "engine.kind=deepspeed"
@@ -122,8 +174,9 @@ def find_torch_violations(
             "whole sums over micro-batches before ranks, but train.reproducibility=bitwise needs its own "
             "order. Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
         )
-    if train.matmul_dtype == "fp8":
-        yield from _find_fp8_violations(engine, layout, train)
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(train, key)) != "compute":
+            yield from _find_fp8_violations(f"train.{key}", recipe, engine, train)
 
 
 def is_replicated(engine: EngineConfig) -> bool:
@@ -193,7 +246,7 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
         )
 
 
-def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
+def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: TrainConfig) -> Iterator[Violation]:
     reason = None
     if engine.kind != "torch":
         reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
@@ -203,10 +256,29 @@ def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: Tr
         reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
         reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
-    elif layout.tensor > 1:
-        reason = f"layout.tensor={layout.tensor} shards matrices that fp8 scales unsharded. Use layout.tensor=1"
     if reason is not None:
-        yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
+        yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
+
+
+def find_moments_violations(
+    optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
+) -> Iterator[Violation]:
+    """Yield the violations of an optimizer whose moments are compressed.
+
+    Args:
+        optimizer: the `optimizer:` section.
+        engine: the `engine:` section.
+        train: the `train:` section.
+    """
+    if optimizer.kind != "adamw" or optimizer.moments == "fp32":
+        return
+    if engine.kind == "deepspeed":
+        text = "DeepSpeed keeps flat float32 shards. Use engine.kind=torch"
+    elif train.reproducibility == "bitwise":
+        text = "train.reproducibility=bitwise rounds nothing by chance. Use train.reproducibility=fast"
+    else:
+        return
+    yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")
 
 
 def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:

@@ -39,6 +39,7 @@ class SpikeDetectionConfig(Section):
         return ratio
 
 
+MatmulDtype = Literal["compute", "fp8", "fp8_block"]
 Precision = Literal["bf16", "fp16", "fp32"]
 """Number types of weights and activations in matmuls."""
 
@@ -70,10 +71,14 @@ class TrainConfig(Section):
         "fp32. auto: bf16 if the device supports it natively, else fp32; a resumed run keeps its dtype. "
         "fp16 uses loss scaling.",
     )
-    matmul_dtype: Literal["compute", "fp8"] = Field(
+    matmul_dtype: MatmulDtype = Field(
         "compute",
         description="Dtype of the inputs of linear layers in blocks. compute: that of `precision`. fp8: 8 bits with "
-        "rowwise scales; needs torchao and a GPU with fp8 matmuls.",
+        "rowwise scales; needs torchao and a GPU with fp8 matmuls. fp8_block: 8 bits with scales per 128 neighbours, "
+        "and per 128 x 128 tile of weights; needs a Hopper GPU or newer.",
+    )
+    expert_matmul_dtype: MatmulDtype = Field(
+        "compute", description="Dtype of the inputs of routed experts, as `matmul_dtype`."
     )
     reproducibility: Literal["fast", "bitwise"] = Field(
         "fast",
@@ -86,8 +91,10 @@ class TrainConfig(Section):
         "the rest. full: save only the inputs of each block. offload: recompute nothing, and keep saved tensors in "
         "host memory.",
     )
-    compile: Literal["none", "block"] = Field(
-        "none", description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs."
+    compile: Literal["auto", "none", "block"] = Field(
+        "auto",
+        description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs. auto: block "
+        "under engine.kind=torch on CUDA devices with Triton, else none.",
     )
     init_from: LocalPath | None = Field(
         None, description="Run folder or checkpoint to initialize the weights of a new run from, matched by name."

@@ -28,6 +28,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero-3": {"kind": "deepspeed", "zero_stage": 3},
     "accelerate": {"kind": "accelerate"},
 }
+INTERLEAVED = {"kind": "interleaved", "stages_per_rank": 2}
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {},
     {"replicate": 2},
@@ -39,6 +40,14 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"context": 4, "context_kind": "ulysses_ring"},
     {"tensor": 2, "context": 2},
     {"tensor": 2, "expert": 2},
+    {"pipeline": 2},
+    {"pipeline": 2, "pipeline_schedule": {"kind": "gpipe"}},
+    {"pipeline": 2, "pipeline_schedule": INTERLEAVED},
+    {"pipeline": 2, "pipeline_schedule": INTERLEAVED, "expert": 2},
+    {"pipeline": 2, "replicate": 2},
+    {"pipeline": 2, "tensor": 2},
+    {"pipeline": 2, "context": 2},
+    {"pipeline": 4},
 )
 RECOMPUTE = ("none", "selective", "full", "offload")
 
@@ -49,7 +58,7 @@ class ParityCase:
 
     ranks: int
     engine: str
-    layout: tuple[tuple[str, int | str], ...]
+    layout: tuple[tuple[str, Any], ...]
     precision: str
     recompute: str
     parity_model: ParityModel
@@ -58,7 +67,8 @@ class ParityCase:
     @property
     def placement(self) -> str:
         """Ranks, engine and layout."""
-        return " ".join([f"{self.ranks}", self.engine, *(f"{axis}={size}" for axis, size in self.layout)])
+        values = (f"{axis}={size}" if isinstance(size, int) else str(size["kind"]) for axis, size in self.layout)
+        return " ".join([f"{self.ranks}", self.engine, *values])
 
     @property
     def title(self) -> str:

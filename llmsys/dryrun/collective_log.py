@@ -39,6 +39,7 @@ NAMES = {
     "broadcast": "broadcast",
     "barrier": "barrier",
     "send": "send",
+    "recv_": "receive",
 }
 
 
@@ -87,6 +88,7 @@ class CollectiveLog:
             "expert_fsdp",
             "dense",
             "replica",
+            "pipeline",
             "world",
         ):
             mesh = getattr(meshes, field_name, None)

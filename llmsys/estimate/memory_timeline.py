@@ -19,6 +19,11 @@ class MemoryItem:
     bytes: int
 
 
+def reduce_item_bytes(items: list[MemoryItem], name: str, free: int) -> list[MemoryItem]:
+    """Return the items, with one of them in a place that was `free` before."""
+    return [MemoryItem(one.name, max(0, one.bytes - free)) if one.name == name else one for one in items]
+
+
 @dataclass(frozen=True)
 class MemorySnapshot:
     """A moment of a step, and all that is in memory then."""

@@ -1,8 +1,10 @@
 """One root device mesh with named axes, and the sub-meshes that parallelism is applied over.
 
 Invariants:
-- Rank = ((replicate · S + shard) · C + context) · T + tensor, for axes of S, C and T ranks: the ranks that exchange
-  most are neighbours. Context = ring · U + ulysses, for U ranks that exchange heads.
+- Every group has the timeout of the run.
+- Rank = (((pipeline · R + replicate) · S + shard) · C + context) · T + tensor, for axes of R, S, C and T ranks: the
+  ranks that exchange most are neighbours. Context = ring · U + ulysses, for U ranks that exchange heads.
+- All meshes but `world` and `pipeline` are within one index of the pipeline.
 - Every mesh is a slice or a flattened axis of the root, so FSDP2 can combine it with a tensor or expert axis.
 """
 
@@ -12,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.parallel.process_group import set_group_timeout
 
 CONTEXT = ("context", "ring", "ulysses")
 """Axes of the root that split sequences: one, or ring and ulysses where both have more than one rank."""
@@ -36,6 +39,7 @@ class DeviceMeshes:
         tensor: Splits matrices.
         member: The ranks of one member of a ring, whose attention has the same positions: ulysses · tensor.
         sequence: The ranks that hold shards of the same sequences: context · tensor, in the order of the shards.
+        pipeline: Divides the layers among ranks.
     """
 
     layout: ParallelLayout
@@ -50,6 +54,12 @@ class DeviceMeshes:
     tensor: DeviceMesh | None
     member: DeviceMesh | None
     sequence: DeviceMesh | None
+    pipeline: DeviceMesh | None = None
+
+    @property
+    def has_separate_experts(self) -> bool:
+        """True where experts are on several ranks, or are sharded apart from their block."""
+        return self.expert is not None or self.expert_fsdp is not None
 
 
 def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceMeshes:
@@ -74,7 +84,7 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         expert_fsdp, expert = sparse["expert_fsdp"], sparse["expert"]
     ulysses, context = layout.context // layout.ring_size, _find_flat_mesh(root, CONTEXT, "context")
     sequence = _find_flat_mesh(root, (*CONTEXT, "tensor"), "sequence")
-    return DeviceMeshes(
+    meshes = DeviceMeshes(
         layout,
         world=root._flatten("world"),
         dense=_add_replicate_axis(root, fsdp),
@@ -87,11 +97,17 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         tensor=root["tensor"] if layout.tensor > 1 else None,
         member=sequence if layout.ring_size == 1 else _find_flat_mesh(root, ("ulysses", "tensor"), "member"),
         sequence=sequence,
+        pipeline=root["pipeline"] if layout.pipeline > 1 else None,
     )
+    for mesh in vars(meshes).values():
+        for group in mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else ():
+            set_group_timeout(group)
+    return meshes
 
 
 def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
     sizes = {
+        "pipeline": layout.pipeline,
         "replicate": layout.replicate,
         "shard": layout.shard,
         "context": layout.context if layout.ring_size in (1, layout.context) else 1,

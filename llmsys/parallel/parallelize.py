@@ -1,4 +1,4 @@
-"""Parallelism applied to a model from outside, in a fixed order: compile, experts, tensor and context axes, FSDP2.
+"""Parallelism applied to a model from outside, in a fixed order: experts, tensor and context axes, FSDP2.
 
 Takes a model on the meta device and leaves it sharded without storage; `materialize_parameters` then gives each rank
 its own shards of the initial values.
@@ -8,41 +8,27 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.expert_sharding import MAX_IMBALANCE, compute_dim_imbalance, select_shard_dim
 from llmsys.log import get_logger
+from llmsys.model.initialization import Initializer
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
-from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel.block_compilation import list_blocks
 from llmsys.parallel.collectives import configure_gradient_reduction
 from llmsys.parallel.context_parallel import divide_attention
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.parallel.dtensor_slices import get_local_region
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.ring_context import apply_ring
 from llmsys.parallel.sequence_sharding import SequenceSharding, divide_positions
 from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
 
 log = get_logger(__name__)
-
-
-def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
-    """Compile the forward of every block with torch.compile, one block at a time so that equal blocks share the work.
-
-    Only the forward is compiled, before anything else is applied: hooks of FSDP and DeepSpeed stay outside.
-
-    Args:
-        model: Changed in place.
-        backend: A backend of torch.compile.
-    """
-    # Experts count tokens and set their balance losses in the first pass; a repeated pass must not do it again.
-    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-    for block in _list_blocks(model):
-        block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
 def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
@@ -82,7 +68,7 @@ def apply_fsdp(
     pinned = torch.cuda.is_available()  # on the CPU offload moves nothing
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _list_blocks(model)] + [
+    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in list_blocks(model)] + [
         (model, meshes.replica)
     ]
     if meshes.expert_fsdp is not None:
@@ -124,14 +110,10 @@ def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable
     return lambda parameter: Shard(dims[parameter]) if dims.get(parameter) else None
 
 
-def _list_blocks(model: Transformer) -> list[TransformerBlock]:
-    return [module for module in model.modules() if isinstance(module, TransformerBlock)]
-
-
 def materialize_parameters(
     model: Transformer,
     device: torch.device,
-    initial: Callable[[str, torch.Size], Tensor],
+    initial: Initializer,
     *,
     on_host: bool = False,
 ) -> None:
@@ -140,7 +122,7 @@ def materialize_parameters(
     Args:
         model: A model on the meta device; changed in place.
         device: Where parameters and buffers are allocated.
-        initial: Returns the full initial value of a parameter by name and shape.
+        initial: Computes initial values, see `build_initializer`.
         on_host: Allocate parameters in host memory, and only buffers on `device`.
     """
     model.to_empty(device=torch.device("cpu") if on_host else device)
@@ -150,6 +132,5 @@ def materialize_parameters(
     model.reset_buffers()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            value = initial(name, parameter.shape)
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            local.copy_(get_local_slice(value, parameter))
+            local.copy_(initial(name, parameter.shape, get_local_region(parameter)))

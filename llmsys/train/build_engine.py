@@ -1,5 +1,6 @@
 """Build the model on the meta device, and the engine that trains it."""
 
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import torch
@@ -8,13 +9,15 @@ from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, 
 from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
+from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.pipeline_stages import cut_layers
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.fp8 import convert_to_fp8
-from llmsys.parallel.parallelize import compile_blocks
+from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.precision import DTYPES
@@ -36,7 +39,13 @@ def build_model(config: RunConfig) -> Transformer:
 
 
 def build_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None
+    config: RunConfig,
+    meshes: DeviceMeshes,
+    device: torch.device,
+    noise: NoiseScaleMeter | None = None,
+    *,
+    initialize: bool = True,
+    report_pass: Callable[[str], None] | None = None,
 ) -> Engine:
     """Build the engine of `engine.kind` with initialized weights.
 
@@ -45,17 +54,21 @@ def build_engine(
         meshes: device meshes of the resolved layout.
         device: device of this rank.
         noise: meter of the gradient noise scale, which the torch engine calls after each micro-batch.
+        initialize: draw the initial weights. False: a checkpoint will replace them, and they are NaN until then.
+        report_pass: called with each pass of a pipeline stage that begins, and with "" at its end.
 
     Returns:
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
-    engine: Engine = _build_base_engine(config, meshes, device, noise)
+    engine: Engine = _build_base_engine(config, meshes, device, noise, initialize)
+    if report_pass is not None and isinstance(pipeline := getattr(engine, "pipeline", None), PipelinedModel):
+        pipeline.report_passes(report_pass)
     half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 
 
 def _build_base_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None
+    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None, initialize: bool
 ) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
@@ -64,14 +77,20 @@ def _build_base_engine(
         "compute_dtype": DTYPES[config.train.resolved_precision],
         "seed": config.run.seed,
         "device": device,
+        "initialize": initialize,
     }
     model = build_model(config)
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
-    if config.train.matmul_dtype == "fp8":
-        convert_to_fp8(model)
-    apply_activation_checkpoint(model, config.train.activation_checkpoint, compiled=config.train.compile == "block")
-    if config.train.compile == "block":
-        compile_blocks(model)
+    if config.train.matmul_dtype != "compute":
+        convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)
+    if config.train.expert_matmul_dtype != "compute":
+        convert_experts_to_fp8(model, config.train.expert_matmul_dtype)
+    compiled, separates_experts = config.train.compile == "block", meshes.has_separate_experts
+    apply_activation_checkpoint(
+        model, config.train.activation_checkpoint, compiled=compiled, separates_experts=separates_experts
+    )
+    if compiled:
+        compile_blocks(model, separates_experts=separates_experts)
     # Engines are imported where they are built: deepspeed and accelerate are optional and slow to import.
     match config.engine:
         case AccelerateEngineConfig():
@@ -89,9 +108,11 @@ def _build_base_engine(
         case TorchEngineConfig() as settings:
             from llmsys.engine.torch_engine import TorchEngine
 
+            length = config.batch.sequence_length
             engine = TorchEngine(
                 model,
                 **common,
+                cut=None if meshes.pipeline is None else cut_layers(config.model, meshes.layout, length),
                 data_parallel=settings.data_parallel,
                 offload=settings.cpu_offload,
                 gradients=settings.gradient_accumulation,

@@ -58,7 +58,16 @@ class FlopsConvention:
 
 
 def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ranks: int) -> FlopsConvention:
-    """Return the convention of a run, without a peak where the device is unknown or every step has other lengths."""
+    """Return the convention of a run, without a peak where the device is unknown or every step has other lengths.
+
+    Args:
+        config: the config with its precision resolved.
+        profile: profile of the device; None: unknown.
+        ranks: number of ranks.
+
+    Returns:
+        Operations per token, and the peak of all ranks.
+    """
     convention, precision = config.flops.convention, config.train.resolved_precision
     source, target = config.sequence_lengths
     recompute = config.train.activation_checkpoint

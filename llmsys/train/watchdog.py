@@ -1,9 +1,10 @@
 """Detect hangs: name the rank that hangs, dump the stacks of every rank, and end the run.
 
 The loop reports each phase (`report_phase`). A thread of each rank writes the last report to
-`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes the stacks
-to `heartbeats/rank-N.stacks`. The first live rank compares all heartbeats and names the ranks that are silent or late;
-every rank exits with status 4. On each host the first live rank makes silent ranks dump their stacks.
+`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes stacks to
+`heartbeats/rank-N.stacks` and the last collectives to `heartbeats/collectives-rank-N` (flight_recorder.py). The first
+live rank compares all heartbeats and names the ranks that are silent or late; every rank exits with status 4. On each
+host the first live rank makes silent ranks dump their stacks.
 
 Invariants:
 - The first time of a phase may exceed the timeout, as compiling does, while a rank works (`work_meter.py`).
@@ -29,6 +30,7 @@ import psutil
 
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
+from llmsys.parallel import flight_recorder
 from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.work_meter import WorkMeter
 
@@ -47,6 +49,7 @@ class Heartbeat:
         created: start time of its process.
         idle_seconds: seconds without work in its process when it wrote this.
         age_seconds: how much older than the reader's own heartbeat it is.
+        work: pass of a pipeline stage that runs; empty while the rank waits for another.
     """
 
     rank: int
@@ -58,6 +61,7 @@ class Heartbeat:
     created: float = 0.0
     idle_seconds: float = 0.0
     age_seconds: float = 0.0
+    work: str = ""
 
 
 def read_process_state(beat: Heartbeat) -> str:
@@ -72,7 +76,7 @@ def read_process_state(beat: Heartbeat) -> str:
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
-    """Return one sentence per hanging rank: the silent ones, else those with fewer beats; empty if there are none."""
+    """Return a sentence per hanging rank: silent, else with fewer beats, else in a pass that other stages wait for."""
     known = {beat.rank: beat for beat in heartbeats}
     unheard = [f"rank {number} has sent no heartbeat" for number in range(ranks) if number not in known]
     silent = [
@@ -84,11 +88,13 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
     if unheard or silent:
         return unheard + silent
     furthest = max(beat.beats for beat in heartbeats)
+    late, others = [beat for beat in heartbeats if beat.beats < furthest], "are ahead"
+    if not late and any(not beat.work for beat in heartbeats):
+        late, others = [beat for beat in heartbeats if beat.work], "wait"
     return [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase} of step "
-        f"{beat.step}, while others are ahead"
-        for beat in heartbeats
-        if beat.beats < furthest
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase}"
+        f"{f' ({beat.work})' if beat.work else ''} of step {beat.step}, while others {others}"
+        for beat in late
     ]
 
 
@@ -181,6 +187,10 @@ class Watchdog:
         self._phases.add(phase)
         self._last_report = time.monotonic()
 
+    def report_work(self, work: str) -> None:
+        """Report the pass of a pipeline stage that runs now, or "" at its end."""
+        self._beat = replace(self._beat, work=work)
+
     def close(self) -> None:
         """Stop watching."""
         self._closed.set()
@@ -226,6 +236,8 @@ class Watchdog:
     def _end_run(self) -> None:
         """Report the hanging ranks from the first rank that is not silent, and exit."""
         self._ending.set()
+        # In a thread: a rank that was suspended has EXIT_DELAY_SECONDS before its partners leave.
+        trace = flight_recorder.start_collective_trace(self._folder, get_rank())
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
         heartbeats = self._read_heartbeats()
@@ -238,6 +250,7 @@ class Watchdog:
                     request_stack_dump(beat)
         # The report and the stacks of a woken rank must be written before a launcher sees this exit.
         time.sleep(EXIT_DELAY_SECONDS)
+        trace.join(flight_recorder.WRITE_SECONDS)
         # sys.exit would end this thread only.
         os._exit(HUNG)
 
@@ -263,12 +276,15 @@ class Watchdog:
         who = "; ".join(named) or "no single rank hangs: all wait at the same point, see their stacks"
         log.error(
             "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
-            "every rank are in %s. The run ends; the same command continues from the last checkpoint.",
+            "every rank are in %s, and its last collectives in %sN, to compare with `%s`. The run ends; the same "
+            "command continues from the last checkpoint.",
             self._timeout,
             own.phase,
             own.step,
             who,
             self._folder,
+            flight_recorder.FILE_PREFIX,
+            flight_recorder.format_trace_command(self._folder),
         )
         try:
             with EventWriter(self._events) as events:

@@ -74,8 +74,7 @@ def estimate_saved_bytes(
         }
     )
     extent = build_activation_shape(config, ParallelLayout(shard=1), ON_CPU)
-    if not documents and extent.mask_table == "documents":
-        extent = replace(extent, mask_table="none")
+    extent = replace(extent, has_documents=extent.has_documents and documents)
     kinds = iter_block_groups(config, extent)
     return sum(len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU) for kind in kinds)
 

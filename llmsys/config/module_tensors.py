@@ -230,6 +230,22 @@ class ScoreShape:
     has_sinks: bool = False
     scale: float | None = None
 
+    def iter_ring_tensors(self, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield what a ring makes and does not save: the keys of two other ranks at a time, and sums in float32.
+
+        Args:
+            shape: the micro-batch; without a ring there is nothing.
+        """
+        if not shape.has_ring:
+            return
+        arriving = 2 * self.key_value_heads * (self.key_channels + self.value_channels)
+        found = {
+            "keys and values of other ranks": shape.compute_sharded_bytes(arriving),
+            "merged outputs of a ring": shape.compute_sharded_bytes(2 * self.heads * self.value_channels, FP32_BYTES),
+        }
+        for name, size in found.items():
+            yield SavedTensor(name, size, "gather", is_saved=False, is_needed=False)
+
 
 def iter_linear_parameters(
     name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"

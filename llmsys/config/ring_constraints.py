@@ -14,18 +14,21 @@ def find_ring_violations(layout: ParallelLayout, model: ModelConfig, sequence_le
         layout: the `layout:` section, with a ring.
         model: the architecture.
         sequence_length: positions of a sequence.
+
+    Returns:
+        An iterator over violations; keys are relative to `layout`.
     """
     ring = layout.ring_size
     if layout.context % ring:
         yield Violation(
-            "layout.ring",
+            "ring",
             f"{ring} members cannot share context={layout.context} ranks equally. Use "
             f"ring={format_choices(list_divisors(layout.context)[1:])}, or context_kind=ring.",
         )
     if sequence_length % (2 * ring):
         near = max(1, round(sequence_length / (2 * ring))) * 2 * ring
         yield Violation(
-            "layout.context_kind",
+            "context_kind",
             f"{layout.context_kind} deals two chunks of a sequence to each of {ring} members, and "
             f"batch.sequence_length={sequence_length} cannot be divided by {2 * ring}. Use "
             f"batch.sequence_length={near}.",
@@ -38,7 +41,7 @@ def find_ring_violations(layout: ParallelLayout, model: ModelConfig, sequence_le
     }
     for choice in (choice for choice, found in choices.items() if found):
         yield Violation(
-            "layout.context_kind",
+            "context_kind",
             f"{layout.context_kind} merges attention of keys that arrive one after another, which {choice} has no "
             "form for. Use context_kind=ulysses, or another position kind without dropout of attention.",
         )

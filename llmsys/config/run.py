@@ -24,16 +24,16 @@ from llmsys.config.parallel_layout import (
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
+from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
+from llmsys.config.ring_constraints import find_ring_violations
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
     find_moments_violations,
     find_noise_scale_violations,
-    find_pipeline_violations,
     find_retention_violations,
     find_torch_violations,
-    require_pipeline_micro_batches,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -113,21 +113,18 @@ class RunConfig(Section):
         yield from find_weight_violations(self.tokenizer, self.data.kind)
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
-        windows = self.objective.kind in ("next_token", "masked")
-        longest = self.batch.sequence_length if windows else 0
-        yield from find_evaluation_violations(self.evaluation, self.objective.kind, longest)
+        yield from find_evaluation_violations(self.evaluation, self.objective.kind, self.batch.sequence_length)
         yield from find_generation_violations(self.generation, self.model)
         yield from find_torch_violations(self.engine, self.layout, self.train)
-        for problem in find_expert_violations(self.layout.expert, self.model):
-            yield Violation("layout.expert", problem)
         yield from self._find_axis_violations()
-        axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
-        yield from find_deepspeed_violations(self.engine, **axes)
+        yield from find_deepspeed_violations(self.engine, replicate=self.layout.replicate, expert=self.layout.expert)
+        windows = self.objective.kind in ("next_token", "masked")
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
-        yield from find_pipeline_violations(self.engine, self.layout, self.train, self.generation, windows=windows)
+        if (stages := self.layout.pipeline) > 1:
+            yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
@@ -154,17 +151,15 @@ class RunConfig(Section):
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
-        layout = self.layout
+        layout, length = self.layout, self.batch.sequence_length
         for key, message in (
+            *(("expert", problem) for problem in find_expert_violations(layout.expert, self.model)),
             *find_model_sharding_violations(layout.tensor, layout.context, self.model, layout.ring_size),
-            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
             *layout.find_stage_violations(self.model),
+            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
+            *(find_ring_violations(layout, self.model, length) if layout.ring_size > 1 else ()),
         ):
             yield Violation(f"layout.{key}", message)
-        if layout.ring_size > 1:
-            from llmsys.config.ring_constraints import find_ring_violations  # few runs open the file
-
-            yield from find_ring_violations(layout, self.model, self.batch.sequence_length)
 
     def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind
@@ -277,9 +272,10 @@ class RunConfig(Section):
         """
         if self.train.compile != "auto":
             return self
-        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
-        fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
-        return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
+        plain = (self.engine.kind, self.train.reproducibility, self.layout.pipeline) == ("torch", "fast", 1)
+        chosen = "block" if has_triton and plain else "none"
+        return self.model_copy(update={"train": self.train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.
@@ -288,7 +284,8 @@ class RunConfig(Section):
             LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
         """
         layout = resolve_layout(self.layout, self.engine, self.model, ranks)
-        require_pipeline_micro_batches(layout, self.batch)
+        if (stages := layout.pipeline) > 1:
+            require_pipeline_micro_batches(stages, layout.pipeline_schedule, layout.data_parallel_size, self.batch)
         return layout
 
     @property
@@ -296,11 +293,6 @@ class RunConfig(Section):
         """Sequences per evaluation forward pass, independent of the number of ranks."""
         training = self.batch.resolve_micro_sequences(self.batch.sequences_per_step)
         return self.evaluation.micro_sequences or min(MAX_DEFAULT_SEQUENCES, training)
-
-    @property
-    def evaluation_length(self) -> int:
-        """Positions of a held-out window."""
-        return self.evaluation.sequence_length or self.batch.sequence_length
 
     @property
     def num_steps(self) -> int:

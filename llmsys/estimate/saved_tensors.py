@@ -21,7 +21,7 @@ CHUNK = 128  # llmsys/model/cpu_attention.py
 
 @dataclass(frozen=True)
 class AttentionMemory:
-    """What decides the tensors that one attention saves.
+    """The kernel of one attention, as far as its saved tensors depend on it.
 
     Attributes:
         kind: fused: saves its inputs and a logsumexp; flex: the same, by flex_attention; chunked: the CPU's for 16
@@ -45,7 +45,7 @@ class AttentionMemory:
 
 
 def choose_attention_memory(model: ModelConfig, layer: int, shape: ActivationShape) -> AttentionMemory:
-    """Return what decides the saved tensors of self-attention in block `layer`."""
+    """Return the kernel of self-attention in block `layer`."""
     # Padding follows the targets, so causal attention over them needs no document numbers.
     documents, kind = shape.has_documents and model.family != "encoder_decoder", model.get_layer_type(layer)
     traits = describe_self_attention(model, kind, dtype=shape.dtype, length=shape.length, has_documents=documents)
@@ -53,10 +53,8 @@ def choose_attention_memory(model: ModelConfig, layer: int, shape: ActivationSha
 
 
 def _choose_memory(traits: AttentionTraits, shape: ActivationShape) -> AttentionMemory:
-    if shape.has_explicit_scores:
-        return AttentionMemory("explicit")
-    if shape.has_ring:  # saves inputs, output and log-sum-exp, whatever computes a block
-        return AttentionMemory("fused")
+    if shape.has_explicit_scores or shape.has_ring:  # a ring saves inputs, output and logsumexp, by any kernel
+        return AttentionMemory("explicit" if shape.has_explicit_scores else "fused")
     if not shape.has_mask_rules:
         traits = replace(traits, has_documents=False, has_window=False)
     choice = choose_attention_kernel(shape.device, traits)
@@ -131,8 +129,7 @@ def _iter_kernel_tensors(
         are_queries_saved=kernel.saves_inputs,
         are_keys_saved=kernel.saves_inputs and not kernel.must_repeat_heads(scores, shape),
     )
-    if shape.has_ring:
-        yield from _iter_ring_tensors(scores, shape)
+    yield from scores.iter_ring_tensors(shape)
     yield from _iter_input_copies(scores, kernel, shape)
     yield from model.position.iter_saved_tensors(scores, shape)
     yield from _iter_saved_scores(model, scores, kernel, shape)
@@ -141,16 +138,6 @@ def _iter_kernel_tensors(
         yield SavedTensor("attention output before sinks", output, "flex")
     producer: Producer = "flex" if kernel.kind == "flex" else "attention"
     yield SavedTensor("attention output", output, "pointwise" if kernel.kind in ("composed", "plain") else producer)
-
-
-def _iter_ring_tensors(scores: ScoreShape, shape: ActivationShape) -> Iterator[SavedTensor]:
-    """Yield what a ring makes and does not save: the keys of two other ranks at a time, and sums in float32."""
-    keys_values = scores.key_value_heads * (scores.key_channels + scores.value_channels)
-    sums = scores.heads * scores.value_channels
-    arriving = 2 * shape.compute_sharded_bytes(keys_values)
-    yield SavedTensor("keys and values of other ranks", arriving, "gather", is_saved=False, is_needed=False)
-    merged = 2 * shape.compute_sharded_bytes(sums, FP32_BYTES)
-    yield SavedTensor("merged outputs of a ring", merged, "gather", is_saved=False, is_needed=False)
 
 
 def _iter_input_copies(scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape) -> Iterator[SavedTensor]:

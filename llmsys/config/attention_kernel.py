@@ -153,6 +153,31 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     return KernelChoice("flex", f"flash attention has {obstacle}", False, "varlen", _describe_flex_cost(traits))
 
 
+def choose_ring_kernel(device: AttentionDevice, traits: AttentionTraits) -> KernelChoice:
+    """Choose the kernel of an attention layer whose keys come round a ring of ranks.
+
+    Args:
+        device: The device that runs it.
+        traits: The layer.
+
+    Returns:
+        sdpa, for flash attention of whole chunks, or eager, for products of a chunk of queries with a rank's keys.
+    """
+    obstacle = None
+    if traits.mask != "causal" or traits.needs_rules:
+        obstacle = f"whole chunks of causal queries, not {_describe_mask(traits)}"
+    elif traits.bias != "none" or traits.has_softcap:
+        obstacle = "no soft cap" if traits.has_softcap else f"no {traits.bias} bias"
+    elif device.kind == "cpu":
+        obstacle = "one width for keys and values" if traits.qk_width != traits.v_width else None
+    else:
+        obstacle = _find_flash_obstacle(device, traits) if device.has_fused_kernels else f"no kernel on {device}"
+    if obstacle is None:
+        return KernelChoice("sdpa", "flash attention of the chunks of each rank of the ring")
+    cost = "scores of 256 queries with the keys of one rank, in fp32"
+    return KernelChoice("eager", f"flash attention of a ring has {obstacle}", False, "sdpa", cost)
+
+
 def _choose_on_cpu(traits: AttentionTraits) -> KernelChoice:
     has_table = traits.needs_rules or traits.bias != "none" or traits.has_distance_scores
     if _has_eager_scores(traits) or traits.drops_weights:

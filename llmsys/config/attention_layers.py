@@ -12,6 +12,7 @@ from llmsys.config.attention_kernel import (
     BiasKind,
     KernelChoice,
     choose_attention_kernel,
+    choose_ring_kernel,
 )
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
@@ -141,7 +142,8 @@ def list_attention_groups(run: RunConfig, device: AttentionDevice) -> list[Atten
     Returns:
         Groups in the order of the stacks: encoder, decoder, cross-attention.
     """
-    return [replace(group, choice=choose_attention_kernel(device, group.traits)) for group in _iter_groups(run, device)]
+    choose = choose_attention_kernel if run.layout.ring_size == 1 else choose_ring_kernel
+    return [replace(group, choice=choose(device, group.traits)) for group in _iter_groups(run, device)]
 
 
 _UNDECIDED = KernelChoice("eager", "")

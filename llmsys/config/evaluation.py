@@ -65,6 +65,11 @@ class EvaluationConfig(Section):
         description="Sequences in one forward pass of one rank; their full logits are held in memory. 0: "
         "batch.micro_sequences, at most 8.",
     )
+    sequence_length: int = Field(
+        0,
+        ge=0,
+        description="Positions of a held-out window, all of which one rank computes. 0: batch.sequence_length.",
+    )
     tasks: tuple[SetConfig, ...] = Field(
         (),
         validate_default=False,

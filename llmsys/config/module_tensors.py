@@ -147,6 +147,7 @@ class ActivationShape:
         has_explicit_scores: attention writes its scores, as Megatron did before fused kernels.
         is_stream_sharded: with `tensor`, positions between layers are sharded (sequence parallelism).
         saves_gathered_inputs: with `tensor`, inputs of column-parallel matmuls stay gathered for the backward.
+        has_ring: keys and values come round a ring of ranks.
     """
 
     sequences: int
@@ -162,6 +163,7 @@ class ActivationShape:
     has_explicit_scores: bool
     is_stream_sharded: bool
     saves_gathered_inputs: bool
+    has_ring: bool = False
 
     @property
     def is_on_cpu(self) -> bool:
@@ -227,6 +229,22 @@ class ScoreShape:
     has_softcap: bool = False
     has_sinks: bool = False
     scale: float | None = None
+
+    def iter_ring_tensors(self, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield what a ring makes and does not save: the keys of two other ranks at a time, and sums in float32.
+
+        Args:
+            shape: the micro-batch; without a ring there is nothing.
+        """
+        if not shape.has_ring:
+            return
+        arriving = 2 * self.key_value_heads * (self.key_channels + self.value_channels)
+        found = {
+            "keys and values of other ranks": shape.compute_sharded_bytes(arriving),
+            "merged outputs of a ring": shape.compute_sharded_bytes(2 * self.heads * self.value_channels, FP32_BYTES),
+        }
+        for name, size in found.items():
+            yield SavedTensor(name, size, "gather", is_saved=False, is_needed=False)
 
 
 def iter_linear_parameters(

@@ -8,6 +8,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -19,13 +20,14 @@ from llmsys.config.section import Section, Violation, format_choices, list_divis
 from llmsys.errors import LayoutError
 
 
-def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig) -> Iterator[Violation]:
+def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig, ring: int = 1) -> Iterator[Violation]:
     """Yield the violations of tensor and context sizes that follow from the model alone.
 
     Args:
         tensor: size of the tensor axis.
         context: size of the context axis.
         model: the architecture.
+        ring: ranks of the context axis that share heads, `ParallelLayout.ring_size`.
 
     Returns:
         An iterator over violations; keys are relative to `layout`.
@@ -33,7 +35,7 @@ def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig
     if tensor * context == 1:
         return
     yield from _find_kind_violations("tensor" if tensor > 1 else "context", model)
-    yield from _find_head_violations(tensor, context, model)
+    yield from _find_head_violations(tensor, context // ring, model)
     for key, width in _iter_sharded_widths(model):
         if width % tensor:
             legal = [n for n in list_divisors(width) if model.num_attention_heads % n == 0]
@@ -92,10 +94,11 @@ def _find_head_violations(tensor: int, context: int, model: ModelConfig) -> Iter
     heads, parts = model.num_attention_heads, tensor * context
     if heads % parts:
         key = "tensor" if heads % tensor else "context"
+        more = "" if heads % tensor else ", or use layout.context_kind=ring, whose ranks share heads"
         yield Violation(
             key,
             f"{heads} attention heads cannot be divided over context={context} × tensor={tensor} ranks. Their "
-            f"product must be {format_choices(list_divisors(heads))}.",
+            f"product must be {format_choices(list_divisors(heads))}{more}.",
         )
         return
     # every query head has a key of its own there
@@ -153,8 +156,15 @@ class ParallelLayout(Section):
     context: int = Field(
         1,
         ge=1,
-        description="Ranks that shard a sequence, with an all-to-all of heads and positions around attention (cp, "
-        "Ulysses).",
+        description="Ranks that shard a sequence (cp).",
+    )
+    context_kind: Literal["ulysses", "ring", "ulysses_ring"] = Field(
+        "ulysses",
+        description="Exchange of the context axis in attention. ulysses: heads for positions. ring: keys and values go "
+        "round, so context may exceed the number of heads. ulysses_ring: ulysses inside of each member of a ring.",
+    )
+    ring: int = Field(
+        2, ge=2, description="Members of a ring under context_kind=ulysses_ring; context / ring ranks exchange heads."
     )
     tensor: int = Field(
         1,
@@ -170,12 +180,6 @@ class ParallelLayout(Section):
     layers_per_stage: tuple[int, ...] | None = Field(
         None, description="Layers of each stage, first to last. null: cut so that the costliest stage costs least."
     )
-
-    @property
-    def axes(self) -> dict[str, int]:
-        """The size of each axis by name; of the pipeline only where there is one."""
-        names = ("replicate", "shard", "expert", "context", "tensor", *(("pipeline",) if self.pipeline > 1 else ()))
-        return {name: getattr(self, name) for name in names}
 
     @property
     def world_size(self) -> int:
@@ -196,6 +200,19 @@ class ParallelLayout(Section):
     def data_parallel_size(self) -> int:
         """Number of groups with different sequences. Requires a resolved layout."""
         return self.replicate * self.shard
+
+    @property
+    def ring_size(self) -> int:
+        """Ranks of the context axis between which keys and values go round."""
+        return {"ulysses": 1, "ring": self.context, "ulysses_ring": min(self.ring, self.context)}[self.context_kind]
+
+    def to_settings(self) -> dict[str, Any]:
+        """Return the axes, and what belongs to a ring or a pipeline where there is one."""
+        hidden = {"ulysses": {"context_kind", "ring"}, "ring": {"ring"}, "ulysses_ring": set[str]()}[self.context_kind]
+        for name in ("pipeline", "pipeline_schedule", "layers_per_stage"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                hidden.add(name)
+        return self.model_dump(mode="json", exclude=hidden)
 
     @property
     def sequence_parallel_size(self) -> int:
@@ -222,7 +239,7 @@ class ParallelLayout(Section):
         fitted = self.model_copy(update={"shard": world_size // self._non_shard_ranks})
         for problem in find_expert_violations(self.expert, model):
             raise LayoutError(problem)
-        for broken in find_model_sharding_violations(self.tensor, self.context, model):
+        for broken in find_model_sharding_violations(self.tensor, self.context, model, self.ring_size):
             raise LayoutError(broken.message)
         for broken in self.find_stage_violations(model):
             raise LayoutError(broken.message)
@@ -254,6 +271,11 @@ class ParallelLayout(Section):
             yield f"{world_size} ranks cannot hold a model. Start at least one process."
         elif self.shard != -1 and self.shard < 1:
             yield (f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all remaining ranks.")
+        elif self.context % self.ring_size:
+            yield (
+                f"layout.ring={self.ring} members cannot share context={self.context} ranks equally. Use "
+                f"ring={format_choices(list_divisors(self.context)[1:])}, or context_kind=ring."
+            )
         elif world_size % self._non_shard_ranks:
             names = [name for name in ("pipeline", "replicate", "context", "tensor") if getattr(self, name) > 1]
             wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)

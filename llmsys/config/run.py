@@ -25,13 +25,14 @@ from llmsys.config.parallel_layout import (
     find_run_sharding_violations,
 )
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
+from llmsys.config.ring_constraints import find_ring_violations
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
+    find_evaluation_violations,
     find_generation_violations,
     find_moments_violations,
     find_noise_scale_violations,
     find_retention_violations,
-    find_task_violations,
     find_torch_violations,
     resolve_layout,
 )
@@ -112,18 +113,15 @@ class RunConfig(Section):
         yield from find_weight_violations(self.tokenizer, self.data.kind)
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
-        yield from find_task_violations(self.evaluation, self.objective.kind)
+        yield from find_evaluation_violations(self.evaluation, self.objective.kind, self.batch.sequence_length)
         yield from find_generation_violations(self.generation, self.model)
         yield from find_torch_violations(self.engine, self.layout, self.train)
-        for problem in find_expert_violations(self.layout.expert, self.model):
-            yield Violation("layout.expert", problem)
         yield from self._find_axis_violations()
         yield from find_deepspeed_violations(self.engine, replicate=self.layout.replicate, expert=self.layout.expert)
+        windows = self.objective.kind in ("next_token", "masked")
         if self.train.reproducibility == "bitwise":
-            windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
-        windows = self.objective.kind in ("next_token", "masked")
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
             yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
@@ -153,11 +151,13 @@ class RunConfig(Section):
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
-        layout = self.layout
+        layout, length = self.layout, self.batch.sequence_length
         for key, message in (
-            *find_model_sharding_violations(layout.tensor, layout.context, self.model),
+            *(("expert", problem) for problem in find_expert_violations(layout.expert, self.model)),
+            *find_model_sharding_violations(layout.tensor, layout.context, self.model, layout.ring_size),
             *layout.find_stage_violations(self.model),
-            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
+            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
+            *(find_ring_violations(layout, self.model, length) if layout.ring_size > 1 else ()),
         ):
             yield Violation(f"layout.{key}", message)
 

@@ -97,6 +97,13 @@ def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: T
     """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
+    if train.activation_checkpoint == "offload" and (engine.kind == "deepspeed" or train.compile == "block"):
+        key, value, remedy = (
+            ("train.compile", "block", "none") if train.compile == "block" else ("engine.kind", "deepspeed", "torch")
+        )
+        text = f"offload copies each tensor as a block saves it, which {key}={value} decides by itself"
+        remedies = f"Use {key}={remedy}, or train.activation_checkpoint=selective."
+        yield Violation("train.activation_checkpoint", f"{text}. {remedies}")
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
             "engine.gradient_accumulation",
@@ -271,13 +278,21 @@ def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_ste
         )
 
 
-def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterator[Violation]:
-    """Yield the violations of the evaluation tasks.
+def find_evaluation_violations(evaluation: EvaluationConfig, objective: str, length: int) -> Iterator[Violation]:
+    """Yield the violations of the evaluation tasks and of the length of held-out windows.
 
     Args:
         evaluation: the `evaluation:` section.
         objective: `objective.kind`; tasks need the next-token objective.
+        length: positions of a training sequence.
     """
+    longest = length if objective in ("next_token", "masked") else 0
+    if evaluation.sequence_length > longest:
+        yield Violation(
+            "evaluation.sequence_length",
+            f"{evaluation.sequence_length} positions exceed the {longest} of a training window (objectives of pairs "
+            "and texts have none). Use 0, or a smaller number.",
+        )
     if evaluation.tasks and objective != "next_token":
         yield Violation(
             "evaluation.tasks",

@@ -85,10 +85,11 @@ class TrainConfig(Section):
         description="fast: the libraries' order of summation; layouts agree up to rounding. bitwise: bit-identical "
         "weights and moments on any power of two of processes, slower (llmsys/engine/README.md).",
     )
-    activation_checkpoint: Literal["none", "selective", "full"] = Field(
+    activation_checkpoint: Literal["none", "selective", "full", "offload"] = Field(
         "none",
         description="Activation checkpointing. selective: save the outputs of matmuls and attention and recompute "
-        "the rest. full: save only the inputs of each block.",
+        "the rest. full: save only the inputs of each block. offload: recompute nothing, and keep saved tensors in "
+        "host memory.",
     )
     compile: Literal["auto", "none", "block"] = Field(
         "auto",

@@ -36,6 +36,8 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"expert": 4},
     {"tensor": 2},
     {"context": 2},
+    {"context": 2, "context_kind": "ring"},
+    {"context": 4, "context_kind": "ulysses_ring"},
     {"tensor": 2, "context": 2},
     {"tensor": 2, "expert": 2},
     {"pipeline": 2},
@@ -47,7 +49,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pipeline": 2, "context": 2},
     {"pipeline": 4},
 )
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "offload")
 
 
 @dataclass(frozen=True)

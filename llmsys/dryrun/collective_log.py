@@ -80,6 +80,9 @@ class CollectiveLog:
         for field_name in (
             "tensor",
             "context",
+            "ring",
+            "ulysses",
+            "member",
             "sequence",
             "expert",
             "expert_fsdp",

@@ -27,6 +27,7 @@ from llmsys.dryrun.known_values import (
     leave_fake_mode,
 )
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.parallel import ring_attention
 
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
@@ -51,6 +52,9 @@ class OperationWatch(TorchDispatchMode):
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # DTensor then calls this mode again, with the shards
         kwargs = kwargs or {}
+        if func in ring_attention.STEPS:
+            with self:  # so that messages, buffers and products of each step are seen
+                return ring_attention.STEPS[func](*args, **kwargs)
         if self.recorder.is_paused:
             return func(*args, **kwargs)
         name, tensors = str(func), [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]

@@ -232,7 +232,10 @@ class RankSession:
         began = time.process_time()
         self.recorder.enter_phase("evaluation", EVALUATION)
         sequences = self.config.evaluation_sequences
-        rows = SyntheticRows(self.config, sequences * self.layout.data_parallel_size, self.request.documents)
+        length = self.config.evaluation.sequence_length or self.config.batch.sequence_length
+        batch = self.config.batch.model_copy(update={"sequence_length": length})
+        heldout = self.config.model_copy(update={"batch": batch})
+        rows = SyntheticRows(heldout, sequences * self.layout.data_parallel_size, self.request.documents)
         ranks = RowRanks(self.layout.sequence_parallel_size, self.layout.pipeline)
         sum_over_rows(rows, engine.compute_logits, engine.device, ranks, sequences)
         self._record_seconds("evaluation", began)

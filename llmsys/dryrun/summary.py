@@ -40,7 +40,7 @@ def format_fit(result: dict[str, Any]) -> str:
 
 
 def _iter_lines(result: dict[str, Any]) -> Iterator[str]:
-    layout = ", ".join(f"{name}={size}" for name, size in result["layout"].items() if size > 1)
+    layout = ", ".join(f"{name}={size}" for name, size in result["layout"].items() if size != 1)
     micro = f"{result['micro_batches']} micro-batches of {result['micro_sequences']} sequences"
     yield f"{format_fit(result)}\n{layout or 'one rank'}; {result['precision']}; {micro}"
     yield "\nmemory at the peak, GiB"

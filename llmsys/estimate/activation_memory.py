@@ -68,6 +68,7 @@ def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: Me
         has_explicit_scores=system.attention == "explicit",
         is_stream_sharded=system.residual_dtype == "divided",
         saves_gathered_inputs=system.gathered == "kept",
+        has_ring=layout.ring_size > 1,
     )
 
 
@@ -238,4 +239,11 @@ def list_evaluation_logits(config: RunConfig, training: ActivationShape) -> list
 
 
 def _build_evaluation_shape(config: RunConfig, training: ActivationShape) -> ActivationShape:
-    return replace(training, sequences=config.evaluation_sequences, context=1, is_stream_sharded=False)
+    return replace(
+        training,
+        sequences=config.evaluation_sequences,
+        length=config.evaluation.sequence_length or training.length,
+        context=1,
+        is_stream_sharded=False,
+        has_ring=False,
+    )

@@ -107,16 +107,38 @@ def estimate_tensor_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
     return each_layer * one * model.num_hidden_layers / pipeline * (1 - bench.software.tensor_overlap)
 
 
-def estimate_context_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
-    """Exposed seconds of the context axis: queries, keys and values out, the weighted sum back; the same backward."""
+def estimate_context_parallel_seconds(
+    bench: KernelContext, passes: PassSeconds, pipeline: int, attention: float = 0.0
+) -> float:
+    """Exposed seconds of the context axis in one micro-batch.
+
+    Without a ring queries, keys and values go out and the weighted sum comes back; the same backward. Messages of a
+    ring travel next to `attention`, the seconds of its products forward and backward.
+    """
     layout, model = bench.layout, bench.model
     if layout.context == 1:
         return 0.0
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
     channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
-    group = RankGroup(layout.context, layout.tensor)
+    group = RankGroup(layout.context // layout.ring_size, layout.tensor)
     one = estimate_all_to_all_seconds(group, tokens * channels * bench.shape.value_bytes, bench.device)
-    return (2 + passes.recomputed) * one * model.num_hidden_layers / pipeline
+    layers = model.num_hidden_layers / pipeline
+    ring = (3 + passes.recomputed) * _estimate_ring_seconds(bench) * layers
+    return (2 + passes.recomputed) * one * layers + max(0.0, ring - attention)
+
+
+def _estimate_ring_seconds(bench: KernelContext) -> float:
+    """Seconds in which the keys and values of every other member of a ring arrive, in one layer."""
+    layout, ring = bench.layout, bench.layout.ring_size
+    if ring == 1:
+        return 0.0
+    scores, member = bench.model.attention.build_score_shape(bench.model, 1, is_causal=True), layout.tensor
+    member *= layout.context // ring
+    heads = max(1.0, scores.key_value_heads / member)
+    channels = heads * (scores.key_channels + scores.value_channels)
+    sent = bench.shape.num_tokens / ring * channels * bench.shape.value_bytes
+    is_between_nodes = RankGroup(ring, member).count_nodes(bench.device) > 1
+    return (ring - 1) * estimate_send_seconds(sent, bench.device, between_nodes=is_between_nodes)
 
 
 def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:

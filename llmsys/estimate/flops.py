@@ -45,7 +45,7 @@ def iter_document_lengths(length: int, documents: Sequence[int]) -> Iterator[int
             used += cut
 
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "offload"]
 Attention = Literal["none", "distances", "self", "all"]
 
 
@@ -73,7 +73,7 @@ def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attent
     """
     if recompute == "full":
         return "all"
-    if recompute == "none":
+    if recompute in ("none", "offload"):
         return "none"
     scores = _build_score_shape(model)
     if scores.has_softcap:

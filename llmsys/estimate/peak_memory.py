@@ -83,6 +83,11 @@ def find_largest_micro_batch(
     raise ConfigError(f"batch.micro_sequences=auto finds no size that fits; with one sequence at a time {told}")
 
 
+def _get_recomputation(config: RunConfig) -> str:
+    policy = config.train.activation_checkpoint
+    return "none" if policy == "offload" else policy
+
+
 Change = tuple[str, RunConfig, ParallelLayout, MemoryProfile]
 
 
@@ -90,7 +95,8 @@ def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: Memor
     """Yield changes that a person would try, as text and as arguments of `estimate_peak_memory`."""
     if system.loss != "chunked":
         yield "chunking the loss", config, layout, replace(system, loss="chunked")
-    for policy in ("selective", "full")[("none", "selective", "full").index(config.train.activation_checkpoint) :]:
+    policies = ("none", "selective", "full")
+    for policy in policies[policies.index(_get_recomputation(config)) + 1 :]:
         yield (
             f"train.activation_checkpoint={policy}",
             _update_section(config, "train", activation_checkpoint=policy),

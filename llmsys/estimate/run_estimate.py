@@ -124,7 +124,7 @@ def _build_memory_section(config: RunConfig) -> dict[str, Any]:
     state, activations = compute_state_bytes(config, layout, rows), estimate_activation_bytes(config, layout)
     return {
         "ranks": layout.world_size,
-        "layout": layout.axes,
+        "layout": layout.to_settings(),
         "engine": config.engine.model_dump(),
         "state_bytes": {**asdict(state), "total": state.total},
         "activation_bytes_estimated": {**asdict(activations), "total": activations.total},

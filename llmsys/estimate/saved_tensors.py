@@ -53,8 +53,8 @@ def choose_attention_memory(model: ModelConfig, layer: int, shape: ActivationSha
 
 
 def _choose_memory(traits: AttentionTraits, shape: ActivationShape) -> AttentionMemory:
-    if shape.has_explicit_scores:
-        return AttentionMemory("explicit")
+    if shape.has_explicit_scores or shape.has_ring:  # a ring saves inputs, output and logsumexp, by any kernel
+        return AttentionMemory("explicit" if shape.has_explicit_scores else "fused")
     if not shape.has_mask_rules:
         traits = replace(traits, has_documents=False, has_window=False)
     choice = choose_attention_kernel(shape.device, traits)
@@ -129,6 +129,7 @@ def _iter_kernel_tensors(
         are_queries_saved=kernel.saves_inputs,
         are_keys_saved=kernel.saves_inputs and not kernel.must_repeat_heads(scores, shape),
     )
+    yield from scores.iter_ring_tensors(shape)
     yield from _iter_input_copies(scores, kernel, shape)
     yield from model.position.iter_saved_tensors(scores, shape)
     yield from _iter_saved_scores(model, scores, kernel, shape)

@@ -211,7 +211,7 @@ class StepMemory:
         return is_fsdp and self.system.weights == "sharded"
 
     def _list_weights(self, moment: GatherMoment, *, casts_kept: bool | None = None) -> list[MemoryItem]:
-        kept = self.config.train.activation_checkpoint == "none" if casts_kept is None else casts_kept
+        kept = self.config.train.activation_checkpoint in ("none", "offload") if casts_kept is None else casts_kept
         return list_gathered_weights(self.config, self._gathered_weights, self.system, moment, casts_kept=kept)
 
     def _compute_saved_bytes(self, kind: BlockGroup) -> int:
@@ -227,7 +227,7 @@ class StepMemory:
         total = micro_batches * sum(
             self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups
         )
-        if self.system.activations == "host":
+        if self.system.activations == "host" or self.config.train.activation_checkpoint == "offload":
             # two blocks' activations are on their way to or from the host at a time
             total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
         return [

@@ -25,7 +25,7 @@ from llmsys.estimate.flops import count_flops
 from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatchShape, estimate_kernel_seconds
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.residual_model import PercentileInterval, get_residual
-from llmsys.estimate.software_profile import SoftwareProfile, build_software_profile, resolve_for_profile
+from llmsys.estimate.software_profile import OURS, SoftwareProfile, build_software_profile, resolve_for_profile
 
 
 def estimate_host_seconds(
@@ -170,7 +170,8 @@ def _estimate_part_seconds(
     )
     head = (3 * work.head + work.loss) / pipeline
     tensor = estimate_tensor_parallel_seconds(bench, passes, pipeline)
-    context = estimate_context_parallel_seconds(bench, passes, pipeline)
+    attention = (work.attention + work.attention_backward) / pipeline
+    context = estimate_context_parallel_seconds(bench, passes, pipeline, attention)
     expert = estimate_expert_parallel_seconds(bench, passes, pipeline)
     stages = estimate_pipeline_parallel_seconds(bench, pipeline, interleave)
     one = passes.forward + passes.backward + head + tensor + context + expert + stages
@@ -189,14 +190,29 @@ def _estimate_part_seconds(
         "bubble": one * (pipeline - 1) / interleave,
         "data": estimate_data_parallel_seconds(bench, config.engine, passes, max(1, round(micro_batches)), pipeline),
         "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
-        "offload": estimate_offload_seconds(bench, pipeline) * micro_batches,
+        "offload": (estimate_offload_seconds(bench, pipeline) + _estimate_copy_seconds(config, bench, passes))
+        * micro_batches,
     }
     return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
 
 
+def _estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: PassSeconds) -> float:
+    """Seconds of one micro-batch that copies of saved tensors to host memory and back take longer than the blocks."""
+    if config.train.activation_checkpoint != "offload":
+        return 0.0
+    # Few estimates open these files.
+    from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
+    from llmsys.estimate.saved_tensors import compute_saved_bytes
+
+    groups = iter_block_groups(config, build_activation_shape(config, bench.layout))
+    saved = sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
+    copies = saved / bench.device.host_bandwidth
+    return max(0.0, copies - passes.forward) + max(0.0, copies - passes.backward)
+
+
 def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: KernelSeconds) -> float:
     """Seconds of one micro-batch that backward computes again."""
-    if config.train.activation_checkpoint == "none":
+    if config.train.activation_checkpoint in ("none", "offload"):
         return 0.0
     if config.train.activation_checkpoint == "full":
         return work.blocks_forward

@@ -5,6 +5,7 @@ table of visible keys, or a bias that is added to the scores (minus infinity whe
 accelerators take lengths (`VarlenMask`) or key ranges (`FlexMask`) in place of a table.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import reduce
 
@@ -44,7 +45,25 @@ class AttentionMask:
 
 EVERYTHING = AttentionMask()
 
-LayerMask = AttentionMask | VarlenMask | FlexMask
+
+class DistributedMask(ABC):
+    """A mask over keys that other ranks hold, and the attention that fetches them (llmsys/parallel)."""
+
+    @abstractmethod
+    def compute_attention(
+        self,
+        q_BLHK: Tensor,
+        k_BLGK: Tensor,
+        v_BLGV: Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
+        """Return what `scaled_dot_product.compute_attention` does, from the shards of this rank. Collective."""
+
+
+LayerMask = AttentionMask | VarlenMask | FlexMask | DistributedMask
 """The mask of a layer, in the form that its kernel takes."""
 
 

@@ -70,7 +70,14 @@ class SinusoidalPositionEmbedding:
 
 
 def compute_alibi_slopes(heads: int) -> Tensor:
-    """Return a geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take the slopes between."""
+    """Return a geometric series from 2^(-8/h) (Press 2021); heads beyond a power of two take the slopes between.
+
+    Args:
+        heads: Number of query heads, H.
+
+    Returns:
+        The slopes, (H,).
+    """
     power = 2 ** math.floor(math.log2(heads))
     first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]

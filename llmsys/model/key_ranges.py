@@ -72,7 +72,7 @@ def build_self_ranges(
         first_BT = torch.zeros_like(first_BT)
         last_BT = torch.maximum(last_BT, prefix_B[:, None].to(torch.int32) - 1)
     if documents_BT is not None:
-        opens_BT, closes_BT = _find_document_ends(documents_BT, places_T)
+        opens_BT, closes_BT = find_document_ends(documents_BT, places_T)
         first_BT, last_BT = torch.maximum(first_BT, opens_BT), torch.minimum(last_BT, closes_BT)
     return KeyRanges(first_BT.contiguous(), last_BT.contiguous(), end)
 
@@ -115,8 +115,16 @@ def build_cross_ranges(
     )
 
 
-def _find_document_ends(documents_BT: Tensor, places_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and the last position of each token's document, int32 (B, T)."""
+def find_document_ends(documents_BT: Tensor, places_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the last position of each token's document, int32 (B, T).
+
+    Args:
+        documents_BT: Document number of each token, those of a document next to each other.
+        places_T: 0 to T - 1, int32.
+
+    Returns:
+        First and last positions.
+    """
     differs_BT = documents_BT[:, 1:] != documents_BT[:, :-1]
     opens_BT = torch.nn.functional.pad(differs_BT, (1, 0), value=True)
     closes_BT = torch.nn.functional.pad(differs_BT, (0, 1), value=True)

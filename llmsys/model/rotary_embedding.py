@@ -198,19 +198,25 @@ class RotaryEmbedding:
         table = self._tables.get(rope)
         if table is None or len(table.cos_PR) < length or table.cos_PR.device != device:
             # The next power of two, so that a generation does not compute it again for every token.
-            table = self._compute_table(
-                rope, min(max(self.positions, length), max(64, 1 << (length - 1).bit_length())), device
-            )
+            end = min(max(self.positions, length), max(64, 1 << (length - 1).bit_length()))
+            table = self._compute_table(rope, torch.arange(end), device)
             if len(self._tables) > 2:  # dynamic NTK has other frequencies for every length
                 self._tables.clear()
             self._tables[rope] = table
         return table
 
-    def _compute_table(self, rope: RopeFrequencies, positions: int, device: torch.device) -> _CosSinTable:
+    def compute_rows(self, positions_BT: Tensor, length: int, *, sliding: bool = False) -> RotaryCosSin:
+        """Return the rotation of `positions_BT` without a table of all positions; one row serves all rows."""
+        rope = compute_rope_frequencies(self.position, self.width, self.positions, length, own_base=sliding)
+        rows = positions_BT[0] if len(positions_BT) == 1 else positions_BT
+        table = self._compute_table(rope, rows, positions_BT.device)
+        return RotaryCosSin(table.cos_PR.unsqueeze(-2), table.sin_PR.unsqueeze(-2), self.position.pairing)
+
+    def _compute_table(self, rope: RopeFrequencies, positions_P: Tensor, device: torch.device) -> _CosSinTable:
         # float64, stored as float32 whatever the dtype of the weights: angles grow with the position, and at position
         # 100,000 a float32 product is off by 4e-3 radians.
-        frequencies = torch.tensor(rope.frequencies, dtype=torch.float64)
-        angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
+        frequencies = torch.tensor(rope.frequencies, dtype=torch.float64).to(positions_P.device, non_blocking=True)
+        angles = positions_P.to(torch.float64)[..., None] * frequencies
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
         # The first of a pair gets minus its partner; a signed table saves a negation per rotation.
         if self.position.pairing == "halves":
@@ -235,6 +241,21 @@ class RotaryBuilder:
     def __call__(self, length: int, cache: KeyValueCache | None, device: torch.device) -> dict[LayerType, RotaryCosSin]:
         """Return the rotations of `length` new tokens after those in the cache, by layer type."""
         return {kind: self._build_cos_sin(length, cache, device, kind == "sliding_attention") for kind in self.kinds}
+
+    def build_rows(self, positions_BT: Tensor, length: int) -> dict[LayerType, RotaryCosSin]:
+        """Return the rotations of some positions of a sequence of `length` tokens, by layer type.
+
+        Args:
+            positions_BT: The positions; one row serves all rows.
+            length: Tokens of the whole sequence.
+
+        Returns:
+            The rotations.
+        """
+        return {
+            kind: self.table.compute_rows(positions_BT, length, sliding=kind == "sliding_attention")
+            for kind in self.kinds
+        }
 
     def must_recompute(self, cache: KeyValueCache, new: int) -> bool:
         """Return whether `new` more tokens change the frequencies that the cache was filled with, in any row."""

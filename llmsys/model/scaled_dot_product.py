@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmsys.model import cpu_attention
-from llmsys.model.attention_mask import AttentionMask, LayerMask
+from llmsys.model.attention_mask import AttentionMask, DistributedMask, LayerMask
 from llmsys.model.dropout import apply_dropout as drop
 from llmsys.model.flex_attention import FlexMask, compute_flex_attention
 from llmsys.model.varlen_attention import VarlenMask, compute_varlen_attention
@@ -85,7 +85,7 @@ def _compute_without_table(
     q_BTHK: Tensor,
     k_BSGK: Tensor,
     v_BSGV: Tensor,
-    mask: VarlenMask | FlexMask,
+    mask: VarlenMask | FlexMask | DistributedMask,
     scale: float | None,
     softcap: float | None,
     sinks_H: Tensor | None,
@@ -96,6 +96,8 @@ def _compute_without_table(
             return compute_varlen_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, sinks_H=sinks_H)
         case FlexMask():
             return compute_flex_attention(q_BTHK, k_BSGK, v_BSGV, mask, scale=scale, softcap=softcap, sinks_H=sinks_H)
+        case DistributedMask():
+            return mask.compute_attention(q_BTHK, k_BSGK, v_BSGV, scale=scale, softcap=softcap, sinks_H=sinks_H)
         case unreachable:
             assert_never(unreachable)
 

@@ -9,6 +9,7 @@ Invariants:
 Saved from forward to backward, which llmsys/estimate restates:
 
 - `none`: the tensors autograd saves.
+- `offload`: nothing on the device; the tensors autograd saves are in host memory (activation_offload.py).
 - `full`: the inputs of the block, and what all blocks share (masks, rotary tables, encoder output).
 - `selective`: the same, and the outputs of `SAVED_OPERATIONS`: matmuls with weights (also of experts, also in fp8),
   fused attention with its logsumexp (on the CPU in bfloat16 its probabilities), and received data of collectives.
@@ -35,6 +36,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from llmsys.model import cpu_attention, cpu_kernels, varlen_attention
 from llmsys.model.host_read import RepeatedReads
 from llmsys.model.transformer import Transformer
+from llmsys.parallel import ring_attention
+from llmsys.parallel.activation_offload import apply_activation_offload
 from llmsys.parallel.block_compilation import Piece, list_blocks, list_branches, must_compile_pieces
 
 
@@ -153,7 +156,7 @@ def _list_versions(outputs: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-ActivationCheckpointMode = Literal["none", "selective", "full"]
+ActivationCheckpointMode = Literal["none", "selective", "full", "offload"]
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
 SAVED_OPERATIONS = {
@@ -167,6 +170,7 @@ SAVED_OPERATIONS = {
     aten._scaled_dot_product_cudnn_attention.default,
     cpu_attention.OPERATION,
     varlen_attention.OPERATION,
+    ring_attention.OPERATION,
     cpu_kernels.OPERATION,
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,
@@ -186,6 +190,9 @@ def apply_activation_checkpoint(
             compiled block `selective` would see one opaque operation.
         separates_experts: See `must_compile_pieces`.
     """
+    if mode == "offload":
+        apply_activation_offload(model)
+        return
     for block in list_blocks(model):
         in_pieces = compiled and must_compile_pieces(block, separates_experts=separates_experts)
         match mode:

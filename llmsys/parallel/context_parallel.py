@@ -1,9 +1,12 @@
-"""Context parallel attention: each rank attends to full sequences with some of the heads.
+"""Context parallel attention: each rank attends with some of the heads to full sequences, or to a ring of ranks.
 
 After the projections of queries, keys and values the context axis exchanges heads for positions, before the output
 projection positions for heads (Ulysses, Jacobs 2023, arXiv:2309.14509, 3.1). The tensor axis has its own heads from the
 start. So rotations, masks of packed documents, windows, biases, sinks and caps are those of one process, for fewer
 heads. Latent attention exchanges queries, and gathers the latents, which are narrower than the keys and values.
+
+With `layout.context_kind=ring` nothing is exchanged here: keys and values go round in attention itself
+(ring_attention.py). With ulysses_ring heads are exchanged inside of each member of the ring.
 """
 
 from dataclasses import dataclass
@@ -86,8 +89,8 @@ class KeyValueHeadSharding:
         return rows.narrow(0, rank * self.groups // ranks * self.head_dim, self.head_dim)
 
     def repeat_heads(self, x_BTW: Tensor) -> Tensor:
-        """Repeat heads so that every context rank gets one, where there are fewer heads than ranks."""
-        heads, ranks = x_BTW.shape[2] // self.head_dim, self.sharding.context.size
+        """Repeat heads so that every ulysses rank gets one, where there are fewer heads than ranks."""
+        heads, ranks = x_BTW.shape[2] // self.head_dim, self.sharding.ulysses.size
         if heads % ranks == 0 or not self.sharding.is_sharded:
             return x_BTW
         x_BTGK: Tensor = x_BTW.unflatten(2, (heads, -1))
@@ -127,8 +130,8 @@ class _LatentKeyValueProjection(ColumnParallelLinear):
         self.sharding = sharding
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, context = get_local_tensor(self.linear.weight), self.sharding.context
-        own: Tensor = weight.chunk(context.size)[context.rank] if self.sharding.is_sharded else weight
+        weight, ulysses = get_local_tensor(self.linear.weight), self.sharding.ulysses
+        own: Tensor = weight.chunk(ulysses.size)[ulysses.rank] if self.sharding.is_sharded else weight
         return apply_linear(self.linear, x, own, None)
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Rank = (((pipeline · R + replicate) · S + shard) · C + context) · T + tensor, for axes of R, S, C and T ranks: the
-  ranks that exchange most are neighbours.
+  ranks that exchange most are neighbours. Context = ring · U + ulysses, for U ranks that exchange heads.
 - All meshes but `world` and `pipeline` are within one index of the pipeline.
 - Every group has the timeout of the run.
 - Every mesh is a slice or a flattened axis of the root, so FSDP2 can combine it with a tensor or expert axis.
@@ -15,6 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.parallel.process_group import set_group_timeout
+
+CONTEXT = ("context", "ring", "ulysses")
+"""Axes of the root that split sequences: one, or ring and ulysses where both have more than one rank."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,11 @@ class DeviceMeshes:
         expert_fsdp: Shards each expert: ([replicate,] ranks of a replica / expert). None where experts are sharded as
             dense parameters are.
         expert: Assigns experts to ranks.
-        context: Splits sequences.
+        context: Splits sequences: ring · ulysses.
+        ring: Ranks of the context axis between which keys and values go round.
+        ulysses: Ranks of the context axis that exchange heads for positions.
         tensor: Splits matrices.
+        member: The ranks of one member of a ring, whose attention has the same positions: ulysses · tensor.
         sequence: The ranks that hold shards of the same sequences: context · tensor, in the order of the shards.
         pipeline: Divides the layers among ranks.
     """
@@ -43,7 +49,10 @@ class DeviceMeshes:
     expert_fsdp: DeviceMesh | None
     expert: DeviceMesh | None
     context: DeviceMesh | None
+    ring: DeviceMesh | None
+    ulysses: DeviceMesh | None
     tensor: DeviceMesh | None
+    member: DeviceMesh | None
     sequence: DeviceMesh | None
     pipeline: DeviceMesh | None = None
 
@@ -64,8 +73,8 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         The sub-meshes.
     """
     root = _build_root_mesh(layout, device)
-    fsdp = _flatten_axes(root, ("shard", "context"), "fsdp")
-    replica = fsdp if layout.tensor == 1 else _flatten_axes(root, ("shard", "context", "tensor"), "replica")
+    fsdp = _flatten_axes(root, ("shard", *CONTEXT), "fsdp")
+    replica = fsdp if layout.tensor == 1 else _flatten_axes(root, ("shard", *CONTEXT, "tensor"), "replica")
     expert_fsdp, expert = None if layout.tensor == 1 else replica, None
     if layout.expert > 1:
         # Another view of a replica's ranks, not axes of the root: no grid has both axes where expert cuts across the
@@ -73,6 +82,8 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         sizes = layout.ranks_per_replica // layout.expert, layout.expert
         sparse = replica._unflatten(0, sizes, ("expert_fsdp", "expert"))
         expert_fsdp, expert = sparse["expert_fsdp"], sparse["expert"]
+    ulysses, context = layout.context // layout.ring_size, _find_flat_mesh(root, CONTEXT, "context")
+    sequence = _find_flat_mesh(root, (*CONTEXT, "tensor"), "sequence")
     meshes = DeviceMeshes(
         layout,
         world=root._flatten("world"),
@@ -80,9 +91,12 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         replica=_add_replicate_axis(root, replica),
         expert_fsdp=None if expert_fsdp is None else _add_replicate_axis(root, expert_fsdp),
         expert=expert,
-        context=root["context"] if layout.context > 1 else None,
+        context=context,
+        ring=None if layout.ring_size == 1 else context if layout.ring_size == layout.context else root["ring"],
+        ulysses=None if ulysses == 1 else context if ulysses == layout.context else root["ulysses"],
         tensor=root["tensor"] if layout.tensor > 1 else None,
-        sequence=_flatten_axes(root, ("context", "tensor"), "sequence") if layout.sequence_parallel_size > 1 else None,
+        member=sequence if layout.ring_size == 1 else _find_flat_mesh(root, ("ulysses", "tensor"), "member"),
+        sequence=sequence,
         pipeline=root["pipeline"] if layout.pipeline > 1 else None,
     )
     for mesh in vars(meshes).values():
@@ -96,7 +110,9 @@ def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh
         "pipeline": layout.pipeline,
         "replicate": layout.replicate,
         "shard": layout.shard,
-        "context": layout.context,
+        "context": layout.context if layout.ring_size in (1, layout.context) else 1,
+        "ring": layout.ring_size if layout.ring_size < layout.context else 1,
+        "ulysses": layout.context // layout.ring_size if layout.ring_size > 1 else 1,
         "tensor": layout.tensor,
     }
     # An axis of n ranks costs world_size / n process groups, each of them created collectively: none for n = 1.
@@ -107,6 +123,11 @@ def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh
 def _flatten_axes(root: DeviceMesh, names: tuple[str, ...], flat_name: str) -> DeviceMesh:
     axes = tuple(name for name in names if name in (root.mesh_dim_names or ()))
     return root[axes[0]] if len(axes) == 1 else root[axes]._flatten(flat_name)
+
+
+def _find_flat_mesh(root: DeviceMesh, names: tuple[str, ...], flat_name: str) -> DeviceMesh | None:
+    """Return the mesh of those axes that the root has; None if it has none of them."""
+    return _flatten_axes(root, names, flat_name) if set(names) & set(root.mesh_dim_names or ()) else None
 
 
 def _add_replicate_axis(root: DeviceMesh, shards: DeviceMesh) -> DeviceMesh:

@@ -24,6 +24,7 @@ from llmsys.parallel.context_parallel import divide_attention
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.dtensor_slices import get_local_region
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
+from llmsys.parallel.ring_context import apply_ring
 from llmsys.parallel.sequence_sharding import SequenceSharding, divide_positions
 from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
 
@@ -49,6 +50,8 @@ def apply_tensor_context_parallel(model: Transformer, meshes: DeviceMeshes) -> S
     if meshes.tensor is not None:
         split_matrices(model, meshes.tensor)
         divide_feed_forwards(model, sharding)
+    if meshes.ring is not None:
+        apply_ring(model, sharding)
     if meshes.sequence is not None:
         divide_positions(model, sharding)
         divide_attention(model, sharding)

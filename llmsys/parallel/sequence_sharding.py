@@ -1,5 +1,7 @@
 """The positions and heads of each rank, where several ranks work on the same sequences (tensor and context axes).
 
+With a ring the tokens of a row are first put in ring order (ring_context.py), and the shards are cut from that.
+
 In training each rank carries T / (tensor · context) positions of the residual stream: norms, routers, experts and the
 loss see every token once, on one rank. In evaluation each rank carries all positions, so that any length and a
 key-value cache are possible and logits are complete; matrices stay sharded.
@@ -46,14 +48,16 @@ class SequenceSharding:
     """This rank's index on the axes, and the exchanges at the boundaries of attention and feed-forward.
 
     Position shard = context rank · tensor + tensor rank, so ranks of one context rank hold neighbouring shards. Head
-    shard = tensor rank · context + context rank: the tensor axis splits the projections, the context axis their
-    outputs.
+    shard = tensor rank · ulysses + ulysses rank: the tensor axis splits the projections, the ulysses axis their
+    outputs. Ranks of a ring have the same heads; a member of the ring is the ulysses · tensor ranks of one ring rank.
     """
 
     def __init__(self, model: Transformer, meshes: DeviceMeshes) -> None:
         self._model = model
         self.tensor, self.context = MeshAxis(meshes.tensor), MeshAxis(meshes.context)
-        self.sequence = MeshAxis(meshes.sequence)
+        self.ring, self.ulysses = MeshAxis(meshes.ring), MeshAxis(meshes.ulysses)
+        self.member, self.sequence = MeshAxis(meshes.member), MeshAxis(meshes.sequence)
+        self._ring_order_PT: Tensor | None = None
 
     @property
     def is_sharded(self) -> bool:
@@ -76,7 +80,22 @@ class SequenceSharding:
                 f"tensor={self.tensor.size} ranks. Use batch.sequence_length={length - length % self.sequence.size}, "
                 f"or another layout."
             )
-        return x_BT.chunk(self.sequence.size, dim=1)[self.sequence.rank].contiguous()
+        if self._ring_order_PT is None:
+            return x_BT.chunk(self.sequence.size, dim=1)[self.sequence.rank].contiguous()
+        own_PL = self._ring_order_PT.chunk(self.sequence.size, dim=1)[self.sequence.rank]
+        if len(own_PL) == 1:
+            return x_BT.index_select(1, own_PL[0])
+        return x_BT.gather(1, own_PL)
+
+    def set_ring_order(self, order_PT: Tensor) -> None:
+        """Set the order of the tokens of the forward pass that begins, see `compute_ring_order`."""
+        self._ring_order_PT = order_PT
+
+    def get_ring_positions(self) -> Tensor:
+        """Return the positions of each rank of the ring, (P, N, L)."""
+        assert self._ring_order_PT is not None
+        positions_PNL: Tensor = self._ring_order_PT.unflatten(1, (self.ring.size, -1))
+        return positions_PNL
 
     def shard_targets(self, targets_BT: Tensor, batch: Batch) -> Tensor:
         """Return the targets of this rank's positions.
@@ -90,13 +109,13 @@ class SequenceSharding:
         """Return the query heads, of `total`, that this rank attends with."""
         ranks, rank = self.tensor.size, self.tensor.rank
         if self.is_sharded:
-            ranks, rank = ranks * self.context.size, rank * self.context.size + self.context.rank
+            ranks, rank = ranks * self.ulysses.size, rank * self.ulysses.size + self.ulysses.rank
         return slice(total // ranks * rank, total // ranks * (rank + 1))
 
     @property
     def heads_group(self) -> Group | None:
         """Ranks that attend with other heads of the same positions; None where there are none."""
-        axis = self.sequence if self.is_sharded else self.tensor
+        axis = self.member if self.is_sharded else self.tensor
         return axis.group if axis.size > 1 else None
 
     def enter_column_parallel(self, x: Tensor, dim: int) -> Tensor:
@@ -110,16 +129,16 @@ class SequenceSharding:
         return reduce_scatter(y, self.tensor.group, dim) if self.is_sharded else all_reduce(y, self.tensor.group)
 
     def all_to_all_heads(self, x_BTW: Tensor) -> Tensor:
-        """Exchange positions for heads (adjacent in W) over the context axis: fewer heads of all positions."""
-        return all_to_all(x_BTW, self.context.group, 2, 1) if self.is_sharded and self.context.size > 1 else x_BTW
+        """Exchange positions for heads (adjacent in W) over the ulysses axis: fewer heads of all positions."""
+        return all_to_all(x_BTW, self.ulysses.group, 2, 1) if self.is_sharded and self.ulysses.size > 1 else x_BTW
 
     def all_to_all_positions(self, x_BTW: Tensor) -> Tensor:
-        """Exchange heads for positions over the context axis: all heads of fewer positions."""
-        return all_to_all(x_BTW, self.context.group, 1, 2) if self.is_sharded and self.context.size > 1 else x_BTW
+        """Exchange heads for positions over the ulysses axis: all heads of fewer positions."""
+        return all_to_all(x_BTW, self.ulysses.group, 1, 2) if self.is_sharded and self.ulysses.size > 1 else x_BTW
 
     def gather_positions(self, x_BLW: Tensor) -> Tensor:
-        """Gather the positions of all ranks that hold the same sequences."""
-        return all_gather(x_BLW, self.sequence.group, 1) if self.is_sharded else x_BLW
+        """Gather the positions of all ranks of a member of the ring; without a ring, of the same sequences."""
+        return all_gather(x_BLW, self.member.group, 1) if self.is_sharded and self.member.size > 1 else x_BLW
 
 
 def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:

@@ -37,6 +37,9 @@ OFFLOADED: tuple[EngineConfig, ...] = (
 )
 """Offload choices, tried only if nothing else fits: they cost time in every step."""
 
+MIN_RING_POSITIONS = 4096
+"""Positions of each rank from which a plan tries a ring: below, messages outlast the products of a step."""
+
 
 @dataclass(frozen=True)
 class LayoutCandidate:
@@ -50,18 +53,25 @@ class LayoutCandidate:
     expert: int
     recompute: Recompute
     micro_sequences: int
+    context_kind: Literal["ulysses", "ring"] = "ulysses"
 
     @property
     def layout(self) -> ParallelLayout:
         """The axes as a section."""
         return ParallelLayout(
-            replicate=self.replicate, shard=self.shard, context=self.context, tensor=self.tensor, expert=self.expert
+            replicate=self.replicate,
+            shard=self.shard,
+            context=self.context,
+            context_kind=self.context_kind,
+            tensor=self.tensor,
+            expert=self.expert,
         )
 
     def format_layout(self) -> str:
         """For tables: the engine, and every axis that is more than 1."""
         axes = ("replicate", "shard", "context", "tensor", "expert")
         sizes = [f"{axis}={getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
+        sizes += [self.context_kind] if self.context_kind != "ulysses" else []
         return " ".join([format_engine_name(self.engine), *sizes, f"micro={self.micro_sequences}", f"{self.recompute}"])
 
 
@@ -167,7 +177,9 @@ def iter_candidates(
             if tensor > min(place.device.node_devices, model.num_attention_heads):
                 break
             for context in list_divisors(world // tensor):
-                if context * tensor > model.num_attention_heads:
+                is_ring = context * tensor > model.num_attention_heads
+                # A ring is for sequences that heads cannot divide far enough.
+                if is_ring and config.batch.sequence_length < MIN_RING_POSITIONS * context:
                     break
                 rest = world // tensor // context
                 for replicate in list_divisors(rest):
@@ -178,4 +190,7 @@ def iter_candidates(
                     for expert in experts:
                         if (shard * context * tensor) % expert == 0:
                             share = max(1, config.batch.sequences_per_step // (replicate * shard))
-                            yield LayoutCandidate(engine, replicate, shard, context, tensor, expert, "none", share)
+                            kind: Literal["ulysses", "ring"] = "ring" if is_ring else "ulysses"
+                            yield LayoutCandidate(
+                                engine, replicate, shard, context, tensor, expert, "none", share, kind
+                            )

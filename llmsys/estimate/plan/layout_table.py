@@ -36,7 +36,7 @@ def convert_candidate_to_dict(one: EstimatedCandidate) -> dict[str, Any]:
     return {
         "choice": one.choice.format_layout(),
         "engine": one.choice.engine.model_dump(mode="json"),
-        "layout": one.choice.layout.model_dump(mode="json"),
+        "layout": one.choice.layout.to_settings(),
         "recompute": one.choice.recompute,
         "micro_sequences": one.choice.micro_sequences,
         "step_seconds": one.step.seconds.to_dict(),

@@ -56,6 +56,48 @@ def test_a_model_that_cannot_be_split_says_what_would(
     assert message in str(refused.value)
 
 
+RING = {"context": 24, "context_kind": "ring"}
+OTHER_HEADS = "context_kind=ulysses, or another position kind without dropout of attention."
+
+
+def test_a_ring_has_more_ranks_than_heads() -> None:
+    model = ModelConfig.model_validate(MODEL)
+    with pytest.raises(LayoutError, match="whose ranks share heads"):
+        ParallelLayout(context=24).resolve(24, model)
+    assert ParallelLayout(context=24, context_kind="ring").resolve(24, model).ring_size == 24
+    mixed = ParallelLayout(context=24, context_kind="ulysses_ring", ring=2).resolve(24, model)
+    assert (mixed.ring_size, ParallelLayout(context=24).ring_size) == (2, 1)
+    assert "context_kind" not in ParallelLayout(context=24).to_settings()
+    assert mixed.to_settings()["ring"] == 2
+    with pytest.raises(LayoutError, match=r"ring=5 members cannot share context=24 ranks equally\. Use ring=2, 3, 4, "):
+        ParallelLayout(context=24, context_kind="ulysses_ring", ring=5).resolve(24, model)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"layout": RING | {"context_kind": "ulysses_ring", "ring": 5}},
+         "layout.ring: 5 members cannot share context=24 ranks equally. Use ring=2, 3, 4, 6, 8, 12 or 24, or "
+         "context_kind=ring."),
+        ({"batch": {"sequence_length": 24 * 9}},
+         "layout.context_kind: ring deals two chunks of a sequence to each of 24 members, and "
+         "batch.sequence_length=216 cannot be divided by 48. Use batch.sequence_length=192."),
+        ({"model": MODEL | {"position": {"kind": "relative_bias"}}},
+         "layout.context_kind: ring merges attention of keys that arrive one after another, which "
+         f"model.position.kind=relative_bias, whose bias of the scores is trained, has no form for. Use {OTHER_HEADS}"),
+        ({"model": MODEL | {"dropout": {"attention": 0.1}}},
+         f"which model.dropout.attention=0.1 has no form for. Use {OTHER_HEADS}"),
+    ],
+)  # fmt: skip
+def test_a_ring_that_cannot_be_says_what_would(sections: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"model": MODEL, "layout": RING, "batch": {"sequence_length": 24 * 8}}
+    RunConfig.model_validate(good)
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate(good | sections)
+    problems = [".".join(map(str, one["loc"])) + ": " + one["msg"] for one in refused.value.errors()]
+    assert any(message in problem for problem in problems), problems
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -29,6 +29,13 @@ MOE: dict[str, Any] = {
         ({"engine": DDP | {"cpu_offload": "state"}},
          "engine.cpu_offload: state needs FSDP: engine.data_parallel=ddp keeps master weights and gradients "
          "on the compute device. Use engine.cpu_offload=none, or"),
+        ({"train": {"activation_checkpoint": "offload"}, "engine": {"kind": "deepspeed"}},
+         "train.activation_checkpoint: offload copies each tensor as a block saves it, which engine.kind=deepspeed "
+         "decides by itself. Use engine.kind=torch, or train.activation_checkpoint=selective."),
+        ({"train": {"activation_checkpoint": "offload", "compile": "block"}},
+         "which train.compile=block decides by itself. Use train.compile=none, or"),
+        ({"evaluation": {"sequence_length": 4096}, "batch": {"sequence_length": 2048}},
+         "evaluation.sequence_length: 4096 positions exceed the 2048 of a training window"),
         ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
          "engine.gradient_accumulation: whole sums over micro-batches before ranks, but "
          "train.reproducibility=bitwise needs its own"),

@@ -15,7 +15,7 @@ from llmsys.doctor.crash_drills import DRILLS, CrashDrill, replace_kill_count, r
 from llmsys.doctor.fault_injection import Fault
 from llmsys.doctor.parity_check import format_parity_table, run_parity
 from llmsys.doctor.parity_matrix import ENGINES, ParityCase, iter_parity_cases
-from llmsys.doctor.parity_models import CROWDED, DENSE, IDLE, PARITY_MODELS, build_parity_model, require_memory
+from llmsys.doctor.parity_models import CROWDED, DENSE, EXPERTS, IDLE, PARITY_MODELS, build_parity_model, require_memory
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.errors import ConfigError
 
@@ -23,9 +23,9 @@ from llmsys.errors import ConfigError
 def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None:
     cells = [cell for ranks in (1, 2, 4) for cell in iter_parity_cases(ranks, ("fp32", "bf16"))]
     assert {cell.engine for cell in cells} == set(ENGINES)
-    assert {cell.recompute for cell in cells} == {"none", "selective", "full"}
+    assert {cell.recompute for cell in cells} == {"none", "selective", "full", "offload"}
     assert {cell.precision for cell in cells} == {"fp32", "bf16"}
-    for axis in ("replicate", "expert", "tensor", "context"):
+    for axis in ("replicate", "expert", "tensor", "context", "context_kind"):
         assert any(axis in dict(cell.layout) for cell in cells), axis
     assert {cell.parity_model.name for cell in cells} == {subject.name for subject in PARITY_MODELS}
     assert len(cells) == len({cell.title for cell in cells})
@@ -33,7 +33,7 @@ def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None
 
 @pytest.mark.distributed
 def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone() -> None:
-    """Two ranks: all tokens on one expert, an idle one, a layout that cannot be built, and one after it."""
+    """Two ranks: all tokens on one expert, an idle one, a layout that cannot be built, one after it, and a ring."""
     broken = ParityCase(
         2, "fsdp", (("tensor", 2),), "fp32", "none", DENSE, 3
     )  # three rows at a time do not divide eight
@@ -41,9 +41,10 @@ def test_cells_with_adversarial_routing_agree_and_a_cell_that_dies_fails_alone()
         ParityCase(2, "fsdp", (("expert", 2),), "fp32", "full", CROWDED, 2),
         broken,
         ParityCase(2, "fsdp", (("tensor", 2), ("expert", 2)), "fp32", "selective", IDLE, 2),
+        ParityCase(2, "fsdp", (("context", 2), ("context_kind", "ring")), "fp32", "offload", EXPERTS, 2),
     ]
     outcomes = run_parity(cells, lambda outcome: None)
-    assert [outcome.has_passed for outcome in outcomes] == [True, False, True]
+    assert [outcome.has_passed for outcome in outcomes] == [True, False, True, True]
     assert "3 sequences do not divide" in outcomes[1].failure
     assert "FAIL" in format_parity_table(outcomes)
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from llmsys.config.model import ModelConfig
 from llmsys.model import varlen_attention
 from llmsys.model.transformer import Transformer
-from llmsys.parallel import activation_checkpoint
+from llmsys.parallel import activation_checkpoint, activation_offload
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.block_compilation import compile_blocks
 from tests.helpers.live_memory import measure_kept_bytes
@@ -18,7 +18,7 @@ from tests.helpers.model_sections import EVERY_HEAD, LATENT, MOE, SHAPE, VARIANT
 from tests.helpers.pretended_accelerator import pretend_accelerator
 from tests.helpers.tiny_model import build_tiny_model, build_tiny_tokens
 
-What = Literal["none", "selective", "full"]
+What = Literal["none", "selective", "full", "offload"]
 DROPOUT = {"dropout": {"residual": 0.1, "attention": 0.2, "activation": 0.1, "embedding": 0.1, "final": 0.1}}
 NAMES = [
     "dense", "sinks", "sandwich, capped, windows", "multi-query, parallel", "deepnorm", "transformer-xl",
@@ -63,9 +63,15 @@ def prepared(config: ModelConfig, what: What, dtype: torch.dtype, compiled: bool
     return model
 
 
+@pytest.fixture(autouse=True)
+def offload_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
+
+
 def assert_same_bits(config: ModelConfig, dtype: torch.dtype, compiled: bool = False) -> None:
     expected = step(prepared(config, "none", dtype, compiled))
-    for what in ("selective", "full"):
+    whats: tuple[What, ...] = ("selective", "full") if compiled else ("selective", "full", "offload")
+    for what in whats:
         found = step(prepared(config, what, dtype, compiled))
         assert found.keys() == expected.keys()
         differing = [name for name, value in expected.items() if not torch.equal(found[name], value)]

@@ -44,6 +44,8 @@ def test_an_axis_holds_the_ranks_with_equal_other_indices(axis: str) -> None:
 @pytest.mark.parametrize("sizes", [
     {"shard": 24}, {"replicate": 4, "shard": 6, "expert": 3}, {"shard": 4, "tensor": 6, "expert": 4},
     {"replicate": 2, "shard": 3, "context": 2, "tensor": 2, "expert": 4},
+    {"shard": 3, "context": 4, "tensor": 2, "context_kind": "ulysses_ring"},
+    {"shard": 6, "context": 4, "context_kind": "ring"},
 ])  # fmt: skip
 def test_all_meshes_share_one_root(sizes: dict[str, int]) -> None:
     meshes = [mesh for mesh in build(**sizes).values() if isinstance(mesh, dist.DeviceMesh)]
@@ -53,6 +55,6 @@ def test_all_meshes_share_one_root(sizes: dict[str, int]) -> None:
 def test_axes_of_one_rank_have_no_mesh() -> None:
     meshes = build(shard=24)
     assert [name for name, mesh in meshes.items() if mesh is None] == [
-        "expert_fsdp", "expert", "context", "tensor", "sequence",
+        "expert_fsdp", "expert", "context", "ring", "ulysses", "tensor", "member", "sequence",
     ]  # fmt: skip
     assert meshes["replica"] is meshes["dense"]

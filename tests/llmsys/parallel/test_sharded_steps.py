@@ -11,6 +11,7 @@ from tests.helpers.sharded_steps import all_gradients, compute_plain_gradients
 from tests.helpers.tiny_model import compute_relative_error
 
 TENSOR, CONTEXT = ParallelLayout(tensor=2), ParallelLayout(context=2)
+RING = ParallelLayout(context=2, context_kind="ring")
 CASES: dict[int, list[tuple[Any, ...]]] = {
     2: [
         ("llama", TENSOR),
@@ -38,6 +39,8 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("experts, latent attention, multi-token prediction", ParallelLayout(context=2, expert=2)),
         ("experts, evenness of sequences", CONTEXT, "selective"),
         ("experts, latent attention, multi-token prediction", TENSOR, "full"),
+        ("windows, own theta", RING),
+        ("experts, latent attention, multi-token prediction", RING.model_copy(update={"expert": 2}), "selective"),
     ],
     4: [
         ("llama", TENSOR),
@@ -52,6 +55,9 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("experts, all tokens on one", ParallelLayout(tensor=2, expert=4)),
         ("experts, latent attention, multi-token prediction", ParallelLayout(tensor=2, context=2, expert=2)),
         ("experts, evenness of sequences", ParallelLayout(context=2, replicate=2, expert=2)),
+        ("sinks, softcap, alibi", ParallelLayout(context=4, context_kind="ring")),
+        ("qk norm of all", ParallelLayout(tensor=2, context=2, context_kind="ring")),
+        ("latent, no query latent", ParallelLayout(context=4, context_kind="ulysses_ring")),
     ],
 }
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from launch.commands.train import format_evaluation
 from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig
-from llmsys.config.run_constraints import find_task_violations
+from llmsys.config.run_constraints import find_evaluation_violations
 from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
 from llmsys.train.evaluator import RowRanks, TargetEvaluation, compute_row_metrics
@@ -116,8 +116,8 @@ def test_sets_stand_beside_the_loss_by_name() -> None:
 
 def test_questions_for_a_model_that_learns_no_text_are_refused() -> None:
     sets = EvaluationConfig(tasks=(MultipleChoiceConfig(path=Path("a.jsonl")),))
-    assert list(find_task_violations(sets, "next_token")) == []
-    (problem,) = find_task_violations(sets, "masked")
+    assert list(find_evaluation_violations(sets, "next_token", 512)) == []
+    (problem,) = find_evaluation_violations(sets, "masked", 512)
     assert problem.key == "evaluation.tasks"
     assert (
         "1 tasks are scored by the likelihood of a text, which objective.kind=masked does not model" in problem.message

@@ -124,6 +124,16 @@ def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
         search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
 
 
+def test_a_ring_is_tried_only_where_a_sequence_is_longer_than_heads_can_divide() -> None:
+    """32 heads, and up to 64 ranks on a sequence."""
+    for length, rings in ((8192, set()), (1 << 18, {("ring", 64)})):
+        run = config("llama3.1-8b", f"batch.sequence_length={length}", f"model.max_position_embeddings={length}")
+        found = iter_candidates(run, PlanTarget(ClusterCosts(devices=64), H100), ENGINES[:1])
+        kinds = {(one.context_kind, one.context) for one in found}
+        assert {(kind, size) for kind, size in kinds if kind == "ring" and size > 32} == rings
+        assert ("ulysses", 32) in kinds
+
+
 def test_an_engine_that_the_config_names_is_kept() -> None:
     run = config("llama3.2-1b", "batch.sequences=16", "engine.kind=deepspeed")
     assert {

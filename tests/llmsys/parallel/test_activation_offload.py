@@ -1,0 +1,59 @@
+"""What offload copies, how often, and when it lets go. Bits are compared in test_activation_checkpoint.py."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.model import ModelConfig
+from llmsys.model.forward_context import ContextBuilder, ForwardContext
+from llmsys.parallel import activation_offload
+from llmsys.parallel.activation_offload import apply_activation_offload
+from tests.helpers.model_sections import SHAPE
+from tests.helpers.tiny_model import build_tiny_model, build_tiny_tokens
+
+
+def test_each_saved_tensor_travels_once_and_what_blocks_share_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
+    model = build_tiny_model(ModelConfig.model_validate(SHAPE)).float().train()
+    apply_activation_offload(model)
+    copies: list[Any] = []
+    start = activation_offload._HostCopy.__init__
+
+    def note_copy(copy: Any, tensor: torch.Tensor, streams: Any) -> None:
+        start(copy, tensor, streams)
+        copies.append((tensor.untyped_storage()._cdata, tensor.shape, weakref.ref(copy), tensor))
+
+    monkeypatch.setattr(activation_offload._HostCopy, "__init__", note_copy)
+    contexts: list[ForwardContext] = []
+    build = ContextBuilder.__call__
+
+    def note_context(builder: ContextBuilder, *args: Any, **rest: Any) -> ForwardContext:
+        contexts.append(build(builder, *args, **rest))
+        return contexts[-1]
+
+    monkeypatch.setattr(ContextBuilder, "__call__", note_context)
+    documents_BT = torch.tensor([[0] * 5 + [1] * 4] * 2)
+    loss = model(build_tiny_tokens(2, 9), documents_BT=documents_BT).square().sum()
+    assert copies
+    shared = activation_offload._iter_tensors(contexts)
+    stored = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers(), *shared)}
+    assert stored.isdisjoint(storage for storage, *_ in copies)
+    # Queries, keys and values save one input between them, gate and up another.
+    hidden = [shape for _, shape, _, _ in copies if tuple(shape[-2:]) == (9, model.config.hidden_size)]
+    assert len(hidden) <= 5 * model.config.num_hidden_layers
+    assert all(copy() is not None and copy().original is None for _, _, copy, _ in copies)
+    loss.backward()
+    gc.collect()
+    assert all(copy() is None for _, _, copy, _ in copies), "backward frees each copy"
+
+
+def test_without_gradients_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_tiny_model(ModelConfig.model_validate(SHAPE)).eval()
+    expected = model(build_tiny_tokens(2, 9))
+    apply_activation_offload(model)
+    monkeypatch.setattr(activation_offload, "_HostCopy", None)
+    with torch.no_grad():
+        assert torch.equal(model(build_tiny_tokens(2, 9)), expected)

@@ -17,6 +17,7 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
+from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
@@ -31,7 +32,6 @@ from llmsys.config.run_constraints import (
     find_evaluation_violations,
     find_generation_violations,
     find_moments_violations,
-    find_noise_scale_violations,
     find_retention_violations,
     find_torch_violations,
     resolve_layout,
@@ -122,7 +122,8 @@ class RunConfig(Section):
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
-        yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        if self.train.noise_scale_every_steps:
+            yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
             yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()

@@ -1,7 +1,7 @@
 """Rules of the gradient noise scale (`train.noise_scale_every_steps`).
 
-It compares the gradient of the first micro-batch of a step with that of the full step (McCandlish 2018). A step therefore
-needs several micro-batches, and the first gradient must be complete before the next is added.
+It compares the gradient of the first micro-batch of a step with that of the full step (McCandlish 2018). A step needs
+therefore several micro-batches, and the first gradient must be complete before the next is added.
 """
 
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
-    find_moments_violations,
+    find_optimizer_violations,
     find_retention_violations,
     find_torch_violations,
     resolve_layout,
@@ -127,13 +127,7 @@ class RunConfig(Section):
         if (stages := self.layout.pipeline) > 1:
             yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
-        if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
-            yield Violation(
-                "optimizer.kind",
-                f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
-                "Use engine.kind=torch, or optimizer.kind=adamw.",
-            )
-        yield from find_moments_violations(self.optimizer, self.engine, self.train)
+        yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 
     def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.ema_half_life_tokens:

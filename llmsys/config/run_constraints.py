@@ -136,16 +136,22 @@ def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: Tra
         yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
 
 
-def find_moments_violations(
+def find_optimizer_violations(
     optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
 ) -> Iterator[Violation]:
-    """Yield the violations of an optimizer whose moments are compressed.
+    """Yield the violations of an optimizer that needs full matrices, or whose moments are compressed.
 
     Args:
         optimizer: the `optimizer:` section.
         engine: the `engine:` section.
         train: the `train:` section.
     """
+    if not optimizer.can_update_flat_shards and engine.kind == "deepspeed":
+        yield Violation(
+            "optimizer.kind",
+            f"{optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
+            "Use engine.kind=torch, or optimizer.kind=adamw.",
+        )
     if optimizer.kind != "adamw" or optimizer.moments == "fp32":
         return
     if engine.kind == "deepspeed":

@@ -127,6 +127,7 @@ class EngineOfOneWeight:
 
     def __init__(self) -> None:
         self.tensors = build_state(0).tensors
+        self.module.shapes_elsewhere = {}  # type: ignore[assignment]  # no layers on other ranks
 
     def get_state(self) -> Any:
         return build_state(0).__class__(dict(self.tensors), 0)

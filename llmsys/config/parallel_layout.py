@@ -209,9 +209,8 @@ class ParallelLayout(Section):
     def to_settings(self) -> dict[str, Any]:
         """Return the axes, and what belongs to a ring or a pipeline where there is one."""
         hidden = {"ulysses": {"context_kind", "ring"}, "ring": {"ring"}, "ulysses_ring": set[str]()}[self.context_kind]
-        for name in ("pipeline", "pipeline_schedule", "layers_per_stage"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                hidden.add(name)
+        optional = ("pipeline", "pipeline_schedule", "layers_per_stage")
+        hidden |= {name for name in optional if getattr(self, name) == type(self).model_fields[name].default}
         return self.model_dump(mode="json", exclude=hidden)
 
     @property

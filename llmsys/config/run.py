@@ -269,7 +269,7 @@ class RunConfig(Section):
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
         plain = (self.engine.kind, self.train.reproducibility, self.layout.pipeline) == ("torch", "fast", 1)
-        chosen = "block" if has_triton and plain else "none"
+        chosen = "block" if has_triton and plain and self.train.activation_checkpoint != "offload" else "none"
         return self.model_copy(update={"train": self.train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

@@ -30,7 +30,7 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
         )
 
 
-FSDP = "engine.data_parallel=fsdp"
+FSDP, COMPILED = "engine.data_parallel=fsdp", ("train.compile", "block", "none")
 
 
 def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
@@ -38,12 +38,11 @@ def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: T
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
     if train.activation_checkpoint == "offload" and (engine.kind == "deepspeed" or train.compile == "block"):
-        key, value, remedy = (
-            ("train.compile", "block", "none") if train.compile == "block" else ("engine.kind", "deepspeed", "torch")
+        key, value, legal = COMPILED if train.compile == "block" else ("engine.kind", "deepspeed", "torch")
+        text = (
+            f"offload copies each tensor as a block saves it, which {key}={value} decides by itself. Use {key}={legal}"
         )
-        text = f"offload copies each tensor as a block saves it, which {key}={value} decides by itself"
-        remedies = f"Use {key}={remedy}, or train.activation_checkpoint=selective."
-        yield Violation("train.activation_checkpoint", f"{text}. {remedies}")
+        yield Violation("train.activation_checkpoint", f"{text}, or train.activation_checkpoint=selective.")
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
             "engine.gradient_accumulation",
@@ -236,8 +235,7 @@ def find_evaluation_violations(evaluation: EvaluationConfig, objective: str, len
     if evaluation.sequence_length > longest:
         yield Violation(
             "evaluation.sequence_length",
-            f"{evaluation.sequence_length} positions exceed the {longest} of a training window (objectives of pairs "
-            "and texts have none). Use 0, or a smaller number.",
+            f"{evaluation.sequence_length} positions exceed the {longest} of a training window. Use at most {longest}.",
         )
     if evaluation.tasks and objective != "next_token":
         yield Violation(

@@ -47,6 +47,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pipeline": 2, "replicate": 2},
     {"pipeline": 2, "tensor": 2},
     {"pipeline": 2, "context": 2},
+    {"pipeline": 2, "context": 2, "context_kind": "ring"},
     {"pipeline": 4},
 )
 RECOMPUTE = ("none", "selective", "full", "offload")
@@ -67,7 +68,7 @@ class ParityCase:
     @property
     def placement(self) -> str:
         """Ranks, engine and layout."""
-        values = (f"{axis}={size}" if isinstance(size, int) else str(size["kind"]) for axis, size in self.layout)
+        values = (str(size["kind"]) if isinstance(size, dict) else f"{axis}={size}" for axis, size in self.layout)
         return " ".join([f"{self.ranks}", self.engine, *values])
 
     @property

@@ -65,8 +65,8 @@ def gather_state(engine: Engine) -> dict[str, Any]:
     return merged
 
 
-# Equal to the last bit: the same micro-batches in the same order, and nothing is shared between stages. The norm is summed
-# in another order, so there is no clipping by it.
+# Equal to the last bit: the same micro-batches in the same order, and nothing is shared between stages. The norm is
+# summed in another order, so there is no clipping by it.
 UNCLIPPED = {"kind": "adamw", "max_grad_norm": 0}
 UNTIED = ParityModel(
     "four layers, first dense",

@@ -152,7 +152,7 @@ class RunConfig(Section):
             *find_model_sharding_violations(layout.tensor, layout.context, self.model, layout.ring_size),
             *layout.find_stage_violations(self.model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
-            *(find_ring_violations(layout, self.model, length) if layout.ring_size > 1 else ()),
+            *(find_ring_violations(layout, self.model, length, self.train.compile) if layout.ring_size > 1 else ()),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -265,12 +265,15 @@ class RunConfig(Section):
         Args:
             has_triton: whether the device is an accelerator for which torch.compile can generate kernels.
         """
-        if self.train.compile != "auto":
+        if (train := self.train).compile != "auto":
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
-        plain = (self.engine.kind, self.train.reproducibility, self.layout.pipeline) == ("torch", "fast", 1)
-        chosen = "block" if has_triton and plain and self.train.activation_checkpoint != "offload" else "none"
-        return self.model_copy(update={"train": self.train.model_copy(update={"compile": chosen})})
+        plain = (self.engine.kind, train.reproducibility) == (
+            "torch",
+            "fast",
+        ) and train.activation_checkpoint != "offload"
+        chosen = "block" if has_triton and plain and self.layout.pipeline == self.layout.ring_size == 1 else "none"
+        return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.

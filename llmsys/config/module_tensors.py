@@ -25,6 +25,7 @@ Component = Literal[
     "head_bias",
     "head_other",
     "multi_token_prediction",
+    "halting",
 ]
 Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit"]
 
@@ -34,7 +35,8 @@ class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
     `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
-    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added.
+    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added. Weights of a block that
+    repeats are multiplied in each of its `steps`.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ParameterTensor:
     component: Component
     layers: tuple[int, ...] = ()
     input: Input | None = None
+    steps: int = 1
 
     @property
     def num_copies(self) -> int:
@@ -60,8 +63,8 @@ class ParameterTensor:
 
     @property
     def elements_per_vector(self) -> int:
-        """Elements that one vector is multiplied with, over all copies; a single expert's elements for experts."""
-        return self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements
+        """Elements that one vector is multiplied with, over all copies and steps; a single expert's for experts."""
+        return self.steps * (self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements)
 
     @property
     def is_routed(self) -> bool:

@@ -205,7 +205,7 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
     targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
     tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT) for row in rows)
     source_tokens = sum(_count_tokens(row.source_BS, row.source_documents_BS) for row in rows)
-    layers = set(model.list_moe_layers())
+    layers = set(model.list_auxiliary_layers())
     of_source = set() if model.encoder is None else layers & set(model.encoder.modules())
     total = 0.0
     for row in rows:

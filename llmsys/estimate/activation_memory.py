@@ -110,7 +110,10 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
         is_cut = window is not None and window < shape.length and shape.uses_mask_tables
         own = replace(shape, mask_table="windows") if is_cut and shape.mask_table == "none" else shape
         name = "mixture" if is_moe else "dense"
-        yield BlockGroup(name, prefix, tuple(layers), list_saved_block_tensors(model, layers[0], own))
+        branches = list_saved_block_tensors(model, layers[0], own)
+        if model.recurrence is not None:
+            branches[-1] += model.recurrence.iter_saved_tensors(model, own)
+        yield BlockGroup(name, prefix, tuple(layers), branches)
 
 
 def _get_mask_table_kind(config: RunConfig) -> Literal["none", "documents", "numbers"]:

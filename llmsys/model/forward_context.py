@@ -47,6 +47,7 @@ class ForwardContext:
         cross_mask: Mask of the cross-attention.
         real_BT: False where a token is padding, which experts do not count; None: no padding.
         heads: The query heads of this rank. Per-head parameters and biases are cut to them.
+        step: Step of a block that repeats; the cache has an entry for each.
     """
 
     masks: Mapping[LayerType, LayerMask]
@@ -61,6 +62,7 @@ class ForwardContext:
     """False where a token is padding, which experts must not count. None: no padding."""
     heads: slice = field(default_factory=lambda: ALL_HEADS)
     """The query heads that attention is asked about here: what belongs to heads is cut to them."""
+    step: int = 0
 
     def rotate_and_cache(
         self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
@@ -74,7 +76,7 @@ class ForwardContext:
         if rotation is not None:
             q_BTHK, k_BTGK = rotation(q_BTHK), rotation(k_BTGK)
         if self.cache is not None:
-            k_BTGK, kept_BT = self.cache.append_layer(layer, k_BTGK, kept_BT)
+            k_BTGK, kept_BT = self.cache.append_layer(layer + self.step, k_BTGK, kept_BT)
         return q_BTHK, k_BTGK, kept_BT
 
 

@@ -5,6 +5,7 @@ A decoder or an encoder is one stack. An encoder-decoder is two, of the same cla
 
 from typing import assert_never
 
+import torch
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
@@ -31,6 +32,7 @@ from llmsys.model.embedding import LearnedPositionEmbedding, RelativePositionBia
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.normalization import build_norm
+from llmsys.model.recurrence import build_recurrence
 from llmsys.model.transformer_block import TransformerBlock
 
 # B rows, T positions, D width
@@ -49,8 +51,9 @@ class LayerStack(nn.Module):
         self._add_positions(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
         self.blocks = nn.ModuleList(
-            TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers)
+            TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks)
         )
+        self.recurrence = build_recurrence(config)
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
 
@@ -91,9 +94,13 @@ class LayerStack(nn.Module):
             real_BT=real_BT,
             training=self.training,
         )
-        x_BTD = self._prepare_embedding(embedded_BTD, context.positions_BT)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, context)
+        positions_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype)
+        if self.recurrence is None:
+            x_BTD = self._prepare_embedding(embedded_BTD, positions_BTD)
+            for block in self.blocks:
+                x_BTD = block(x_BTD, context)
+        else:
+            x_BTD = self.recurrence(self.blocks[0], self._prepare_embedding(embedded_BTD), positions_BTD, context)
         # After the last layer: every layer writes at the cache's old length.
         if cache is not None:
             cache.advance(embedded_BTD.shape[1])
@@ -104,10 +111,12 @@ class LayerStack(nn.Module):
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.final)
 
-    def _prepare_embedding(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+    def _embed_positions(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor | None:
         positions = self.sinusoids if self.positions is None else self.positions
-        if positions is not None:
-            x_BTD = x_BTD + positions(positions_BT).to(x_BTD.dtype)
+        return None if positions is None else positions(positions_BT).to(dtype)
+
+    def _prepare_embedding(self, x_BTD: Tensor, positions_BTD: Tensor | None = None) -> Tensor:
+        x_BTD = x_BTD if positions_BTD is None else x_BTD + positions_BTD
         x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.embedding)
 

@@ -153,6 +153,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "latent", {
         "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
     }),
+    *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),

@@ -58,6 +58,8 @@ DECODERS: dict[str, Changes] = {
     "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
     "transformer-xl without biases": {**EVERY_HEAD, "position": {"kind": "transformer_xl", "biases": False}},
     "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
+    "universal": {"recurrence": {"kind": "fixed"}},
+    "universal, adaptive": {"recurrence": {"kind": "adaptive"}, "residual": {"kind": "post"}},
     "trained head bias": {"head": {"kind": "lm", "bias": "trained"}},
     "fixed head bias": {"head": {"kind": "lm", "bias": "fixed"}, "tie_word_embeddings": True},
     "latent": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14}},
@@ -120,6 +122,7 @@ ORIGINAL: Changes = {
 }
 PAIRS: dict[str, Changes] = {
     "original": ORIGINAL,
+    "universal in both stacks": {**ORIGINAL, "recurrence": {"kind": "adaptive"}, "encoder": {"num_hidden_layers": 2}},
     "two vocabularies": {**ORIGINAL, "embedding": {"source_vocab_size": 30}, "tie_word_embeddings": False},
     "learned in both stacks": {**ORIGINAL, "position": {"kind": "learned", "offset": 2}, "embedding": {"norm": True}},
     "relative bias in both stacks": {

@@ -13,6 +13,7 @@ from llmsys.config.attention_kernel import (
     KernelChoice,
     choose_attention_kernel,
 )
+from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.run import RunConfig
@@ -89,6 +90,11 @@ def describe_self_attention(
             )
         case LatentAttentionConfig():
             return _describe_latent_attention(model, attention, common)
+        case LongformerAttentionConfig():
+            return replace(common, length=3 * max(attention.windows), is_banded=True)
+        case LinformerAttentionConfig():
+            # Against the mixed keys, all of which every query sees.
+            return replace(common, length=attention.projected_length, mask="cross", has_documents=False)
         case unreachable:
             assert_never(unreachable)
 

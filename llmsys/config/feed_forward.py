@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.model_shape import iter_linear_parameters
-from llmsys.config.module_tensors import Component, ParameterTensor, SavedTensor
+from llmsys.config.module_tensors import Component, ParameterTensor, SavedTensor, iter_linear_parameters
 from llmsys.config.section import Section
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]

@@ -5,8 +5,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.model_shape import ModelShape, iter_linear_parameters
-from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, SavedTensor
+from llmsys.config.module_tensors import (
+    FP32_BYTES,
+    ActivationShape,
+    ModelShape,
+    ParameterTensor,
+    SavedTensor,
+    iter_linear_parameters,
+)
 from llmsys.config.section import Section
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.attention import AttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
 from llmsys.config.head import (
     DropoutConfig,
@@ -26,6 +26,7 @@ from llmsys.config.head import (
     RecurrenceConfig,
     list_head_kinds,
 )
+from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
 from llmsys.config.position import PositionConfig, RopeConfig
@@ -235,6 +236,8 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
         yield Violation(
             "encoder.num_attention_heads", f"{own} does not divide hidden_size={model.hidden_size}. Use {near}."
         )
+    position, window = model.position.kind, model.sliding_window
+    yield from model.attention.find_violations(model, family=model.family, position=position, window=window)
     if model.multi_token_prediction is not None and model.family != "decoder":
         yield Violation("multi_token_prediction", f"family={model.family} predicts no next token. Use null.")
     if model.multi_token_prediction is not None and model.residual.kind not in ("pre", "sandwich", "output"):
@@ -286,9 +289,10 @@ def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
         "multi_token_prediction": model.multi_token_prediction is not None,
         "layer_types": len({model.get_layer_type(layer) for layer in layers}) > 1,
         "position.layers": len({model.uses_rope(layer) for layer in layers}) > 1,
+        "attention.windows": len(getattr(model.attention, "windows", ())) > 1,
     }
     if model.hidden_size % 2:
         text = f"{model.hidden_size} is odd, but the sinusoids of steps come in pairs. Use {model.hidden_size + 1}."
         yield Violation("hidden_size", text)
     for key in (key for key, found in parts.items() if found):
-        yield Violation(key, f"recurrence={model.recurrence.kind} repeats one dense block. Leave {key} out, or recurrence.")
+        yield Violation(key, f"recurrence={model.recurrence.kind} repeats one block. Leave {key} out, or recurrence.")

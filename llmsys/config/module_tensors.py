@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Literal, Protocol
 
 Component = Literal[
     "embedding",
@@ -219,3 +219,64 @@ class ScoreShape:
     has_softcap: bool = False
     has_sinks: bool = False
     scale: float | None = None
+
+
+class NormShape(Protocol):
+    """What config kinds need of `model.norm`, see norm.py."""
+
+    def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
+        """Yield the parameters of a norm."""
+        ...
+
+    def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
+        """Return the bytes saved for each row."""
+        ...
+
+    def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
+        """Return whether the product before the weight is saved."""
+        ...
+
+
+class ModelShape(Protocol):
+    """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds cannot import."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of the residual stream."""
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence in positions."""
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The head uses the embedding matrix."""
+
+    @property
+    def norm(self) -> NormShape:
+        """Kind of normalisation."""
+
+
+def iter_linear_parameters(
+    name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
+) -> Iterator[ParameterTensor]:
+    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any."""
+    yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
+    if bias:
+        yield ParameterTensor(f"{name}.bias", (outputs,), component)

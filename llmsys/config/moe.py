@@ -10,8 +10,14 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig, iter_feed_forward_parameters
-from llmsys.config.model_shape import iter_linear_parameters
-from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, Producer, SavedTensor
+from llmsys.config.module_tensors import (
+    FP32_BYTES,
+    ActivationShape,
+    ParameterTensor,
+    Producer,
+    SavedTensor,
+    iter_linear_parameters,
+)
 from llmsys.config.section import Section, Violation, find_nearest, list_divisors, raise_violations
 
 

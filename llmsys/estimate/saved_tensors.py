@@ -6,6 +6,7 @@ What attention saves depends on its kernel, the one that llmsys/model/scaled_dot
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from llmsys.config.model import ModelConfig
@@ -23,18 +24,24 @@ def iter_attention_tensors(
     model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
     """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it saves its output."""
-    scores = model.attention.build_score_shape(model, shape.length, is_causal=model.family != "encoder")
-    kernel = _choose_kernel(model, scores, shape, is_cross=False)
+    whole = model.attention.build_score_shape(model, shape.length, is_causal=model.family != "encoder")
+    blocks = model.attention.list_score_blocks(layer, whole, shape)
+    scores = blocks[0][0]
+    kernel = _choose_kernel(model, *blocks[0], is_cross=False)
     saves_inputs = kernel in ("fused", "explicit")
     yield from model.attention.iter_saved_tensors(
         model,
-        scores,
+        whole,
         shape,
         is_rotated=model.uses_rope(layer),
         are_queries_saved=saves_inputs,
         are_keys_saved=saves_inputs and not _must_repeat_key_value_heads(scores, shape),
     )
-    yield from _iter_score_tensors(model, scores, kernel, shape)
+    for block_scores, block_shape in blocks:
+        for tensor in _iter_score_tensors(model, block_scores, kernel, block_shape):
+            # Outputs of several calls are joined: what the next matmul saves is none of them.
+            is_joined = len(blocks) > 1 and tensor.name == "attention output" and kernel != "fused"
+            yield replace(tensor, is_saved=False) if is_joined else tensor
     yield from iter_output_projection("attention projection", model, shape, is_saved=is_output_saved)
 
 

@@ -48,6 +48,8 @@ class ForwardContext:
         real_BT: False where a token is padding, which experts do not count; None: no padding.
         heads: The query heads of this rank. Per-head parameters and biases are cut to them.
         step: Step of a block that repeats; the cache has an entry for each.
+        documents_BT: Document numbers, for attention that masks by itself.
+        length_projection_NT: Mixture of positions that all layers share (Linformer).
     """
 
     masks: Mapping[LayerType, LayerMask]
@@ -63,6 +65,8 @@ class ForwardContext:
     heads: slice = field(default_factory=lambda: ALL_HEADS)
     """The query heads that attention is asked about here: what belongs to heads is cut to them."""
     step: int = 0
+    documents_BT: Tensor | None = None
+    length_projection_NT: Tensor | None = None
 
     def rotate_and_cache(
         self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
@@ -140,6 +144,7 @@ class ContextBuilder:
             cross_mask=self.masks.build_cross_mask(inputs, memory),
             real_BT=real_BT,
             heads=self.heads,
+            documents_BT=documents_BT,
         )
 
     def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:

@@ -3,6 +3,7 @@
 A decoder or an encoder is one stack. An encoder-decoder is two, of the same class with different configs.
 """
 
+from dataclasses import replace
 from typing import assert_never
 
 import torch
@@ -31,6 +32,7 @@ from llmsys.model.dropout import apply_dropout
 from llmsys.model.embedding import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
+from llmsys.model.long_attention import LengthProjection, build_shared_length_projection
 from llmsys.model.normalization import build_norm
 from llmsys.model.recurrence import build_recurrence
 from llmsys.model.transformer_block import TransformerBlock
@@ -49,10 +51,9 @@ class LayerStack(nn.Module):
         self.sinusoids: SinusoidalPositionEmbedding | None = None
         self.relative_bias: RelativePositionBias | None = None
         self._add_positions(config)
+        self.length_proj: LengthProjection | None = build_shared_length_projection(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
-        self.blocks = nn.ModuleList(
-            TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks)
-        )
+        self.blocks = nn.ModuleList(TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks))
         self.recurrence = build_recurrence(config)
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
@@ -94,6 +95,8 @@ class LayerStack(nn.Module):
             real_BT=real_BT,
             training=self.training,
         )
+        if self.length_proj is not None:
+            context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
         positions_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype)
         if self.recurrence is None:
             x_BTD = self._prepare_embedding(embedded_BTD, positions_BTD)

@@ -81,7 +81,7 @@ class AdaptiveRecurrence(FixedRecurrence):
         return y_BTD
 
     def _record_ponder(self, depth_BT: Tensor, ponder_BT: Tensor, real_BT: Tensor | None) -> None:
-        """Keep the sums over real tokens: the ponder cost, steps plus remainder (Graves 2016, equation 13), and depth."""
+        """Keep sums over real tokens: the ponder cost, steps plus remainder (Graves 2016, equation 13), and depth."""
         weights_BT = torch.ones_like(depth_BT) if real_BT is None else real_BT.float()
         tokens = weights_BT.sum()
         self._ponder = self.ponder_weight * (ponder_BT * weights_BT).sum(), tokens

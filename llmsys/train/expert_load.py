@@ -144,7 +144,9 @@ def measure_mean_depth(model: Transformer) -> dict[str, Tensor]:
     layers = {name: layer for name, layer in stacks.items() if isinstance(layer, AdaptiveRecurrence)}
     if not layers:
         return {}
-    sums_L2 = all_reduce_sum(torch.stack([torch.stack(layer.get_step_counters()) for layer in layers.values()]).double())
+    sums_L2 = all_reduce_sum(
+        torch.stack([torch.stack(layer.get_step_counters()) for layer in layers.values()]).double()
+    )
     for layer in layers.values():
         layer.reset_counts()
     return dict(zip(layers, sums_L2[:, 0] / sums_L2[:, 1].clamp(min=1), strict=True))

@@ -153,6 +153,8 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "latent", {
         "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
     }),
+    _choose("model.attention", "longformer", {"windows": [8]}, **BERT, model__head={"kind": "mlm"}),
+    _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),

@@ -116,6 +116,13 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "bert": BERT | {"head": {"kind": "mlm"}, "tie_word_embeddings": True},
     "bert classifier": BERT | {"head": {"kind": "classification", "num_labels": 3}},
     "rope encoder": {"family": "encoder", "head": {"kind": "features"}, **SLIDING},
+    "longformer": BERT
+    | {"head": {"kind": "mlm"}, "attention": {"kind": "longformer", "windows": [4, 2], "dilations": [1, 1, 2, 3]}},
+    "longformer, no global tokens": BERT
+    | {
+        "head": {"kind": "features"},
+        "attention": {"kind": "longformer", "windows": [2], "num_global_tokens": 0, "qkv_bias": True},
+    },
     "universal encoder": BERT
     | {"head": {"kind": "mlm"}, "recurrence": {"kind": "adaptive", "threshold": 0.9}, "num_hidden_layers": 3},
     "alibi encoder": {
@@ -135,7 +142,11 @@ ENCODERS: dict[str, dict[str, Any]] = {
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "original": ORIGINAL,
     "universal": ORIGINAL
-    | {"recurrence": {"kind": "adaptive", "threshold": 0.8}, "num_hidden_layers": 3, "encoder": {"num_hidden_layers": 4}},
+    | {
+        "recurrence": {"kind": "adaptive", "threshold": 0.8},
+        "num_hidden_layers": 3,
+        "encoder": {"num_hidden_layers": 4},
+    },
     "t5": {
         "family": "encoder_decoder",
         "position": BUCKETS,

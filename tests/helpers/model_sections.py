@@ -107,6 +107,25 @@ ENCODERS: dict[str, Changes] = {
     "classifier": {**BERT, "head": {"kind": "classification", "num_labels": 5}},
     "features": {**BERT, "head": {"kind": "features"}},
     "features and pooler": {**BERT, "head": {"kind": "features", "pooler": True}},
+    "longformer": {**BERT, "attention": {"kind": "longformer", "windows": [8]}, "head": {"kind": "mlm"}},
+    "longformer, dilated": {
+        **BERT,
+        "attention": {"kind": "longformer", "windows": [4], "dilations": [1, 2], "num_global_tokens": 2, "qkv_bias": True},
+        "head": {"kind": "mlm"},
+    },
+    "linformer": {**BERT, "attention": {"kind": "linformer", "projected_length": 6}, "head": {"kind": "mlm"}},
+    "linformer, grouped, own mixtures": {
+        **BERT,
+        "num_key_value_heads": 2,
+        "attention": {"kind": "linformer", "projected_length": 6, "sharing": "none"},
+        "position": {"kind": "rope"},
+        "head": {"kind": "features"},
+    },
+    "linformer, heads share": {
+        **BERT,
+        "attention": {"kind": "linformer", "projected_length": 6, "sharing": "heads"},
+        "head": {"kind": "features"},
+    },
     "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
     "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
 }

@@ -101,9 +101,7 @@ def recurrent(
     halted = [False] * len(x)
     for step in range(1, config.num_hidden_layers + 1):
         clock = wave(config, step)
-        entered = [
-            one + added_position(config, p, prefix, place(documents, t)) + clock for t, one in enumerate(x)
-        ]
+        entered = [one + added_position(config, p, prefix, place(documents, t)) + clock for t, one in enumerate(x)]
         branches = branches_of(config, p, name, 0, documents, types, memory, sources)
         after = block(config, p, name, entered, branches, alpha)
         if config.recurrence.kind == "fixed":  # type: ignore[union-attr]

@@ -20,6 +20,8 @@ ABOUT = {
     "gated shared expert of its own width",
     "expert and router biases",
     "sinks",
+    "longformer",
+    "longformer, dilated",
     "transformer-xl",
     "transformer-xl without biases",
 }

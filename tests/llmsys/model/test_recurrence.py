@@ -83,11 +83,11 @@ def test_a_halted_position_keeps_the_state_that_others_attend_to() -> None:
     ],
 )
 def test_layers_that_differ_cannot_be_one_block(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"recurrence=fixed repeats one dense block. Leave {message} out"):
+    with pytest.raises(ValueError, match=f"recurrence=fixed repeats one block. Leave {message} out"):
         build_tiny_config(recurrence={"kind": "fixed"}, **changes)
 
 
 def test_steps_need_an_even_width() -> None:
     values = {"recurrence": {"kind": "fixed"}, "hidden_size": 15, "num_attention_heads": 3, "num_key_value_heads": 3}
-    with pytest.raises(ValueError, match="15 is odd, but the sinusoids of steps come in pairs. Use 16"):
+    with pytest.raises(ValueError, match=r"15 is odd, but the sinusoids of steps come in pairs\. Use 16"):
         ModelConfig.model_validate(build_tiny_config().model_dump() | values | {"head_dim": 4})

@@ -3,8 +3,8 @@
 Head counts and widths are fields of ModelConfig under Hugging Face's names. A kind has the fields in which families
 differ. It lists its parameters, the shape of its scores and its saved tensors: llmsys/estimate has no code per kind.
 
-To add a kind: a class here, or in long_attention.py, which has the union `AttentionConfig` too, its module in llmsys/model, its dispatch in
-llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
+To add a kind: a class here or in long_attention.py, which has the union `AttentionConfig`, its module in llmsys/model,
+its dispatch in llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +32,8 @@ class BaseAttentionConfig(Section):
     can_shard_sequences: ClassVar[bool] = False
     # The module reads documents and padding itself: the stack builds no mask for it.
     has_own_mask: ClassVar[bool] = False
+    # Documents of one window see each other: nothing of the kind hides one from another.
+    mixes_documents: ClassVar[bool] = False
 
     def iter_stack_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the parameters that all layers of a stack share."""

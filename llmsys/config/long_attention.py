@@ -190,6 +190,7 @@ class LinformerAttentionConfig(_LongAttentionConfig):
     """
 
     kind: Literal["linformer"] = "linformer"
+    mixes_documents: ClassVar[bool] = True
     positions: ClassVar[tuple[str, ...]] = ("learned", "sinusoidal", "rope", "none")
     projected_length: int = Field(256, ge=1, description="Number of mixed keys and values, k.")
     sharing: Literal["none", "heads", "key_value", "layers"] = Field(

@@ -110,7 +110,8 @@ class RunConfig(Section):
             yield Violation("layout.expert", problem)
         yield from self._find_axis_violations()
         axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
-        yield from find_deepspeed_violations(self.engine, **axes)
+        recurrence = None if self.model.recurrence is None else self.model.recurrence.kind
+        yield from find_deepspeed_violations(self.engine, **axes, recurrence=recurrence)
         if self.train.reproducibility == "bitwise":
             windows = self.objective.kind in ("next_token", "masked")
             sections = self.train, self.engine, self.layout, self.batch
@@ -176,6 +177,13 @@ class RunConfig(Section):
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         windows = kind in ("next_token", "masked")
+        is_mixed = self.model.attention.mixes_documents and self.batch.attention_scope == "document"
+        if windows and is_mixed and self.model_fields_set & {"batch", "data"}:
+            yield Violation(
+                "batch.attention_scope",
+                f"document cannot be kept by model.attention.kind={self.model.attention.kind}, which mixes all "
+                "positions of a window. Use window.",
+            )
         problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
         yield from (Violation(f"batch.{key}", message) for key, message in problems)
 

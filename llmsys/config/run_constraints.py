@@ -198,16 +198,26 @@ def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: Tr
         yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
 
 
-def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
+def find_deepspeed_violations(
+    engine: EngineConfig, *, replicate: int, expert: int, recurrence: str | None
+) -> Iterator[Violation]:
     """Yield the violations of the DeepSpeed engine; none for other engines.
 
     Args:
         engine: the `engine:` section.
         replicate: size of the replicate axis.
         expert: size of the expert axis.
+        recurrence: kind of `model.recurrence`, if any.
     """
     if engine.kind != "deepspeed":
         return
+    if engine.zero_stage == 3 and recurrence is not None:
+        # DeepSpeed 0.19.8 puts the gradient of each use into one bucket, and asserts that they are different weights.
+        yield Violation(
+            "engine.zero_stage",
+            f"3 reduces the gradient of a block after each of its uses, but model.recurrence.kind={recurrence} repeats "
+            "one. Use zero_stage=2, or engine.kind=torch.",
+        )
     if engine.zero_stage == 3 and expert > 1:
         yield Violation(
             "engine.zero_stage",

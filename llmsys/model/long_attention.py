@@ -21,7 +21,7 @@ from llmsys.model.scaled_dot_product import compute_attention
 # C blocks of R queries, M = 3 R + E keys of a block
 
 OUTSIDE = -1 << 40
-"""Document of what fills the last block, which sees itself alone; OUTSIDE - 1 before and after a row is seen by none."""
+"""Document of what fills the last block, which sees itself alone. Nothing sees OUTSIDE - 1, before and after a row."""
 
 
 class LongformerAttention(AttentionProjections):

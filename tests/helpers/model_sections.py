@@ -110,7 +110,13 @@ ENCODERS: dict[str, Changes] = {
     "longformer": {**BERT, "attention": {"kind": "longformer", "windows": [8]}, "head": {"kind": "mlm"}},
     "longformer, dilated": {
         **BERT,
-        "attention": {"kind": "longformer", "windows": [4], "dilations": [1, 2], "num_global_tokens": 2, "qkv_bias": True},
+        "attention": {
+            "kind": "longformer",
+            "windows": [4],
+            "dilations": [1, 2],
+            "num_global_tokens": 2,
+            "qkv_bias": True,
+        },
         "head": {"kind": "mlm"},
     },
     "linformer": {**BERT, "attention": {"kind": "linformer", "projected_length": 6}, "head": {"kind": "mlm"}},

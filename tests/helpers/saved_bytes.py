@@ -63,9 +63,10 @@ def estimate_saved_bytes(
     model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
 ) -> int:
     pairs = model.family == "encoder_decoder"
-    batch = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
+    batch: dict[str, Any] = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
         {"target_sequence_length": LENGTH} if pairs else {}
     )
+    batch |= {"attention_scope": "window"} if model.attention.mixes_documents else {}
     config = RunConfig.model_validate(
         {
             "model": model,

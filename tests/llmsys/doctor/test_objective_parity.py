@@ -59,7 +59,6 @@ OTHER_ENGINES = {
         ("ddp", "none"),
         ("bitwise", "none"),
         ("zero-2", "none"),
-        ("zero-3", "none"),
         ("accelerate", "selective"),
     )
 } | {

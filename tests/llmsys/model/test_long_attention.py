@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from llmsys.config.load import load_model_config
+from llmsys.config.run import RunConfig
+from llmsys.estimate.model_tensors import count_parameters
 from tests.helpers.model_choices import BERT
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_model, build_tiny_tokens, compute_relative_error
 from tests.llmsys.model.test_matches_reference import check
@@ -139,3 +142,19 @@ def test_what_does_not_fit_is_rejected(kind: str, changes: dict[str, Any], messa
 def test_windows_have_two_halves_and_dilations_a_distance(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_tiny_config(**LINFORMER | {"attention": {"kind": "longformer"} | fields})
+
+
+def test_linformer_cannot_keep_documents_of_a_window_apart() -> None:
+    model = build_tiny_config(**LINFORMER | {"attention": {"kind": "linformer"}})
+    with pytest.raises(ValueError, match=r"document cannot be kept by model\.attention\.kind=linformer"):
+        RunConfig.model_validate({"model": model, "batch": {"attention_scope": "document"}})
+    assert RunConfig.model_validate({"model": model, "batch": {"attention_scope": "window"}}).model == model
+
+
+@pytest.mark.parametrize(("name", "build"), [("longformer-base", "LongformerForMaskedLM")])
+def test_a_named_model_has_the_parameters_of_transformers(name: str, build: str) -> None:
+    config = transformers.LongformerConfig(vocab_size=50265, max_position_embeddings=4098, type_vocab_size=1)
+    with torch.device("meta"):
+        theirs = getattr(transformers, build)(config)
+    expected = sum(parameter.numel() for parameter in theirs.parameters())
+    assert count_parameters(load_model_config(f"model/{name}")).total == expected

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.run import RunConfig
 from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
 from llmsys.train.expert_load import measure_mean_depth
@@ -91,3 +92,13 @@ def test_steps_need_an_even_width() -> None:
     values = {"recurrence": {"kind": "fixed"}, "hidden_size": 15, "num_attention_heads": 3, "num_key_value_heads": 3}
     with pytest.raises(ValueError, match=r"15 is odd, but the sinusoids of steps come in pairs\. Use 16"):
         ModelConfig.model_validate(build_tiny_config().model_dump() | values | {"head_dim": 4})
+
+
+def test_zero_3_cannot_repeat_a_block() -> None:
+    values = {
+        "model": build_tiny_config(recurrence={"kind": "fixed"}),
+        "engine": {"kind": "deepspeed", "zero_stage": 3},
+    }
+    with pytest.raises(ValueError, match=r"recurrence\.kind=fixed repeats one\. Use zero_stage=2, or engine"):
+        RunConfig.model_validate(values)
+    RunConfig.model_validate(values | {"engine": {"kind": "deepspeed", "zero_stage": 2}})

@@ -33,7 +33,8 @@ class _BaseOptimizerConfig(Section):
     weight_decay: float = Field(
         0.1,
         ge=0,
-        description="Decoupled weight decay of matrices, multiplied by the learning rate; vectors are not decayed.",
+        description="Weight decay of matrices, multiplied by the learning rate and decoupled (adam: added to the "
+        "gradient); vectors are not decayed.",
     )
     max_grad_norm: float = Field(1.0, ge=0, description="Maximum global gradient norm for clipping. 0: no clipping.")
 
@@ -84,6 +85,16 @@ class AdamWConfig(_BaseOptimizerConfig):
         return 36  # reads weight, gradient and moments, writes three of them, and reads again for the gradient norm
 
 
+class AdamConfig(AdamWConfig):
+    """Adam with weight decay in the gradient, as an L2 penalty on the weights (Kingma 2014; BERT's and GPT-1's time).
+
+    The moments see the decay, so weights with large gradients decay less than under AdamW.
+    """
+
+    kind: Literal["adam"] = "adam"  # type: ignore[assignment]
+    can_update_flat_shards: ClassVar[bool] = False
+
+
 class MuonConfig(_BaseOptimizerConfig):
     """Orthogonalized momentum for the matrices of blocks and experts (Jordan 2024); AdamW for all other parameters.
 
@@ -116,4 +127,4 @@ class MuonConfig(_BaseOptimizerConfig):
         return 36  # as AdamW: one moment less, but the update is written and read
 
 
-OptimizerConfig = Annotated[AdamWConfig | MuonConfig, Field(discriminator="kind")]
+OptimizerConfig = Annotated[AdamWConfig | AdamConfig | MuonConfig, Field(discriminator="kind")]

@@ -122,7 +122,7 @@ class RunConfig(Section):
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
                 "optimizer.kind",
-                f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
+                f"{self.optimizer.kind} is not built by engine.kind=deepspeed, which has AdamW on flat shards. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
 

@@ -113,10 +113,10 @@ class RunConfig(Section):
         recurrence = None if self.model.recurrence is None else self.model.recurrence.kind
         yield from find_deepspeed_violations(self.engine, **axes, recurrence=recurrence)
         if self.train.reproducibility == "bitwise":
-            windows = self.objective.kind in ("next_token", "masked")
+            windows = self.objective.uses_windows
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
-        windows = self.objective.kind in ("next_token", "masked")
+        windows = self.objective.uses_windows
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
@@ -176,14 +176,13 @@ class RunConfig(Section):
             if self.data.kind not in legal:
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
-        windows = kind in ("next_token", "masked")
-        is_mixed = self.model.attention.mixes_documents and self.batch.attention_scope == "document"
-        if windows and is_mixed and self.model_fields_set & {"batch", "data"}:
-            yield Violation(
-                "batch.attention_scope",
-                f"document cannot be kept by model.attention.kind={self.model.attention.kind}, which mixes all "
-                "positions of a window. Use window.",
-            )
+        windows = self.objective.uses_windows
+        mixes = {f"model.attention.kind={self.model.attention.kind}": self.model.attention.mixes_documents}
+        mixes["objective.kind=span_corruption"] = kind == "span_corruption"
+        found = [choice for choice, mixed in mixes.items() if mixed and windows]
+        if found and self.batch.attention_scope == "document" and self.model_fields_set & {"batch", "data"}:
+            text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
+            yield Violation("batch.attention_scope", text)
         problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
         yield from (Violation(f"batch.{key}", message) for key, message in problems)
 

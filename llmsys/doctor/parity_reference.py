@@ -27,7 +27,13 @@ from llmsys.config.head import (
     PermutationHeadConfig,
 )
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import ClassificationConfig, MaskedLmConfig, NextTokenConfig, TranslationConfig
+from llmsys.config.objective import (
+    ClassificationConfig,
+    MaskedLmConfig,
+    NextTokenConfig,
+    SpanCorruptionConfig,
+    TranslationConfig,
+)
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.masking import TokenMasker
@@ -124,7 +130,7 @@ def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
             vocab_size = parity_model.model.vocab_size
             masking = TokenMasker(MaskedLmConfig(), MASK, protected_token=-1, vocab_size=vocab_size, key=("doctor",))
             return masking.mask_batch(batch, [step * SEQUENCES + row for row in rows])
-        case NextTokenConfig() | TranslationConfig() | ClassificationConfig():
+        case NextTokenConfig() | TranslationConfig() | SpanCorruptionConfig() | ClassificationConfig():
             return batch
         case unreachable:
             assert_never(unreachable)

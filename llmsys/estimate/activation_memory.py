@@ -11,6 +11,7 @@ from typing import Literal
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ActivationShape, SavedTensor
+from llmsys.config.objective import SpanCorruptionConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.memory_timeline import MemoryItem
@@ -46,6 +47,8 @@ def get_sequence_lengths(config: RunConfig) -> tuple[int, int]:
         (source, target) in tokens; equal where there is one stack.
     """
     length = config.batch.sequence_length
+    if isinstance(config.objective, SpanCorruptionConfig):
+        return config.objective.count_lengths(length)
     target = getattr(config.batch, "target_sequence_length", None)
     return length, target if target is not None and config.model.family == "encoder_decoder" else length
 

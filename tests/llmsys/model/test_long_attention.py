@@ -146,7 +146,7 @@ def test_windows_have_two_halves_and_dilations_a_distance(fields: dict[str, Any]
 
 def test_linformer_cannot_keep_documents_of_a_window_apart() -> None:
     model = build_tiny_config(**LINFORMER | {"attention": {"kind": "linformer"}})
-    with pytest.raises(ValueError, match=r"document cannot be kept by model\.attention\.kind=linformer"):
+    with pytest.raises(ValueError, match=r"document is not kept by model\.attention\.kind=linformer"):
         RunConfig.model_validate({"model": model, "batch": {"attention_scope": "document"}})
     assert RunConfig.model_validate({"model": model, "batch": {"attention_scope": "window"}}).model == model
 

@@ -222,7 +222,7 @@ class ScoreShape:
 
 
 class NormShape(Protocol):
-    """What config kinds need of `model.norm`, see norm.py."""
+    """The part of `model.norm` that config kinds read, see norm.py."""
 
     def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
         """Yield the parameters of a norm."""

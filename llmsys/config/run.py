@@ -16,7 +16,7 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
+from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, SpanCorruptionConfig, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
@@ -91,7 +91,10 @@ class RunConfig(Section):
     def _find_violations(self) -> Iterator[Violation]:
         longest = self.model.max_position_embeddings
         for name in ("sequence_length", "target_sequence_length"):
-            if (length := getattr(self.batch, name) or 0) > longest:
+            length = getattr(self.batch, name) or 0
+            if name == "sequence_length" and isinstance(self.objective, SpanCorruptionConfig):
+                length = max(self.objective.count_lengths(length))  # a source is shorter than its window
+            if length > longest:
                 yield Violation(
                     f"batch.{name}",
                     f"{length} positions are more than model.max_position_embeddings={longest}. "

@@ -44,19 +44,20 @@ class LongformerAttention(AttentionProjections):
         q_BTHK, (k_BTHK, v_BTHK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
         documents_BT = context.documents_BT
         if len(self.heads_by_dilation) == 1:
-            y_BTHK = self._attend_windows(q_BTHK, k_BTHK, v_BTHK, documents_BT, *self.heads_by_dilation)
+            [dilation] = self.heads_by_dilation
+            y_BTHK = self._compute_window_output(q_BTHK, k_BTHK, v_BTHK, documents_BT, dilation)
         else:
             y_BTHK = torch.empty_like(q_BTHK)
             for dilation, heads in self.heads_by_dilation.items():
-                inputs = (x[:, :, heads] for x in (q_BTHK, k_BTHK, v_BTHK))
-                y_BTHK[:, :, heads] = self._attend_windows(*inputs, documents_BT, dilation)
+                q, k, v = (x[:, :, heads] for x in (q_BTHK, k_BTHK, v_BTHK))
+                y_BTHK[:, :, heads] = self._compute_window_output(q, k, v, documents_BT, dilation)
         if self.num_global_tokens:
-            global_BEHK = self._attend_globally(x_BTD, documents_BT)
+            global_BEHK = self._compute_global_output(x_BTD, documents_BT)
             y_BTHK = torch.cat([global_BEHK, y_BTHK[:, global_BEHK.shape[1] :]], dim=1)
         mixed_BTD: Tensor = self.o_proj(y_BTHK.flatten(2))
         return mixed_BTD
 
-    def _attend_globally(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
+    def _compute_global_output(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
         """Return what the leading positions see: every position of their document, by projections of their own."""
         first_BED = x_BTD[:, : self.num_global_tokens]
         mask = EVERYTHING
@@ -65,9 +66,9 @@ class LongformerAttention(AttentionProjections):
             mask = AttentionMask(visible_B1TS=visible_BET[:, None])
         q_BEHK = self._split_heads(self.global_q_proj(first_BED))
         k_BTHK, v_BTHK = (self._split_heads(proj(x_BTD)) for proj in (self.global_k_proj, self.global_v_proj))
-        return self._attend(q_BEHK, k_BTHK, v_BTHK, mask)
+        return self._compute_output(q_BEHK, k_BTHK, v_BTHK, mask)
 
-    def _attend_windows(
+    def _compute_window_output(
         self, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, documents_BT: Tensor | None, dilation: int
     ) -> Tensor:
         """Return what every position sees in its window and of the global tokens, for heads of one dilation.
@@ -89,7 +90,9 @@ class LongformerAttention(AttentionProjections):
             for x in (k_BTHK, v_BTHK)
         )
         visible_CRM = visible_CRM.repeat(len(queries_CRHK) // len(visible_CRM), 1, 1)
-        y_CRHK = self._attend(queries_CRHK, keys_CMHK, values_CMHK, AttentionMask(visible_B1TS=visible_CRM[:, None]))
+        y_CRHK = self._compute_output(
+            queries_CRHK, keys_CMHK, values_CMHK, AttentionMask(visible_B1TS=visible_CRM[:, None])
+        )
         folded = y_CRHK.reshape(rows, dilation, -1, *y_CRHK.shape[2:])
         return folded.transpose(1, 2).flatten(1, 2)[:, :length]
 
@@ -110,7 +113,7 @@ class LongformerAttention(AttentionProjections):
         global_CE = _repeat(documents_BT[:, :tokens], len(queries_CR) // len(documents_BT))
         return torch.cat([window_CRM, queries_CR[:, :, None] == global_CE[:, None]], dim=-1)
 
-    def _attend(self, q_BTHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, mask: AttentionMask) -> Tensor:
+    def _compute_output(self, q_BTHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, mask: AttentionMask) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         return compute_attention(q_BTHK, k_BSHK, v_BSHK, mask, scale=self.scale, dropout=dropout)
 

@@ -174,6 +174,8 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("objective", "next_token"),
     _choose("objective", "translation", model__family="encoder_decoder", data=PAIRS, batch=PAIR_BATCH),
     _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),
+    _choose("objective", "span_corruption", {"noise_density": 0.3}, model__family="encoder_decoder",
+            batch__attention_scope="window"),
     _choose(
         "objective", "classification", model__family="encoder", model__head=LABELS, data=LABELLED, batch=PAIR_BATCH
     ),

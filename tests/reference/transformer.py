@@ -5,7 +5,7 @@ gives their gradients. Attention is in attention.py, the other layers in layers.
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -95,8 +95,8 @@ def recurrent(
     sources: list[int] | None,
 ) -> Vectors:
     """Universal Transformer: one block in every step; with ACT, Graves 2016, equations 4 to 10, for each position."""
-    name = f"{prefix}blocks.0"
-    used: list[list[Tensor]] = [[] for _ in x]
+    name, kind = f"{prefix}blocks.0", cast(Any, config.recurrence)
+    used: list[list[Any]] = [[] for _ in x]
     states: list[Vectors] = [[] for _ in x]
     halted = [False] * len(x)
     for step in range(1, config.num_hidden_layers + 1):
@@ -104,7 +104,7 @@ def recurrent(
         entered = [one + added_position(config, p, prefix, place(documents, t)) + clock for t, one in enumerate(x)]
         branches = branches_of(config, p, name, 0, documents, types, memory, sources)
         after = block(config, p, name, entered, branches, alpha)
-        if config.recurrence.kind == "fixed":  # type: ignore[union-attr]
+        if kind.kind == "fixed":
             x = after
             continue
         for t in range(len(x)):
@@ -113,11 +113,11 @@ def recurrent(
             h = torch.sigmoid(apply_linear(p, f"{prefix}recurrence.halting", entered[t]))[0]
             x[t] = after[t]
             states[t].append(after[t])
-            halted[t] = step == config.num_hidden_layers or sum(used[t]) + h > config.recurrence.threshold  # type: ignore[union-attr]
-            used[t].append(1 - sum(used[t]) if halted[t] else h)  # type: ignore[arg-type]
-    if config.recurrence.kind == "fixed":  # type: ignore[union-attr]
+            halted[t] = step == config.num_hidden_layers or bool(sum(used[t]) + h > kind.threshold)
+            used[t].append(1 - sum(used[t]) if halted[t] else h)
+    if kind.kind == "fixed":
         return x
-    return [sum(w * s for w, s in zip(used[t], states[t], strict=True)) for t in range(len(x))]  # type: ignore[misc]
+    return [cast(Tensor, sum(w * s for w, s in zip(used[t], states[t], strict=True))) for t in range(len(x))]
 
 
 def wave(config: ModelConfig, step: int) -> Tensor:

@@ -53,7 +53,7 @@ UNIVERSAL = ParityModel(
     ),
 )
 OTHER_ENGINES = {
-    f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)  # type: ignore[arg-type]
+    f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
     for engine, recompute in (
         ("fsdp", "full"),
         ("ddp", "none"),

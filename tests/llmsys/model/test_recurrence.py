@@ -1,4 +1,4 @@
-"""Positions that halt by themselves: the ponder cost, its gradient, the mean depth, and halted positions' state.
+"""Positions that halt by themselves: the ponder cost, its gradient and the mean depth; and what cannot repeat.
 
 Outputs and gradients are compared with the formulas in test_matches_reference.py, caches in test_kv_cache.py.
 """
@@ -10,7 +10,6 @@ import torch
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
 from llmsys.train.expert_load import measure_mean_depth
 from tests.helpers.model_choices import ARCHITECTURES
@@ -61,17 +60,6 @@ def test_depth_is_counted_by_stack_and_in_training_alone() -> None:
     assert 1 <= float(found["mean_depth"]) <= 3
     assert 1 <= float(found["encoder_mean_depth"]) <= 4
     assert measure_mean_depth(build_tiny_model(build_tiny_config())) == {}
-
-
-@torch.no_grad()
-def test_a_halted_position_keeps_the_state_that_others_attend_to() -> None:
-    """With a probability of nearly 1 all halt after the first step, so later steps change nothing."""
-    deep, shallow = build_model(0.9999), build_model(0.9999)
-    for module in shallow.modules():
-        if isinstance(module, AdaptiveRecurrence):
-            module.num_steps = 1
-    tokens = build_tiny_tokens()
-    torch.testing.assert_close(deep(tokens), shallow(tokens))
 
 
 @pytest.mark.parametrize(

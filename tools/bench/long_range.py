@@ -3,7 +3,7 @@
     python tools/bench/long_range.py [--lengths 1024 4096 16384] [--width 64] [--heads 4] [--json]
 
 One row of tokens, one thread, fp32, forward and backward. CPU seconds are changed least by other work on the machine;
-saved bytes are those of the storages that autograd holds after the forward pass. Windows have 256 positions; 128 mixtures.
+saved bytes are those of the storages that autograd holds after the forward pass. Windows: 256 positions; mixtures: 128.
 """
 
 import argparse

@@ -18,7 +18,7 @@ if __package__ in (None, ""):  # started as a file, as launchers do: the checkou
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from launch.process.parent_watch import die_with_parent
-from launch.process.rank_environment import adopt_launcher, choose_interface, strip_local_rank
+from launch.process.rank_environment import adopt_launcher, choose_interface, set_device_variables, strip_local_rank
 from launch.process.run_requirements import require_layout
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
@@ -34,6 +34,7 @@ LOST_PEER_WORDS = (
 )  # fmt: skip
 # These errors of torch.distributed always mean a lost peer; others are recognized by LOST_PEER_WORDS.
 LOST_PEER_ERRORS = ("DistNetworkError", "DistStoreError")
+TRACE_FOLDER = "heartbeats"  # that of llmsys/train/watchdog.py, which imports torch
 CAUSE_FIRST_SECONDS = 2.0  # a rank that lost its peer exits later than the peer, so that the launcher sees the cause
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choose_interface()
         config = load_run_config(words[0], words[1:])
         _check_layout(config)
+        set_device_variables(config.run.folder / TRACE_FOLDER)
         from llmsys.generate.prompt_completion import complete_prompts
         from llmsys.train.build_trainer import train_run
 

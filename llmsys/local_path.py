@@ -25,6 +25,21 @@ def is_plain_file_name(name: object) -> bool:
     return not any(character in "/\\" or ord(character) < ord(" ") for character in name)
 
 
+_REMOTE = re.compile(r"[a-z][a-z0-9+.\-]*(?:::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
+
+
+def is_remote(path: str) -> bool:
+    """Return whether an input is a URL and not a path.
+
+    Args:
+        path: a path or URL; chained URLs of fsspec (`simplecache::s3://…`) count.
+
+    Returns:
+        True for a URL.
+    """
+    return _REMOTE.match(path) is not None
+
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*:/")
 """One slash is enough: that is what a Path has left of two. A single letter is a drive."""
 

@@ -89,6 +89,7 @@ def test_prepare_and_report(
         return
     if str(variant) in CLUSTERS:  # as on a machine without them, so that nothing is started
         monkeypatch.setitem(sys.modules, "ray", None)
+        monkeypatch.delitem(sys.modules, "data_pipeline.executors.ray", raising=False)  # it has imported ray
         monkeypatch.setenv("PATH", "")
         with pytest.raises(LlmsysError, match=rf"{variant} needs"):
             build_executor(config.data.executor, tmp_path, 0)

@@ -18,7 +18,6 @@ from typing import Any, assert_never
 
 from data_pipeline.core.journal import Journal, TaskRecord
 from data_pipeline.core.staging import begin_change, publish_staged
-from data_pipeline.core.task import Task
 from data_pipeline.executors.base import (
     EagerTaskEvent,
     Event,
@@ -29,9 +28,8 @@ from data_pipeline.executors.base import (
     TaskProgress,
 )
 from data_pipeline.executors.local import LocalExecutor
-from data_pipeline.executors.retry import TaskRetry, run_with_retries
-from data_pipeline.graph.eager_tasks import EagerTasks, NextStage
 from data_pipeline.graph.quarantine import Quarantine, format_quarantine_reason
+from data_pipeline.graph.tasks import EagerTasks, NextStage, Task, TaskRetry, run_with_retries
 from llmsys.config.executor import (
     ExecutorConfig,
     InlineExecutorConfig,

@@ -12,12 +12,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from data_pipeline.language.codes import list_known_codes
 from data_pipeline.language.rules_by_language import load_language_profiles
 from data_pipeline.rules.chain import list_thresholds
 from data_pipeline.rules.rule import ThresholdTest
 from llmsys.arrow_file import read_columns, read_schema
-from llmsys.config.language import DEFAULT, LanguageConfig
+from llmsys.config.language import DEFAULT, LanguageConfig, list_known_codes
 from llmsys.config.migration import to_current_names
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.config.yaml_parser import parse_yaml

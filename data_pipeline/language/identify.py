@@ -27,9 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.language.codes import BAYES_CODES, normalize_language_code
 from data_pipeline.language.naive_bayes import load_naive_bayes_model
-from llmsys.config.language import LanguageConfig
+from llmsys.config.language import BAYES_CODES, LanguageConfig, normalize_language_code
 
 # Rejected by CLD2's input check: controls other than white space, and code points that are not characters.
 _REJECTED = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -183,7 +182,7 @@ def identify_languages(texts: pa.Array, config: LanguageConfig) -> tuple[pa.Arra
         config: the identifier, and the number of characters to read.
 
     Returns:
-        Codes as in `language.codes` (string) and probabilities (float32).
+        Codes as in `llmsys.config.language` (string) and probabilities (float32).
     """
     beginnings = [text[: config.max_characters] for text in texts.to_pylist()]
     match config.kind:

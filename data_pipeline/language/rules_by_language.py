@@ -11,13 +11,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from data_pipeline.language.codes import list_known_codes
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import (
     DEFAULT,
     DictionaryWordsConfig,
     LanguageConfig,
     LanguageProfile,
+    list_known_codes,
     serialize_language_rules,
 )
 from llmsys.config.paths import PROFILES, find_config, format_path, list_config_roots

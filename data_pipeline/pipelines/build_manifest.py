@@ -22,7 +22,7 @@ from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.stages.apply_rules import list_stage_names
 from data_pipeline.stages.collect import LENGTH_EDGES
-from data_pipeline.tokenize.tokenizer_usage import collect_usage
+from data_pipeline.tokenize.encode_documents import collect_usage
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig

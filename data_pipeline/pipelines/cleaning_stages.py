@@ -10,10 +10,10 @@ from functools import partial
 
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import get_write_path
-from data_pipeline.core.task import Stage, Task
 from data_pipeline.decontaminate.ngram_index import write_ngram_index
 from data_pipeline.graph.resource_files import compute_file_digests
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.stages.clean import ContaminationInput, clean_file
 from data_pipeline.stages.find_contamination import filter_matches, write_matches
 from llmsys.config.data import CrawlConfig

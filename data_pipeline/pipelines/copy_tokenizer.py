@@ -10,10 +10,10 @@ from typing import Any
 
 from data_pipeline.core.journal import compute_json_digest
 from data_pipeline.core.staging import get_write_path
-from data_pipeline.core.task import Task
 from data_pipeline.executors.base import Report
 from data_pipeline.graph.stage_runner import StageRunner
-from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES, publish_json_tokenizer, publish_sentencepiece
+from data_pipeline.graph.tasks import Task
+from data_pipeline.tokenize.tokenizer_files import SENTENCEPIECE_FILES, publish_json_tokenizer, publish_sentencepiece
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.tokenizer import JSON_NAME, find_model_file, load_tokenizer
 

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.task import Stage, Task
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, load_earlier_dataset
 from data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.language.rules_by_language import get_character_dedup_flags
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
 from data_pipeline.stages.cluster_near_duplicates import write_link_forest, write_near_duplicates

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from data_pipeline.core.journal import TaskRecord, compute_json_digest
 from data_pipeline.core.staging import get_write_path
-from data_pipeline.core.task import Task
-from data_pipeline.graph.eager_tasks import NextStage
 from data_pipeline.graph.quarantine import build_empty_extraction, build_empty_judgement, drop_quarantined
 from data_pipeline.graph.resource_files import (
     compute_file_digests,
@@ -24,6 +22,7 @@ from data_pipeline.graph.resource_files import (
     require_languages,
 )
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import NextStage, Task
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
 from data_pipeline.pipelines.build_manifest import StageRecords, list_funnel_stages
 from data_pipeline.pipelines.dataset_state import DatasetState, get_collected_names, has_cleaning
@@ -37,7 +36,6 @@ from data_pipeline.pipelines.output_stages import (
 )
 from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
 from data_pipeline.readers.input_files import compute_file_stamp, compute_input_identity, get_input_name, get_input_size
-from data_pipeline.readers.remote_file import is_remote
 from data_pipeline.stages.apply_rules import apply_rules_to_file
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract_text import extract_file
@@ -46,6 +44,7 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
+from llmsys.local_path import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
 

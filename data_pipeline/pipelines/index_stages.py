@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.task import Task
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, describe_index
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
+from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
 from data_pipeline.pipelines.repeat_removal_stages import ComparisonStages
 from data_pipeline.stages.find_equal_keys import KeyRange

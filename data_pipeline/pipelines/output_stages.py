@@ -6,16 +6,16 @@ from pathlib import Path
 
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_write_path
-from data_pipeline.core.task import Stage, Task
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.stages.near_thresholds import (
     LanguageThresholds,
     merge_threshold_reports,
     summarize_near_thresholds,
 )
 from data_pipeline.tokenize.encode_documents import encode_file
-from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_token_file
+from data_pipeline.tokenize.tokenizer_files import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names

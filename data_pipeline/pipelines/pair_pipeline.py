@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_write_path
-from data_pipeline.core.task import Task
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Task
 from data_pipeline.pairs.encode import PairLengthLimits, encode_pairs
 from data_pipeline.pairs.read import read_pairs
 from data_pipeline.pairs.train_tokenizer import train_pair_tokenizer
 from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 from data_pipeline.pipelines.stage_code import PAIR_STAGES, compute_code_version
-from data_pipeline.tokenize.publish_tokenizer import SENTENCEPIECE_FILES
+from data_pipeline.tokenize.tokenizer_files import SENTENCEPIECE_FILES
 from llmsys.config.data import LabelledTextConfig, PairsConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig

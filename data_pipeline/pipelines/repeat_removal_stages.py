@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.task import Task
 from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
+from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState
 from data_pipeline.stages.cut_repeats import SegmentCutter, TextCutter, cut_repeats_from_file, write_segment_keys
 from data_pipeline.stages.find_equal_keys import KeyRange, write_repeat_positions, write_repeated_keys

@@ -32,12 +32,11 @@ class StageCode:
 
 _COMMON = (
     "data_pipeline/core/document_schema.py",
-    "data_pipeline/core/document_schema.py",
     "llmsys/token_file.py",
     "llmsys/arrow_file.py",
     "llmsys/manifest_section.py",
 )
-_TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/publish_tokenizer.py")
+_TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/tokenizer_files.py")
 _ENCODE = tuple(
     f"tokenize/{name}.py"
     for name in (
@@ -46,8 +45,7 @@ _ENCODE = tuple(
         "cut_points",
         "json_word_encoder",
         "token_cache",
-        "sentencepiece_model",
-        "tokenizer_usage",
+        "tokenizer_files",
     )
 )
 _ARRAYS = "text/ragged_arrays.py"
@@ -90,10 +88,7 @@ DOCUMENT_STAGES = {
     "survey": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
         1,
-        (
-            *("readers", "extract", "stages/extract_text.py"),
-            *("stages/url_gate.py", "rules/url.py", "rules/entry_lists.py"),
-        ),
+        ("readers", "extract", "stages/extract_text.py", "rules/url.py", "rules/entry_lists.py"),
         "pyarrow fastwarc resiliparse selectolax zstandard tldextract",
     ),
     "judge": _describe_code(

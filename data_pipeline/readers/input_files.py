@@ -21,10 +21,10 @@ from data_pipeline.readers.remote_file import (
     compute_remote_digest,
     get_remote_identity,
     get_remote_size,
-    is_remote,
     list_remote_files,
 )
 from llmsys.errors import DataError
+from llmsys.local_path import is_remote
 from llmsys.redact import REDACTED
 
 _ANY_DEPTH = "**"

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from data_pipeline.readers.compressed_members import CompressedMembers, MemberChunk, detect_compression
 from data_pipeline.readers.input_stream import InputStream, ReadError, format_file_name, open_input_stream
 from data_pipeline.readers.page_batch import NonPageRecord, Page, PageBatch, PageCollector, SkippedRecord
-from data_pipeline.readers.remote_file import is_remote
 from data_pipeline.readers.warc_pages import PageExtractor
 from data_pipeline.readers.warc_records import ArcDialect, iter_dialect_records, iter_records
 from llmsys.config.cleaning import ReadConfig
+from llmsys.local_path import is_remote
 from llmsys.redact import redact_secrets, redact_url
 
 _PACKED = (".gz", ".zst", ".zstd", ".lz4")

@@ -4,29 +4,15 @@ fsspec is imported only when an input is a URL. A missing package is reported wi
 """
 
 import hashlib
-import re
 from collections.abc import Callable
 from typing import Any
 
 from llmsys.errors import DataError
 
-_URL = re.compile(r"[a-z][a-z0-9+.\-]*(?:::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
 _PACKAGES = {"s3": "'llmsys[s3]'", "s3a": "'llmsys[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _ENTITY_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "crc32c")
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 _BLOCK = 1 << 20
-
-
-def is_remote(path: str) -> bool:
-    """Return whether an input is a URL and not a path.
-
-    Args:
-        path: a path or URL; chained URLs of fsspec (`simplecache::s3://…`) count.
-
-    Returns:
-        True for a URL.
-    """
-    return _URL.match(path) is not None
 
 
 def open_file_system(url: str) -> tuple[Any, str]:

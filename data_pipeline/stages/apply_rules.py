@@ -25,7 +25,7 @@ from data_pipeline.core.document_schema import (
 )
 from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows, format_reason, sort_in_file_order
 from data_pipeline.executors.base import Report
-from data_pipeline.stages.url_gate import STAGE as URL
+from data_pipeline.stages.extract_text import URL_STAGE as URL
 from llmsys.config.cleaning import NoUnicodeRepair, NoUrlFilter, UnicodeConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import LanguageConfig

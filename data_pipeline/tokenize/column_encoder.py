@@ -31,8 +31,8 @@ from data_pipeline.tokenize.cut_points import (
     has_prepend_normalizer,
     is_sentencepiece_bpe,
 )
-from data_pipeline.tokenize.sentencepiece_model import SentencePieceFacts, parse_model_facts, remove_normalizer
 from data_pipeline.tokenize.token_cache import RaggedTokens, TokenCache, get_column_buffers
+from data_pipeline.tokenize.tokenizer_files import SentencePieceFacts, parse_model_facts, remove_normalizer
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer
 

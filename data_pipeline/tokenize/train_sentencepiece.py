@@ -22,7 +22,7 @@ import sentencepiece
 
 from data_pipeline.core.document_schema import count_text_bytes, hash_positions, is_heldout
 from data_pipeline.executors.base import Report
-from data_pipeline.tokenize.publish_tokenizer import publish_sentencepiece
+from data_pipeline.tokenize.tokenizer_files import publish_sentencepiece
 from llmsys.config.data import HeldoutSplitConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import SentencePieceConfig

@@ -1,11 +1,14 @@
-"""Run `llmsys doctor parity` and `llmsys doctor crash`: check the guarantees of a run on this machine."""
+"""Run `llmsys doctor parity`, `crash` and `device`: check the guarantees of a run, and a device, on this machine."""
 
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launch.process.rank_environment import set_device_variables
 from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.doctor.parity_models import ParityModel
@@ -17,7 +20,10 @@ MOST_RANKS = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the check, its number of processes, and its selections."""
     parser.add_argument(
-        "check", choices=("parity", "crash"), help="parity: compare engines and layouts; crash: inject faults"
+        "check",
+        choices=("parity", "crash", "device"),
+        help="parity: compare engines and layouts; crash: inject faults; device: kernels, collectives, memory and "
+        "speed of the accelerators of this machine, in about five minutes",
     )
     parser.add_argument(
         "config", metavar="CONFIG", nargs="?", help="parity: model to check (default: tiny models of every kind)"
@@ -29,15 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=_parse_process_counts,
         metavar="N,N,…",
-        help="parity: numbers of ranks (default: 1,2,4, or up to the number of accelerators)",
+        help="parity: numbers of ranks (default: 1,2,4, or up to the number of accelerators); device: one number "
+        "(default: one rank for each accelerator, or 2 on a CPU)",
     )
     parser.add_argument(
-        "--precision", metavar="P,P,…", help="parity: dtypes (default: fp32,bf16); fp16 needs accelerators"
+        "--precision",
+        metavar="P,P,…",
+        help="parity: dtypes (default: fp32,bf16); fp16 needs accelerators. device: dtypes of attention (default: all)",
     )
     parser.add_argument(
         "--engine", metavar="E,E,…", help="parity: run only these engines, such as fsdp,zero-3,bitwise (default: all)"
     )
     parser.add_argument("--kills", type=int, default=8, metavar="N", help="crash: number of random kills (default: 8)")
+    parser.add_argument(
+        "--device", metavar="PROFILE", help="device: name or file of its profile (default: by the driver's name)"
+    )
+    parser.add_argument(
+        "--output",
+        type=parse_local_path,
+        default=Path("device-check"),
+        metavar="FOLDER",
+        help="device: folder of device-check.json, which can be sent back (default: %(default)s)",
+    )
     parser.add_argument(
         "--drills", metavar="D,D,…", help="crash: run only these tests (default: all); --drills list prints their names"
     )
@@ -45,11 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; status 0 when everything passed, 1 when something failed."""
-    if arguments.check == "crash" and arguments.config is not None:
-        raise ConfigError(f"doctor crash trains its own toy run, not {arguments.config}. Leave it out.")
+    if arguments.check != "parity" and arguments.config is not None:
+        trained = "its own toy run" if arguments.check == "crash" else "models of its own"
+        raise ConfigError(f"doctor {arguments.check} trains {trained}, not {arguments.config}. Leave it out.")
     # torch reads it at import; the reference run here then sums on one thread, as the ranks do
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return _run_parity_check(arguments) if arguments.check == "parity" else _run_crash_check(arguments)
+    checks = {"parity": _run_parity_check, "crash": _run_crash_check, "device": _run_device_check}
+    return checks[arguments.check](arguments)
 
 
 def _run_parity_check(arguments: argparse.Namespace) -> int:
@@ -64,9 +85,7 @@ def _run_parity_check(arguments: argparse.Namespace) -> int:
     engines = tuple(arguments.engine.split(",")) if arguments.engine else tuple(ENGINES)
     if unknown := set(engines) - ENGINES.keys():
         raise ConfigError(f"--engine {', '.join(sorted(unknown))} is unknown. Use {', '.join(ENGINES)}.")
-    precisions = tuple(arguments.precision.split(",")) if arguments.precision else ("fp32", "bf16")
-    if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
-        raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
+    precisions = _parse_precisions(arguments.precision) or ("fp32", "bf16")
     ranks: list[int] = arguments.processes or _list_possible_ranks(torch.cuda.device_count())
     subjects = (_load_subject(arguments, max(ranks)),) if arguments.config is not None else PARITY_MODELS
     cells = [cell for count in ranks for cell in iter_parity_cases(count, precisions, engines, subjects)]
@@ -122,6 +141,53 @@ def _run_crash_check(arguments: argparse.Namespace) -> int:
         for one in outcomes:
             print(f"{'ok' if one.passed else 'FAIL':<6}{one.name:<52}{one.text}")
     return 0 if passed else FAILED
+
+
+def _run_device_check(arguments: argparse.Namespace) -> int:
+    # The ranks inherit the variables, which torch reads when it is loaded.
+    set_device_variables(arguments.output)
+    import torch
+
+    from llmsys.doctor.attention_parity import DTYPES
+    from llmsys.doctor.check_row import format_rows
+    from llmsys.doctor.device_check import check_device, list_tasks, write_report
+    from llmsys.progress import Progress
+
+    counts = arguments.processes or [torch.cuda.device_count() or 2]
+    if len(counts) > 1:
+        raise ConfigError(f"--processes {','.join(map(str, counts))}: doctor device takes one number of ranks.")
+    if counts[0] > (most := torch.cuda.device_count() or counts[0]):
+        raise ConfigError(f"--processes {counts[0]}: this machine has {most} accelerators. Use {most} or less.")
+    dtypes: Any = _parse_precisions(arguments.precision) or tuple(DTYPES)
+    tasks = list_tasks()
+    with Progress("device", len(tasks), "check") as progress:
+        report = check_device(
+            tasks,
+            counts[0],
+            dtypes=dtypes,
+            profile=arguments.device,
+            on_task=lambda task: progress.advance(1, at=f"{task.kind}, {task.name}"),
+        )
+    path = write_report(report, arguments.output)
+    if arguments.json:
+        print(json.dumps(report.to_dict()))
+        return FAILED if report.failed_rows else 0
+    print(format_rows(report.rows))
+    for row in report.failed_rows:
+        print(f"failed: {row.section}, {row.name}")
+    good = sum(row.state == "ok" for row in report.rows)
+    print(
+        f"{good} of {len(report.rows)} checks passed on {counts[0]} ranks in {report.seconds:.0f} s; send {path} back"
+    )
+    return FAILED if report.failed_rows else 0
+
+
+def _parse_precisions(text: str | None) -> tuple[str, ...]:
+    """Return the dtypes of --precision; none where it is not given."""
+    precisions = tuple(text.split(",")) if text else ()
+    if unknown := set(precisions) - {"fp32", "bf16", "fp16"}:
+        raise ConfigError(f"--precision {', '.join(sorted(unknown))} is unknown. Use fp32, bf16 or fp16.")
+    return precisions
 
 
 def _list_possible_ranks(accelerators: int) -> list[int]:

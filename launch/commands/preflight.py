@@ -10,16 +10,17 @@ from launch.hosts.hostfile import parse_nodes
 from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
-OWN_NAMES = ("nodes",)
+OWN_NAMES = ("nodes", "device")
 PATIENCE_SECONDS = 25  # limit of a host's facts, and again of the collectives
 WOULD_FAIL = 1
 NODES_HELP = (
-    "nodes=first:8,second:8 names hosts and slots; nodes=FILE reads a hostfile; nodes=localhost:2 needs no ssh."
+    "nodes=first:8,second:8 names hosts and slots; nodes=FILE reads a hostfile; nodes=localhost:2 needs no ssh; "
+    "device=h100-sxm names the accelerators of a dry run, which may be others than those of the hosts."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the time limit and the dry run. nodes= is given among the overrides."""
+    """Add the time limit and the dry run. nodes= and device= are given among the overrides."""
     parser.add_argument(
         "--patience",
         type=int,
@@ -28,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for a host's answer (default: %(default)s)",
     )
     parser.add_argument(
-        "--dryrun", action="store_true", help="also run the step of rank 0 on pretended accelerators (minutes)"
+        "--dryrun",
+        action="store_true",
+        help="also run the step of the largest rank on pretended accelerators (minutes): those of the hosts, or "
+        "device=NAME",
     )
     parser.epilog = f"{NODES_HELP}\n{parser.epilog}"
 
@@ -36,13 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; return 1 when a check failed."""
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
-    if not own:
+    if "nodes" not in own:
         raise ConfigError("A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE.")
     hosts, config = parse_nodes(own["nodes"]), load_run_config(arguments.config, words)
+    from launch.preflight.dry_run_check import DryRunWish
     from launch.preflight.run_preflight import PreflightRequest, run_preflight
 
+    wish = DryRunWish(arguments.dryrun, own.get("device", ""))
     began = time.monotonic()
-    request = PreflightRequest(arguments.config, words, config, hosts, arguments.patience, arguments.dryrun)
+    request = PreflightRequest(arguments.config, words, config, hosts, arguments.patience, wish)
     found = list(run_preflight(request))
     seconds, wrong = time.monotonic() - began, sum(bool(one.remedy) for one in found)
     if arguments.json:

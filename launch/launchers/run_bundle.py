@@ -30,7 +30,11 @@ from llmsys.errors import LaunchError
 from llmsys.redact import has_secret, is_secret_name, redact_values
 
 ROOT = SCRIPT.parent.parent
-PREFIXES = ("CUDA_", "DS_", "FI_", "GLOO_", "HF_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "UCX_", "WANDB_")
+PREFIXES = (
+    *("ATEN_", "CUDA_", "DNNL_", "DS_", "FI_", "GLOO_", "HF_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "OPENBLAS_"),
+    *("PYTORCH_", "TORCH_", "UCX_", "WANDB_"),
+)
+"""Settings of libraries; those that choose kernels decide bits, so all hosts must have the same."""
 ON_THIS_HOST_ONLY = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 DEEPSPEED_NAME = ".deepspeed_env"
 PDSH = "PDSH_SSH_ARGS_APPEND"

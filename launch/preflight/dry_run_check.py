@@ -1,62 +1,102 @@
-"""Offer or run a dry run of rank 0 in `llmsys preflight`, for hosts whose accelerator has a device profile."""
+"""Offer or run a dry run in `llmsys preflight`: the step of the rank with the most parameters, without a GPU."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from launch.hosts.host_checks import Facts, HostFinding, build_problem
+from launch.hosts.host_checks import GIB, Facts, HostFinding, build_problem
 from launch.hosts.hostfile import Host
 from llmsys.dryrun.dry_run import run_dry_run
 from llmsys.dryrun.dry_run_request import DryRunRequest, format_dry_run_command
 from llmsys.dryrun.summary import format_fit
-from llmsys.errors import LlmsysError
+from llmsys.errors import ConfigError, LlmsysError
 from llmsys.estimate.device_profile import find_device_by_driver_name, list_device_names, load_device_profile
 
 CHECK, ALL = "dry run", "all"
+TOO_LARGE = "Shard more, or lower batch.micro_sequences; llmsys estimate lists what saves most."
+
+
+@dataclass(frozen=True)
+class DryRunWish:
+    """The part of the command line that concerns the dry run.
+
+    Attributes:
+        runs: whether to run it here; otherwise its command is offered.
+        device: name or file of a device profile; empty: that of the hosts' accelerators.
+    """
+
+    runs: bool = False
+    device: str = ""
 
 
 def check_dry_run(
-    config: str, overrides: Sequence[str], hosts: Sequence[Host], facts: Facts, *, runs: bool
+    config: str, overrides: Sequence[str], hosts: Sequence[Host], facts: Facts, wish: DryRunWish
 ) -> Iterator[HostFinding]:
-    """Yield the command of a dry run on the hosts' accelerators, or with `runs` its verdict for rank 0.
+    """Yield the command of a dry run on the hosts' accelerators, or where it is asked for the verdict of a run.
 
     Args:
         config: config as it was given.
         overrides: values of the config as they were given.
         hosts: hosts of the run.
         facts: answers of the hosts' probes.
-        runs: whether to run it here.
+        wish: what the user asked for.
 
     Yields:
-        One finding; none for hosts without accelerators, unless `runs` asks for it.
+        One finding; none for hosts without a known accelerator, unless a run is asked for.
     """
     names = {one["name"] for probe in facts.values() for one in probe.get("devices", {}).get("accelerators", ())}
-    device = find_profile_name(names)
-    if device is None:
-        if runs:
+    device = wish.device or find_profile_name(names)
+    slots = sorted({host.slots for host in hosts})
+    if device is None or len(slots) > 1:
+        if wish.runs and device is None:
             found = ", ".join(sorted(names)) or "no accelerator"
             message = f"the hosts have {found}, and no device profile is known by that name. "
-            yield build_problem(ALL, CHECK, f"{message}Run llmsys dryrun with device=FILE.")
-        return
-    slots = sorted({host.slots for host in hosts})
-    if len(slots) > 1:
-        if runs:
+            known = f"Give device=NAME or device=FILE; names: {', '.join(list_device_names())}."
+            yield build_problem(ALL, CHECK, message + known)
+        elif wish.runs:
             rule = f"hosts have {slots[0]} to {slots[-1]} devices, and a dry run needs equally many on each. "
             yield build_problem(ALL, CHECK, f"{rule}Give all hosts the same number of slots.")
         return
-    nodes, devices = len(hosts), slots[0]
-    if not runs:
-        command = format_dry_run_command(config, overrides, nodes, devices, device)
-        yield HostFinding(ALL, CHECK, f"not run; the step of one rank without a GPU: {command}")
-        return
+    request = DryRunRequest(config, tuple(overrides), len(hosts), slots[0], rank=0, device=device)
+    if wish.runs:
+        yield _run_fullest_rank(request, _find_smallest_memory(facts))
+    else:
+        yield HostFinding(ALL, CHECK, f"not run; the step of one rank without a GPU: {_format_command(request)}")
+
+
+def _run_fullest_rank(request: DryRunRequest, memory_bytes: int | None) -> HostFinding:
+    """Run rank 0, which knows the shards of all ranks, and then the largest rank if that is another one."""
     try:
-        result = run_dry_run(DryRunRequest(config, tuple(overrides), nodes, devices, rank=0, device=device))
+        result = run_dry_run(request)
+        if (largest := result["parameters"]["largest_rank"]) != request.rank and _is_uneven(result):
+            result = run_dry_run(replace(request, rank=largest))
+    except ConfigError as error:
+        # Training may work all the same: DeepSpeed, for example, cannot run on a pretended device.
+        return HostFinding(ALL, CHECK, f"not run: {' '.join(str(error).split())}")
     except LlmsysError as error:
-        yield build_problem(ALL, CHECK, str(error))
-        return
-    finding = f"{format_fit(result)}; {result['num_waits']} waits of the host"
-    remedy = (
-        "" if result["fits"] else "Shard more, or lower batch.micro_sequences; llmsys estimate lists what saves most."
+        first = str(error).partition("\n")[0]
+        return build_problem(ALL, CHECK, f"{first} For its output run {_format_command(request)}")
+    finding = f"{format_fit(result)}; {result['num_waits']} waits of the host in a step"
+    if result["fits"] and memory_bytes is not None and result["needed_bytes"] > memory_bytes:
+        smaller = f"{finding}; but an accelerator of the hosts has {memory_bytes / GIB:.1f} GiB"
+        return HostFinding(ALL, CHECK, smaller, TOO_LARGE)
+    return HostFinding(ALL, CHECK, finding, "" if result["fits"] else TOO_LARGE)
+
+
+def _is_uneven(result: dict[str, Any]) -> bool:
+    counts: float = result["parameters"]["imbalance"]
+    return counts > 1
+
+
+def _find_smallest_memory(facts: Facts) -> int | None:
+    sizes = [one["total_bytes"] for probe in facts.values() for one in probe.get("devices", {}).get("accelerators", ())]
+    return min(sizes, default=None)
+
+
+def _format_command(request: DryRunRequest) -> str:
+    return format_dry_run_command(
+        request.config, request.overrides, request.nodes, request.node_devices, request.device
     )
-    yield HostFinding(ALL, CHECK, finding, remedy)
 
 
 def find_profile_name(driver_names: set[str]) -> str | None:

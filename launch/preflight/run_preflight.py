@@ -24,7 +24,7 @@ from launch.hosts.ssh import TIMED_OUT, SshResult, format_python_command, parse_
 from launch.launchers.host_commands import strip_user
 from launch.launchers.launch_plan import PORT
 from launch.preflight.cluster_checks import check_collectives, check_memory_fit
-from launch.preflight.dry_run_check import check_dry_run
+from launch.preflight.dry_run_check import DryRunWish, check_dry_run
 from llmsys.config.run import RunConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
@@ -44,7 +44,7 @@ class PreflightRequest(NamedTuple):
     config: RunConfig
     hosts: Sequence[Host]
     patience_seconds: int
-    runs_dry: bool = False
+    dry_run: DryRunWish = DryRunWish()
 
     @property
     def host_names(self) -> list[str]:
@@ -109,7 +109,7 @@ def run_preflight(request: PreflightRequest) -> Iterator[HostFinding]:
     yield from check_collectives(
         request.host_names, request.rendezvous_host, facts, cap_seconds(request.patience_seconds)
     )
-    yield from check_dry_run(request.given, request.overrides, request.hosts, facts, runs=request.runs_dry)
+    yield from check_dry_run(request.given, request.overrides, request.hosts, facts, request.dry_run)
 
 
 def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:

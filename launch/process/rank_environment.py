@@ -8,9 +8,11 @@ names no network interface, the one that leads to rank 0 is chosen.
 import os
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 
 from launch.hosts.network_interfaces import find_interface_to, get_loopback_interface
 from llmsys.errors import LaunchError
+from llmsys.parallel.flight_recorder import set_flight_recorder_variables
 
 Environment = MutableMapping[str, str]
 
@@ -144,6 +146,23 @@ def choose_interface(environment: Environment = os.environ) -> None:
     chosen = find_interface_to(environment["MASTER_ADDR"])
     environment.setdefault("GLOO_SOCKET_IFNAME", chosen)
     environment.setdefault("NCCL_SOCKET_IFNAME", f"={chosen}")  # `=`: this very name, not all that begin so
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+ALLOCATOR_SETTINGS = "expandable_segments:True"
+"""Segments grow in place: a step whose tensors have other sizes than those before it leaves no holes in them."""
+
+
+def set_device_variables(trace_folder: Path, environment: Environment = os.environ) -> None:
+    """Set the variables of torch's allocator and of its flight recorder where the user has not; before torch is loaded.
+
+    Args:
+        trace_folder: Folder of the files that the flight recorder writes.
+        environment: Variables to read and to fill, by default those of this process.
+    """
+    if not any(name in environment for name in ALLOCATOR_VARIABLES):
+        environment[ALLOCATOR_VARIABLES[0]] = ALLOCATOR_SETTINGS
+    set_flight_recorder_variables(trace_folder, environment)
 
 
 def strip_local_rank(arguments: Sequence[str], environment: Environment = os.environ) -> list[str]:

@@ -31,7 +31,17 @@ def synchronize_device(device: torch.device) -> None:
 
 
 def measure_median_seconds(work: Work, device: torch.device, budget_seconds: float = 0.5, most: int = 50) -> float:
-    """Return the median seconds of `work`: one warm-up run, at least three runs, and as many as fit the budget."""
+    """Return the median seconds of `work`: one warm-up run, at least three runs, and as many as fit the budget.
+
+    Args:
+        work: what is measured.
+        device: device that it runs on.
+        budget_seconds: time for more than three runs.
+        most: largest number of runs.
+
+    Returns:
+        Seconds of one run.
+    """
     work()
     synchronize_device(device)
     times: list[float] = []

@@ -41,9 +41,9 @@ class BaseAttentionConfig(Section):
 
     def list_score_blocks(
         self, layer: int, scores: ScoreShape, shape: ActivationShape
-    ) -> list[tuple[ScoreShape, ActivationShape]]:
-        """Return the calls of the kernel in layer `layer`: the shape of the scores, and of the micro-batch in it."""
-        return [(scores, shape)]
+    ) -> list[tuple[ScoreShape, ActivationShape, bool]]:
+        """Return the calls of the kernel in layer `layer` where they are several: their shapes, and if with a table."""
+        return []
 
     def count_products(self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None) -> int | None:
         """Return the multiplications of scores and weighted sums of a row; None where the visible pairs decide."""

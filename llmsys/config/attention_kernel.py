@@ -250,7 +250,7 @@ def _describe_sinks(traits: AttentionTraits) -> str:
 
 def _describe_flex_cost(traits: AttentionTraits) -> str:
     costs = [f"blocks of {FLEX_BLOCK} × {FLEX_BLOCK} that a border cuts are computed whole"]
-    computed = _round_to_power(traits.qk_width) + _round_to_power(traits.v_width)
+    computed = compute_padded_width(traits.qk_width) + compute_padded_width(traits.v_width)
     if computed != (given := traits.qk_width + traits.v_width):
         costs.append(f"widths are padded to powers of two, {computed / given:.2f} × the FLOPs")
     if traits.dtype == "fp32":
@@ -268,5 +268,13 @@ def _format_bytes(traits: AttentionTraits, scale: int) -> str:
     return f"{traits.length**2 * width / 2**20:.4g} MiB"
 
 
-def _round_to_power(width: int) -> int:
+def compute_padded_width(width: int) -> int:
+    """Return the width of a head as flex_attention computes it.
+
+    Args:
+        width: channels.
+
+    Returns:
+        The next power of two, at least 16.
+    """
     return 1 << max(4, (width - 1).bit_length())

@@ -94,7 +94,8 @@ def describe_self_attention(
             return replace(common, length=3 * max(attention.windows), is_banded=True)
         case LinformerAttentionConfig():
             # Against the mixed keys, all of which every query sees.
-            return replace(common, length=attention.projected_length, mask="cross", has_documents=False)
+            longest = max(common.length, attention.projected_length)
+            return replace(common, length=longest, mask="cross", has_documents=False)
         case unreachable:
             assert_never(unreachable)
 

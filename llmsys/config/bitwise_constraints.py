@@ -71,7 +71,7 @@ def _find_train_violations(train: TrainConfig) -> Iterator[Violation]:
     if train.precision == "fp16":
         text = "fp16 adapts the loss scale to earlier overflows, which bitwise mode does not support. Use bf16 or fp32"
         yield Violation("train.precision", f"{text}, {FAST_REMEDY}.")
-    if train.compile != "none":
+    if train.compile == "block":
         text = f"{train.compile} selects kernels by the first shapes that it sees. Use none"
         yield Violation("train.compile", f"{text}, {FAST_REMEDY}.")
     if not train.threads_per_process:

@@ -1,11 +1,10 @@
 """Configuration of checkpoints (`checkpoint:`): interval, mode and retention."""
 
-from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from llmsys.config.section import Section, Violation, raise_violations
+from llmsys.config.section import Section
 
 LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity")
 
@@ -34,35 +33,3 @@ class CheckpointConfig(Section):
         description="Number of last checkpoints to average; evaluation, generation and conversion use the average. "
         "0: use the last checkpoint.",
     )
-
-    @model_validator(mode="after")
-    def _check_average_last(self) -> Self:
-        if self.average_last > self.keep_last:
-            text = f"{self.keep_last} cannot hold the {self.average_last} of average_last. Use {self.average_last}."
-            raise_violations([Violation("keep_last", text)])
-        return self
-
-
-def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Violation]:
-    """Yield retention rules that would select no checkpoint.
-
-    Args:
-        checkpoint: the `checkpoint:` section.
-        evaluation_every_steps: steps between two evaluations; 0 evaluates at the end only.
-    """
-    saved, kept = checkpoint.every_steps, checkpoint.keep_every_steps
-    if kept and (not saved or kept % saved):
-        near = max(1, round(kept / saved)) * saved if saved else 0
-        remedy = f"Use keep_every_steps={near}" if saved else "Set checkpoint.every_steps"
-        yield Violation(
-            "checkpoint.keep_every_steps",
-            f"{kept} is not a multiple of checkpoint.every_steps={saved}, so few or none of its steps are saved. "
-            f"{remedy}, or 0.",
-        )
-    if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
-        yield Violation(
-            "checkpoint.keep_best",
-            f"{checkpoint.keep_best} best checkpoints need an evaluation of each checkpoint, but "
-            f"evaluation.every_steps={evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
-            f"Use evaluation.every_steps={saved or 100}, or checkpoint.keep_best=0.",
-        )

@@ -10,8 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.line_rules import NamedRuleConfig
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import LocalPath, NamedRuleConfig, Section, Violation, raise_violations
 
 
 class EntryListConfig(Section):

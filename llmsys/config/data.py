@@ -16,7 +16,7 @@ from math import gcd, lcm
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from llmsys.config.cleaning import (
     ArticleExtractorConfig,
@@ -32,8 +32,7 @@ from llmsys.config.cleaning import (
 from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
-from llmsys.config.language import LanguageConfig
-from llmsys.config.line_rules import find_name_violations
+from llmsys.config.language import LanguageConfig, find_name_violations
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
@@ -269,7 +268,7 @@ class CrawlConfig(Section):
     extract: ExtractConfig = Field(ArticleExtractorConfig(), description="HTML-to-text extraction.")
     unicode: UnicodeConfig = Field(NoUnicodeRepair(), description="Unicode repair (ftfy).")
     language: LanguageConfig = Field(LanguageConfig(), description="Language identification and filter.")
-    rules: tuple[RuleConfig, ...] = Field((), description="Rules, applied in this order.")
+    rules: tuple[RuleConfig, ...] = Field((), validate_default=False, description="Rules, applied in this order.")
     deduplicate: DeduplicationConfig = Field(DeduplicationConfig(), description="Deduplication.")
     decontaminate: DecontaminateConfig = Field(NoDecontamination(), description="Removal of evaluation items.")
     pii: PiiConfig = Field(NoPiiReplacement(), description="Replacement of personal data.")
@@ -278,10 +277,11 @@ class CrawlConfig(Section):
     documents: DocumentFilesConfig = Field(DocumentFilesConfig(), description="Layout of document files.")
     executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
-    @model_validator(mode="after")
-    def _check_rule_names(self) -> Self:
-        raise_violations(find_name_violations(self.rules, (*STAGES, *RULE_KINDS)))
-        return self
+    @field_validator("rules")
+    @classmethod
+    def _check_rule_names(cls, rules: tuple[RuleConfig, ...]) -> tuple[RuleConfig, ...]:
+        raise_violations(find_name_violations(rules, (*STAGES, *RULE_KINDS)))
+        return rules
 
 
 def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:

@@ -3,10 +3,9 @@
 Read during training and by `llmsys evaluate`.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
@@ -67,31 +66,18 @@ class EvaluationConfig(Section):
         "batch.micro_sequences, at most 8.",
     )
     tasks: tuple[SetConfig, ...] = Field(
-        (), description="Tasks with questions that a language model answers by likelihood."
+        (),
+        validate_default=False,
+        description="Tasks with questions that a language model answers by likelihood.",
     )
 
-    @model_validator(mode="after")
-    def _check_task_names(self) -> Self:
-        titles = [task.title for task in self.tasks]
+    @field_validator("tasks")
+    @classmethod
+    def _check_task_names(cls, tasks: tuple[SetConfig, ...]) -> tuple[SetConfig, ...]:
+        titles = [task.title for task in tasks]
         raise_violations(
-            Violation(f"tasks.{number}.name", f"two sets have the name {title}. Rename one of them.")
+            Violation(f"{number}.name", f"two sets have the name {title}. Rename one of them.")
             for number, title in enumerate(titles)
             if title in titles[:number]
         )
-        return self
-
-
-def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterator[Violation]:
-    """Yield the violations of the evaluation tasks.
-
-    Args:
-        evaluation: the `evaluation:` section.
-        objective: `objective.kind`; tasks need the next-token objective.
-    """
-    if evaluation.tasks and objective != "next_token":
-        yield Violation(
-            "evaluation.tasks",
-            f"{len(evaluation.tasks)} tasks are scored by the likelihood of a text, which "
-            f"objective.kind={objective} does not model. Use evaluation.tasks=[], or a model with "
-            "family=decoder.",
-        )
+        return tasks

@@ -44,6 +44,23 @@ def compute_dim_imbalance(size: int, shards: int) -> float:
     return ceil(size / shards) * shards / size
 
 
+MIN_SAVED_SHARE = 0.1
+"""Least share of the rows that sending once per rank must save: it costs a second sort, and weights travel too."""
+
+
+def sends_once_per_rank(config: MoeConfig, ranks: int) -> bool:
+    """Return whether a token is sent once to each rank that holds some of its experts, not once to each expert.
+
+    Args:
+        config: The experts and their routing.
+        ranks: Ranks that the experts are assigned to.
+
+    Returns:
+        True where that saves enough of the rows.
+    """
+    return count_rank_visits(config, ranks) <= (1 - MIN_SAVED_SHARE) * config.visits_per_token
+
+
 def count_rank_visits(config: MoeConfig, ranks: int) -> float:
     """Count the ranks that hold experts of a token, on average, if the router is even.
 

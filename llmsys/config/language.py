@@ -1,4 +1,4 @@
-"""Configuration of language identification (`data.language:`), and language profiles for the quality rules.
+"""Configuration of language identification (`data.language:`), codes, and language profiles for the quality rules.
 
 A profile has the word segmentation, stop words, end marks and thresholds of one language.
 
@@ -11,7 +11,7 @@ Invariants:
 - The English profile changes nothing, because the published rules are for English.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, field_validator
@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 
 from llmsys.config.migration import find_new_key, to_current_names, to_recorded_names
 from llmsys.config.quality_rules import RuleConfig, Script
-from llmsys.config.section import Section
+from llmsys.config.section import NamedRuleConfig, Section, Violation
 
 
 class LanguageConfig(Section):
@@ -154,3 +154,77 @@ def parse_language_rules(text: str) -> dict[str, LanguageRules]:
     for language_rules in values.values():
         language_rules["rules"] = to_current_names(language_rules["rules"], "data.rules")
     return _BY_CODE.validate_python(values)
+
+
+def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str]) -> Iterator[Violation]:
+    """Yield a violation for every rule whose name is already used by another rule or is in `taken`."""
+    names = [rule.title for rule in rules]
+    for number, (rule, name) in enumerate(zip(rules, names, strict=True)):
+        if name in names[:number]:
+            first = names.index(name)
+            yield Violation(
+                f"{number}",
+                f"{name} is already the name of rules.{first}, and drops are counted by name. Give it another "
+                f"name, such as name: {name}_2.",
+            )
+        # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on the config.
+        elif rule.name and name in taken and name != getattr(rule, "kind", ""):
+            yield Violation(
+                f"{number}.name",
+                f"{name} is the name of a stage or of another kind of rule. Use another name, such as my_{name}.",
+            )
+
+
+# One code per language, whatever the identifier calls it: ISO 639-1 where it has one and ISO 639-3 otherwise. nb and
+# nn are distinct; `no`, which both identifiers use for Bokmål as opposed to nn, becomes nb. All Chinese is zh.
+CODE_OF = {
+    "no": "nb",
+    "iw": "he",
+    "in": "id",
+    "jw": "jv",
+    "mo": "ro",
+    "sh": "sr",
+    "zh-Hant": "zh",
+}
+
+# The codes that each identifier can return. Listed here to reject a wrong code before the slow models are loaded.
+_BAYES = """
+ace af am an ar ary arz as az ba bcl be bg bn br bs ca crh cs cy da de dz el en eo es et eu ext fa fi fo fr fuv
+fy ga gcf gcr gd gl gom grc gu gug guw ha hbo he hi hr ht hu hy id ig is it ja jv ka kab kik kk km kn ko ku ky
+la lb lg lij ln lo lt ltg lv mg mk ml mn mr ms mt my nb ne nl nn nso oc om or pa pcm pl ps pt qu ro ru rw sa sdh
+se si sk sl sn so sq sr st sv sw ta te tg th tk tl tr tt ug uk ur uz uzs vec vi vo wa wuu xh yo yue zh zu zxx
+"""
+_COMPACT = """
+aa ab af ak am ar as ay az ba be bg bh bi bn bo br bs ca ceb chr co crs cs cy da de dv dz el en eo es et eu fa
+fi fj fo fr fy ga gd gl gn gu gv ha haw he hi hmn hr ht hu hy ia id ie ig ik is it iu ja jv ka kha kk kl km kn
+ko ks ku ky la lb lg lif ln lo lt lv mfe mg mi mk ml mn mr ms mt my na nb ne nl nn nr nso ny oc om or pa pl ps
+pt qu rm rn ro ru rw sa sco sd sg si sk sl sm sn so sq sr ss st su sv sw syr ta te tg th ti tk tl tlh tn to tr
+ts tt ug uk ur uz ve vi vo war wo xh xx-Bugi xx-Goth yi yo za zh zu zzp
+"""
+
+BAYES_CODES = frozenset(_BAYES.split())
+COMPACT_CODES = frozenset(_COMPACT.split())
+
+
+def normalize_language_code(code: str) -> str:
+    """Return the pipeline's code for an identifier's label.
+
+    Args:
+        code: a label such as `zh-Hant`.
+
+    Returns:
+        The code, such as `zh`.
+    """
+    return CODE_OF.get(code, code)
+
+
+def list_known_codes(kind: str) -> frozenset[str]:
+    """List the codes that an identifier can return.
+
+    Args:
+        kind: `py3langid`, `cld2` or `combined`.
+
+    Returns:
+        Codes, without `und` (unknown).
+    """
+    return {"py3langid": BAYES_CODES, "cld2": COMPACT_CODES}.get(kind, BAYES_CODES | COMPACT_CODES)

@@ -150,7 +150,7 @@ class LongformerAttentionConfig(_LongAttentionConfig):
 
     def list_score_blocks(
         self, layer: int, scores: ScoreShape, shape: ActivationShape
-    ) -> list[tuple[ScoreShape, ActivationShape]]:
+    ) -> list[tuple[ScoreShape, ActivationShape, bool]]:
         """Return blocks of half a window, for each dilation, and the global tokens."""
         radius, dilations = self.get_radius(layer), self.list_dilations(scores.heads)
         blocks = []
@@ -158,9 +158,9 @@ class LongformerAttentionConfig(_LongAttentionConfig):
             heads, keys = dilations.count(dilation), 3 * radius + self.num_global_tokens
             count = -(-shape.length // (radius * dilation)) * dilation * shape.sequences
             own = replace(scores, heads=heads, key_value_heads=heads, keys=keys)
-            blocks.append((own, replace(shape, sequences=count, length=radius, mask_table="documents")))
+            blocks.append((own, replace(shape, sequences=count, length=radius), True))
         if self.num_global_tokens:
-            blocks.append((scores, replace(shape, length=self.num_global_tokens)))
+            blocks.append((scores, replace(shape, length=self.num_global_tokens), False))
         return blocks
 
     def find_violations(
@@ -224,12 +224,6 @@ class LinformerAttentionConfig(_LongAttentionConfig):
     def build_score_shape(self, model: ModelShape, keys: int, *, is_causal: bool) -> ScoreShape:
         """Return the shape of scores against the mixed keys."""
         return super().build_score_shape(model, self.projected_length, is_causal=is_causal)
-
-    def list_score_blocks(
-        self, layer: int, scores: ScoreShape, shape: ActivationShape
-    ) -> list[tuple[ScoreShape, ActivationShape]]:
-        """Return the scores of all positions against the mixed keys, without a mask."""
-        return [(scores, replace(shape, mask_table="none"))]
 
     def count_products(self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None) -> int:
         """Return the multiplications of mixtures, scores and weighted sums of a row; arguments as in Longformer."""

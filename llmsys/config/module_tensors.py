@@ -12,6 +12,8 @@ from itertools import pairwise
 from math import prod
 from typing import Literal, Protocol
 
+from llmsys.config.attention_kernel import AttentionDevice, AttentionDtype
+
 Component = Literal[
     "embedding",
     "positions",
@@ -107,7 +109,7 @@ def _iter_layer_ranges(layers: tuple[int, ...]) -> Iterator[str]:
 
 
 FP32_BYTES = 4
-Producer = Literal["input", "product", "attention", "collective", "gather", "sum", "pointwise", "fused"]
+Producer = Literal["input", "product", "attention", "flex", "collective", "gather", "sum", "pointwise", "fused"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class SavedTensor:
         name: text for the memory timeline; names that start with `scores` are T × S.
         bytes: size on one rank.
         producer: kind of the op that makes it. A compiler keeps `fused` ones in registers, and recomputes
-            `pointwise` ones.
+            `pointwise` ones. `flex`: flex_attention, which selective checkpointing recomputes.
         is_saved: autograd saves it in eager mode.
         is_needed: a compiled backward reads it (matmul outputs only).
     """
@@ -141,11 +143,10 @@ class ActivationShape:
         context: ranks that share a sequence.
         tensor: ranks that share the channels inside a layer, and the positions between layers.
         value_bytes: bytes of one activation.
-        mask_table: table that attention gets for more than "all" and "causal": booleans for windows or documents,
-            or numbers by distance.
+        has_documents: several documents in one row, or padding.
         are_experts_sharded: other ranks hold experts too.
-        is_on_cpu: kernels are those of a CPU.
-        uses_mask_tables: windows and documents reach attention as a table.
+        device: the device by which kernels are chosen.
+        has_mask_rules: documents and windows are part of that choice; False: they cost nothing (other programs).
         has_explicit_scores: attention writes its scores, as Megatron did before fused kernels.
         is_stream_sharded: with `tensor`, positions between layers are sharded (sequence parallelism).
         saves_gathered_inputs: with `tensor`, inputs of column-parallel matmuls stay gathered for the backward.
@@ -157,13 +158,23 @@ class ActivationShape:
     context: int
     tensor: int
     value_bytes: int
-    mask_table: Literal["none", "windows", "documents", "numbers"]
+    has_documents: bool
     are_experts_sharded: bool
-    is_on_cpu: bool
-    uses_mask_tables: bool
+    device: AttentionDevice
+    has_mask_rules: bool
     has_explicit_scores: bool
     is_stream_sharded: bool
     saves_gathered_inputs: bool
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True where kernels are those of a CPU."""
+        return self.device.kind == "cpu"
+
+    @property
+    def dtype(self) -> AttentionDtype:
+        """Dtype of queries, keys and values; fp16 counts as bf16, which takes the same kernels."""
+        return "fp32" if self.value_bytes == FP32_BYTES else "bf16"
 
     @property
     def num_tokens(self) -> int:

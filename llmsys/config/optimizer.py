@@ -6,7 +6,8 @@ here and in `OptimizerConfig`, its rule in `UpdateRule`, and its construction in
 """
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from math import gcd
+from typing import Annotated, ClassVar, Literal, assert_never
 
 from pydantic import Field
 
@@ -14,6 +15,25 @@ from llmsys.config.section import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 UpdateRule = Literal["adamw", "muon"]
+MomentsDtype = Literal["fp32", "bf16", "int8"]
+
+MOMENT_BLOCK = 128
+"""Largest number of neighbours with one scale."""
+
+MAX_UPDATED_ELEMENTS = 1 << 22
+"""Elements that AdamW with compressed moments updates at a time: each of its float32 tensors takes 16 MiB."""
+
+
+def get_moment_block(width: int) -> int:
+    """Return the number of neighbours in the last dim that share a scale of 8-bit moments.
+
+    Args:
+        width: size of the last dim.
+
+    Returns:
+        A divisor of MOMENT_BLOCK. Where 16 divides the width, up to 16 tensor ranks hold whole blocks each.
+    """
+    return gcd(width if width % 16 else width // 16, MOMENT_BLOCK)
 
 
 class _BaseOptimizerConfig(Section):
@@ -44,7 +64,11 @@ class _BaseOptimizerConfig(Section):
 
     @abstractmethod
     def count_moments(self, name: str, num_dims: int) -> int:
-        """Return the float32 moments of each element of a parameter."""
+        """Return the moments of each element of a parameter."""
+
+    def compute_moment_bytes(self, shape: tuple[int, ...]) -> float:
+        """Return the bytes of one element of one moment of a parameter, scales included."""
+        return 4
 
     @abstractmethod
     def count_update_elements(self, elements: int, largest_matrix: int) -> int:
@@ -66,6 +90,11 @@ class AdamWConfig(_BaseOptimizerConfig):
 
     kind: Literal["adamw"] = "adamw"
     can_update_flat_shards: ClassVar[bool] = True
+    moments: MomentsDtype = Field(
+        "fp32",
+        description="How moments are stored; they are computed in float32. bf16: 2 bytes. int8: 1 byte and a scale per "
+        "block of 128 in matrices. Both round stochastically. Needs engine.kind=torch or accelerate.",
+    )
 
     def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
         """Return adamw for every parameter."""
@@ -75,14 +104,27 @@ class AdamWConfig(_BaseOptimizerConfig):
         """Return 2: the first and the second moment."""
         return 2
 
+    def compute_moment_bytes(self, shape: tuple[int, ...]) -> float:
+        """Return the bytes of one element of one moment of a parameter, scales included."""
+        match self.moments:
+            case "int8" if len(shape) > 1:
+                return 1 + 4 / get_moment_block(shape[-1])
+            case "fp32" | "int8":
+                return 4
+            case "bf16":
+                return 2
+            case unreachable:
+                assert_never(unreachable)
+
     def count_update_elements(self, elements: int, largest_matrix: int) -> int:
-        """Return 0: the fused kernel updates in place."""
-        return 0
+        """Return 0 where the fused kernel updates in place, else some tensors of one piece of a parameter."""
+        return 0 if self.moments == "fp32" else 6 * min(elements, MAX_UPDATED_ELEMENTS)
 
     @property
     def moved_bytes(self) -> int:
         """Bytes read and written per parameter and step."""
-        return 36  # reads weight, gradient and moments, writes three of them, and reads again for the gradient norm
+        # Reads weight, gradient and moments, writes three of them, and reads again for the gradient norm.
+        return {"fp32": 36, "bf16": 28, "int8": 24}[self.moments]
 
 
 class AdamConfig(AdamWConfig):
@@ -92,6 +134,7 @@ class AdamConfig(AdamWConfig):
     """
 
     kind: Literal["adam"] = "adam"  # type: ignore[assignment]
+    moments: Literal["fp32"] = Field("fp32", description="How moments are stored; only AdamW compresses them.")
     can_update_flat_shards: ClassVar[bool] = False
 
 

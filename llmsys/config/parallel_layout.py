@@ -44,9 +44,9 @@ def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig
 
 
 def find_run_sharding_violations(
-    tensor: int, context: int, engine: EngineConfig, sequence_length: int, compiled: bool
+    tensor: int, context: int, engine: EngineConfig, sequence_length: int
 ) -> Iterator[Violation]:
-    """Yield the violations of tensor and context sizes that follow from engine, batch and compilation."""
+    """Yield the violations of tensor and context sizes that follow from engine and batch."""
     parts = tensor * context
     if parts == 1:
         return
@@ -57,12 +57,6 @@ def find_run_sharding_violations(
             axis,
             f"engine.kind={chosen} does not shard matrices or sequences. Use engine.kind=torch with "
             "data_parallel=fsdp, or tensor=1 and context=1.",
-        )
-    if compiled:
-        yield Violation(
-            axis,
-            "train.compile=block does not support collectives inside blocks. Use train.compile=none, or "
-            "tensor=1 and context=1.",
         )
     if sequence_length % parts:
         near = max(1, round(sequence_length / parts)) * parts

@@ -7,9 +7,9 @@ Invariants:
 - `max_…` drops values above the limit and `min_…` values below it. A value equal to the limit passes.
 """
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from llmsys.config.custom_rules import (
     BadWordsConfig,
@@ -23,10 +23,9 @@ from llmsys.config.line_rules import (
     C4DolmaConfig,
     Count,
     LineCorrectionsConfig,
-    NamedRuleConfig,
     Share,
 )
-from llmsys.config.section import Violation, raise_violations
+from llmsys.config.section import NamedRuleConfig, Violation, raise_violations
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -143,9 +142,15 @@ class GopherQualityConfig(NamedRuleConfig):
     max_mean_word_length: Share = Field(
         10.0, description="Maximum mean characters per word, not counting punctuation (dolma: median)."
     )
-    max_hash_ratio: Share = Field(0.1, description="Maximum `#` signs per word. Not in dolma and dclm.")
-    max_ellipsis_ratio: Share = Field(0.1, description="Maximum `...` and `…` per word. Not in dolma and dclm.")
-    max_symbol_ratio: Share = Field(0.1, description="Maximum `#` signs and ellipses per word. Only in dolma and dclm.")
+    max_hash_ratio: Share = Field(
+        0.1, validate_default=False, description="Maximum `#` signs per word. Not in dolma and dclm."
+    )
+    max_ellipsis_ratio: Share = Field(
+        0.1, validate_default=False, description="Maximum `...` and `…` per word. Not in dolma and dclm."
+    )
+    max_symbol_ratio: Share = Field(
+        0.1, validate_default=False, description="Maximum `#` signs and ellipses per word. Only in dolma and dclm."
+    )
     max_bullet_line_share: Share = Field(0.9, description="Maximum of lines that start with `•` or `-` / lines.")
     max_ellipsis_line_share: Share = Field(0.3, description="Maximum of lines that end with `...` or `…` / lines.")
     min_alphabetic_word_share: Share = Field(0.8, description="Minimum of words with a letter / words.")
@@ -154,17 +159,15 @@ class GopherQualityConfig(NamedRuleConfig):
         ("the", "be", "to", "of", "and", "that", "have", "with"), description="Common words, for min_stop_words."
     )
 
-    @model_validator(mode="after")
-    def _check_dialect_limits(self) -> Self:
-        together = self.dialect in ("dolma", "dclm")
-        idle = ("max_hash_ratio", "max_ellipsis_ratio") if together else ("max_symbol_ratio",)
-        instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
-        raise_violations(
-            Violation(name, f"{getattr(self, name):g} has no effect in the dialect {self.dialect}. Set {instead}.")
-            for name in idle
-            if getattr(self, name) != type(self).model_fields[name].default
-        )
-        return self
+    @field_validator("max_hash_ratio", "max_ellipsis_ratio", "max_symbol_ratio")
+    @classmethod
+    def _check_dialect_limit(cls, limit: float, info: ValidationInfo) -> float:
+        together, field = info.data.get("dialect") in ("dolma", "dclm"), info.field_name or ""
+        if together != (field == "max_symbol_ratio") and limit != cls.model_fields[field].default:
+            instead = "max_symbol_ratio" if together else "max_hash_ratio and max_ellipsis_ratio"
+            text = f"{limit:g} has no effect in the dialect {info.data.get('dialect')}. Set {instead}."
+            raise_violations([Violation("", text)])
+        return limit
 
 
 class FinewebQualityConfig(NamedRuleConfig):

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
-from llmsys.config.checkpoint import CheckpointConfig, find_retention_violations
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
-from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig, find_task_violations
+from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, SpanCorruptionConfig, infer_objective
@@ -27,7 +27,10 @@ from llmsys.config.parallel_layout import (
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
+    find_moments_violations,
     find_noise_scale_violations,
+    find_retention_violations,
+    find_task_violations,
     find_torch_violations,
     resolve_layout,
 )
@@ -88,13 +91,18 @@ class RunConfig(Section):
         raise_violations(self._find_violations())
         return self
 
+    @property
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
+        length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
+        if isinstance(self.objective, SpanCorruptionConfig):  # a source is shorter than its window
+            return self.objective.count_lengths(length)
+        return length, target if target is not None and self.model.family == "encoder_decoder" else length
+
     def _find_violations(self) -> Iterator[Violation]:
-        longest = self.model.max_position_embeddings
-        for name in ("sequence_length", "target_sequence_length"):
-            length = getattr(self.batch, name) or 0
-            if name == "sequence_length" and isinstance(self.objective, SpanCorruptionConfig):
-                length = max(self.objective.count_lengths(length))  # a source is shorter than its window
-            if length > longest:
+        longest, lengths = self.model.max_position_embeddings, self.sequence_lengths
+        for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
+            if length > longest and name in self.batch.model_fields_set | {"sequence_length"}:
                 yield Violation(
                     f"batch.{name}",
                     f"{length} positions are more than model.max_position_embeddings={longest}. "
@@ -106,20 +114,16 @@ class RunConfig(Section):
         yield from self._find_budget_violations()
         yield from find_retention_violations(self.checkpoint, self.evaluation.every_steps)
         yield from find_task_violations(self.evaluation, self.objective.kind)
-        yield from self._find_precision_violations()
         yield from find_generation_violations(self.generation, self.model)
-        yield from find_torch_violations(self.engine, self.layout, self.train, self.model)
+        yield from find_torch_violations(self.engine, self.layout, self.train)
         for problem in find_expert_violations(self.layout.expert, self.model):
             yield Violation("layout.expert", problem)
         yield from self._find_axis_violations()
-        axes = {"replicate": self.layout.replicate, "expert": self.layout.expert}
-        recurrence = None if self.model.recurrence is None else self.model.recurrence.kind
-        yield from find_deepspeed_violations(self.engine, **axes, recurrence=recurrence)
+        yield from find_deepspeed_violations(self.engine, self.layout, self.model)
+        windows = self.objective.uses_windows
         if self.train.reproducibility == "bitwise":
-            windows = self.objective.uses_windows
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
-        windows = self.objective.uses_windows
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
@@ -128,16 +132,7 @@ class RunConfig(Section):
                 f"{self.optimizer.kind} is not built by engine.kind=deepspeed, which has AdamW on flat shards. "
                 "Use engine.kind=torch, or optimizer.kind=adamw.",
             )
-
-    def _find_precision_violations(self) -> Iterator[Violation]:
-        # `auto` passes here; `resolve_precision` checks again with the resolved type.
-        bf16 = self.train.precision in ("auto", "bf16")
-        if self.train.compile == "block" and not bf16 and self.model.moe is not None:
-            yield Violation(
-                "train.compile",
-                "block with experts needs train.precision=bf16: compiled, torch multiplies groups in bf16 only. "
-                "Use train.compile=none or train.precision=bf16.",
-            )
+        yield from find_moments_violations(self.optimizer, self.engine, self.train)
 
     def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.ema_half_life_tokens:
@@ -156,12 +151,10 @@ class RunConfig(Section):
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
-        layout, compiled = self.layout, self.train.compile == "block"
+        layout = self.layout
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model),
-            *find_run_sharding_violations(
-                layout.tensor, layout.context, self.engine, self.batch.sequence_length, compiled
-            ),
+            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -227,12 +220,16 @@ class RunConfig(Section):
         # Stored in checkpoints and compared with them: keys in the spelling of the first version.
         stored = to_recorded_names(self.model_dump(mode="json"))
         sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
+        if sections["optimizer"].get("moments") == "fp32":  # runs of earlier versions have no other
+            del sections["optimizer"]["moments"]
         batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
         train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision
         batch["tokens"] = self.batch.tokens_per_step
         if self.train.matmul_dtype != "compute":
             train["products"] = self.train.matmul_dtype
+        if self.train.expert_matmul_dtype != "compute":
+            train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
         if self.batch.ramp is not None:
@@ -262,15 +259,25 @@ class RunConfig(Section):
         if self.train.precision != "auto":
             return self
         resolved = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
-        problems = [
-            *resolved._find_precision_violations(),
-            *find_torch_violations(resolved.engine, resolved.layout, resolved.train, resolved.model),
-        ]
+        # `auto` has passed the checks of the config.
+        problems = list(find_torch_violations(resolved.engine, resolved.layout, resolved.train))
         if problems:
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
             raise ConfigError(f"train.precision=auto is {precision} here{reason}, which is invalid: {listed_problems}")
         return resolved
+
+    def resolve_compile(self, has_triton: bool) -> Self:
+        """Return the config with `block` or `none` in place of `train.compile=auto`; unchanged if it names one.
+
+        Args:
+            has_triton: whether the device is an accelerator for which torch.compile can generate kernels.
+        """
+        if self.train.compile != "auto":
+            return self
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
+        fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
+        return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.

@@ -1,4 +1,4 @@
-"""Rules between the sections of a run: engine, gradient noise scale, prompts.
+"""Rules between the sections of a run: engine, gradient noise scale, prompts, checkpoints, evaluation tasks.
 
 Each violation names the value, the rule and the remedy. Rules of the axes are in parallel_layout.py.
 
@@ -9,8 +9,11 @@ complete before the next is added."""
 from collections.abc import Iterator
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
+from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
@@ -90,29 +93,19 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
 FSDP = "engine.data_parallel=fsdp"
 
 
-def find_torch_violations(
-    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, model: ModelConfig
-) -> Iterator[Violation]:
+def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):
         yield from _find_replica_violations(engine, layout)
-    moe = model.moe
-    reads_counts = moe is not None and (layout.expert > 1 or moe.routing.kind != "token_choice")
-    if train.compile == "block" and train.activation_checkpoint != "none" and reads_counts:
-        yield Violation(
-            "train.activation_checkpoint",
-            f"{train.activation_checkpoint} cannot be compiled where the host reads counts inside a block, as for "
-            "layout.expert > 1 and routing by capacity or expert choice. "
-            "Use train.compile=none or train.activation_checkpoint=none.",
-        )
     if engine.kind == "torch" and engine.gradient_accumulation == "whole" and train.reproducibility == "bitwise":
         yield Violation(
             "engine.gradient_accumulation",
             "whole sums over micro-batches before ranks, but train.reproducibility=bitwise needs its own "
             "order. Use engine.gradient_accumulation=sharded, or train.reproducibility=fast.",
         )
-    if train.matmul_dtype == "fp8":
-        yield from _find_fp8_violations(engine, layout, train)
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(train, key)) != "compute":
+            yield from _find_fp8_violations(f"train.{key}", recipe, engine, train)
 
 
 def is_replicated(engine: EngineConfig) -> bool:
@@ -182,7 +175,7 @@ def _find_replica_violations(engine: EngineConfig, layout: ParallelLayout) -> It
         )
 
 
-def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
+def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: TrainConfig) -> Iterator[Violation]:
     reason = None
     if engine.kind != "torch":
         reason = f"engine.kind={engine.kind} does not support fp8 layers. Use engine.kind=torch"
@@ -192,30 +185,47 @@ def _find_fp8_violations(engine: EngineConfig, layout: ParallelLayout, train: Tr
         reason = f"train.precision={train.precision} is not the output dtype of fp8 matmuls. Use train.precision=bf16"
     elif train.reproducibility == "bitwise":
         reason = "train.reproducibility=bitwise does not support fp8 matmuls. Use fast"
-    elif layout.tensor > 1:
-        reason = f"layout.tensor={layout.tensor} shards matrices that fp8 scales unsharded. Use layout.tensor=1"
     if reason is not None:
-        yield Violation("train.matmul_dtype", f"fp8 is not available: {reason}, or train.matmul_dtype=compute.")
+        yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
 
 
-def find_deepspeed_violations(
-    engine: EngineConfig, *, replicate: int, expert: int, recurrence: str | None
+def find_moments_violations(
+    optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
 ) -> Iterator[Violation]:
+    """Yield the violations of an optimizer whose moments are compressed.
+
+    Args:
+        optimizer: the `optimizer:` section.
+        engine: the `engine:` section.
+        train: the `train:` section.
+    """
+    if optimizer.kind != "adamw" or optimizer.moments == "fp32":
+        return
+    if engine.kind == "deepspeed":
+        text = "DeepSpeed keeps flat float32 shards. Use engine.kind=torch"
+    elif train.reproducibility == "bitwise":
+        text = "train.reproducibility=bitwise rounds nothing by chance. Use train.reproducibility=fast"
+    else:
+        return
+    yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")
+
+
+def find_deepspeed_violations(engine: EngineConfig, layout: ParallelLayout, model: ModelConfig) -> Iterator[Violation]:
     """Yield the violations of the DeepSpeed engine; none for other engines.
 
     Args:
         engine: the `engine:` section.
-        replicate: size of the replicate axis.
-        expert: size of the expert axis.
-        recurrence: kind of `model.recurrence`, if any.
+        layout: the `layout:` section.
+        model: the `model:` section.
     """
+    replicate, expert, recurrence = layout.replicate, layout.expert, model.recurrence
     if engine.kind != "deepspeed":
         return
     if engine.zero_stage == 3 and recurrence is not None:
         # DeepSpeed 0.19.8 puts the gradient of each use into one bucket, and asserts that they are different weights.
         yield Violation(
             "engine.zero_stage",
-            f"3 reduces the gradient of a block after each of its uses, but model.recurrence.kind={recurrence} repeats "
+            f"3 reduces the gradient of a block after each of its uses, but model.recurrence.kind={recurrence.kind} repeats "
             "one. Use zero_stage=2, or engine.kind=torch.",
         )
     if engine.zero_stage == 3 and expert > 1:
@@ -235,4 +245,51 @@ def find_deepspeed_violations(
             "layout.replicate",
             f"{replicate} replicas are not supported by DeepSpeed: zero_stage={engine.zero_stage} shards over "
             "all ranks. Use layout.replicate=1, or engine.kind=torch.",
+        )
+
+
+def find_retention_violations(checkpoint: CheckpointConfig, evaluation_every_steps: int) -> Iterator[Violation]:
+    """Yield the retention rules that would select no checkpoint, or fewer than are averaged.
+
+    Args:
+        checkpoint: the `checkpoint:` section.
+        evaluation_every_steps: steps between two evaluations; 0 evaluates at the end only.
+    """
+    if checkpoint.average_last > checkpoint.keep_last:
+        yield Violation(
+            "checkpoint.keep_last",
+            f"{checkpoint.keep_last} cannot hold the {checkpoint.average_last} of average_last. "
+            f"Use {checkpoint.average_last}.",
+        )
+    saved, kept = checkpoint.every_steps, checkpoint.keep_every_steps
+    if kept and (not saved or kept % saved):
+        near = max(1, round(kept / saved)) * saved if saved else 0
+        remedy = f"Use keep_every_steps={near}" if saved else "Set checkpoint.every_steps"
+        yield Violation(
+            "checkpoint.keep_every_steps",
+            f"{kept} is not a multiple of checkpoint.every_steps={saved}, so few or none of its steps are saved. "
+            f"{remedy}, or 0.",
+        )
+    if checkpoint.keep_best and (not evaluation_every_steps or not saved or saved % evaluation_every_steps):
+        yield Violation(
+            "checkpoint.keep_best",
+            f"{checkpoint.keep_best} best checkpoints need an evaluation of each checkpoint, but "
+            f"evaluation.every_steps={evaluation_every_steps} does not divide checkpoint.every_steps={saved}. "
+            f"Use evaluation.every_steps={saved or 100}, or checkpoint.keep_best=0.",
+        )
+
+
+def find_task_violations(evaluation: EvaluationConfig, objective: str) -> Iterator[Violation]:
+    """Yield the violations of the evaluation tasks.
+
+    Args:
+        evaluation: the `evaluation:` section.
+        objective: `objective.kind`; tasks need the next-token objective.
+    """
+    if evaluation.tasks and objective != "next_token":
+        yield Violation(
+            "evaluation.tasks",
+            f"{len(evaluation.tasks)} tasks are scored by the likelihood of a text, which "
+            f"objective.kind={objective} does not model. Use evaluation.tasks=[], or a model with "
+            "family=decoder.",
         )

@@ -4,10 +4,9 @@ Lengths are in tokens, so that they do not depend on the batch size. Only `noam`
 Every schedule starts with a linear warm-up from 0 to the peak.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from llmsys.config.section import Section, Violation, raise_violations
 
@@ -84,24 +83,24 @@ class MultiplierScheduleConfig(Section):
     Two points at the same token count are a step: [[0, 1], [900, 1], [900, 0]] is 1 before 900 tokens and 0 from 900.
     """
 
-    weight_decay: tuple[Point, ...] = Field((), description="Factor on optimizer.weight_decay. Empty: always 1.")
+    weight_decay: tuple[Point, ...] = Field(
+        (), validate_default=False, description="Factor on optimizer.weight_decay. Empty: always 1."
+    )
     balance: tuple[Point, ...] = Field(
         (),
+        validate_default=False,
         description="Factor on the rate or weight of load balancing. Empty: always 1. DeepSeek-V3 uses 0 for the "
         "last 500 of 14,800 billion tokens.",
     )
 
-    @model_validator(mode="after")
-    def _check_points(self) -> Self:
-        raise_violations(self._find_violations())
-        return self
-
-    def _find_violations(self) -> Iterator[Violation]:
-        for name in ("weight_decay", "balance"):
-            positions = [tokens for tokens, _ in getattr(self, name)]
-            if positions != sorted(positions):
-                text = f"the points are at {', '.join(map(str, positions))} tokens. Sort them by tokens."
-                yield Violation(name, text)
+    @field_validator("weight_decay", "balance")
+    @classmethod
+    def _check_points(cls, points: tuple[Point, ...]) -> tuple[Point, ...]:
+        positions = [tokens for tokens, _ in points]
+        if positions != sorted(positions):
+            text = f"the points are at {', '.join(map(str, positions))} tokens. Sort them by tokens."
+            raise_violations([Violation("", text)])
+        return points
 
     @property
     def is_active(self) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -87,6 +87,22 @@ class Section(BaseModel):
     """One mapping of a YAML file: frozen after validation; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class NamedRuleConfig(Section):
+    """One rule. Subclasses add the `kind` field."""
+
+    name: str = Field(
+        "",
+        pattern="^([a-z][a-z0-9_]*)?$",
+        max_length=60,
+        description="Name of the rule in funnel, reasons and columns. Empty: its kind.",
+    )
+
+    @property
+    def title(self) -> str:
+        """The name, or the kind if the name is empty."""
+        return self.name or str(getattr(self, "kind", ""))
 
 
 SectionType = type[BaseModel]

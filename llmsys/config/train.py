@@ -1,9 +1,9 @@
 """Sections of the run itself: name, processes, budget, bad steps, generation, tracking and FLOP counting."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
@@ -18,29 +18,28 @@ class SpikeDetectionConfig(Section):
     max_grad_norm_ratio: float = Field(
         0.0,
         ge=0,
+        validate_default=False,
         description="Skip a step whose gradient norm (before clipping) exceeds this multiple of the median, such as "
         "10. 0: off.",
     )
     max_loss_ratio: float = Field(
-        0.0, ge=0, description="Skip a step whose loss exceeds this multiple of the median, such as 1.5. 0: off."
+        0.0,
+        ge=0,
+        validate_default=False,
+        description="Skip a step whose loss exceeds this multiple of the median, such as 1.5. 0: off.",
     )
     window_steps: int = Field(100, ge=2, description="Number of last applied steps for the median.")
 
-    @model_validator(mode="after")
-    def _check_ratios(self) -> Self:
-        raise_violations(
-            Violation(
-                name, f"{value:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
-            )
-            for name, value in (
-                ("max_grad_norm_ratio", self.max_grad_norm_ratio),
-                ("max_loss_ratio", self.max_loss_ratio),
-            )
-            if 0 < value <= 1
-        )
-        return self
+    @field_validator("max_grad_norm_ratio", "max_loss_ratio")
+    @classmethod
+    def _check_ratio(cls, ratio: float) -> float:
+        if 0 < ratio <= 1:
+            text = f"{ratio:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
+            raise_violations([Violation("", text)])
+        return ratio
 
 
+MatmulDtype = Literal["compute", "fp8", "fp8_block"]
 Precision = Literal["bf16", "fp16", "fp32"]
 """Number types of weights and activations in matmuls."""
 
@@ -72,10 +71,14 @@ class TrainConfig(Section):
         "fp32. auto: bf16 if the device supports it natively, else fp32; a resumed run keeps its dtype. "
         "fp16 uses loss scaling.",
     )
-    matmul_dtype: Literal["compute", "fp8"] = Field(
+    matmul_dtype: MatmulDtype = Field(
         "compute",
         description="Dtype of the inputs of linear layers in blocks. compute: that of `precision`. fp8: 8 bits with "
-        "rowwise scales; needs torchao and a GPU with fp8 matmuls.",
+        "rowwise scales; needs torchao and a GPU with fp8 matmuls. fp8_block: 8 bits with scales per 128 neighbours, "
+        "and per 128 x 128 tile of weights; needs a Hopper GPU or newer.",
+    )
+    expert_matmul_dtype: MatmulDtype = Field(
+        "compute", description="Dtype of the inputs of routed experts, as `matmul_dtype`."
     )
     reproducibility: Literal["fast", "bitwise"] = Field(
         "fast",
@@ -87,8 +90,10 @@ class TrainConfig(Section):
         description="Activation checkpointing. selective: save the outputs of matmuls and attention and recompute "
         "the rest. full: save only the inputs of each block.",
     )
-    compile: Literal["none", "block"] = Field(
-        "none", description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs."
+    compile: Literal["auto", "none", "block"] = Field(
+        "auto",
+        description="block: apply torch.compile to each block; needs a C++ compiler, or Triton on GPUs. auto: block "
+        "under engine.kind=torch on CUDA devices with Triton, else none.",
     )
     init_from: LocalPath | None = Field(
         None, description="Run folder or checkpoint to initialize the weights of a new run from, matched by name."

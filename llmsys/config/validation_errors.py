@@ -97,7 +97,7 @@ def _iter_messages(detail: ErrorDetails, location: _KeyLocation, root: SectionTy
     kind, value = detail["type"], detail["input"]
     if kind == "rules":
         for key, message in context["problems"]:
-            yield (*keys, *key.split(".")), message
+            yield (*keys, *filter(None, key.split("."))), message
     elif kind == "extra_forbidden":
         yield keys, _format_renamed_key(keys, root, value) or _format_unknown_key(keys, owners, root)
     elif kind == "missing":

@@ -84,7 +84,7 @@ class Batch:
 
     @cached_property
     def token_counts(self) -> TokenCounts:
-        """The three counts. `pin_memory` and `to` carry them along, so that nobody waits for a device to count."""
+        """The three counts. `map_tensors` and `to` carry them along, so that nobody waits for a device to count."""
         real_BT = self.real_BT
         if real_BT is None and self.documents_BT is not None:
             real_BT = self.documents_BT >= 0
@@ -112,16 +112,13 @@ class Batch:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if name != "targets_BT" and value is not None}
 
-    def pin_memory(self) -> Self:
-        """Return the batch in pinned memory; requires an accelerator."""
-        return self._map_tensors(lambda tensor: tensor.pin_memory())
-
     def to(self, device: torch.device) -> Self:
         """Return the batch on `device`, on an accelerator with the lengths of its documents."""
         batch = self if device.type == "cpu" else self.count_documents()
-        return batch._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        return batch.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy whose tensors went through `change`, always in the same order."""
         changed: dict[str, Any] = {
             name: value.map_tensors(change) if isinstance(value, DocumentLengths) else change(value)
             for name, value in self.to_model_inputs().items()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmsys.data.batch import Batch
+from llmsys.data.pinned_buffers import PinnedBuffers
 from llmsys.data.step_batches import StepBatches
 
 
@@ -25,7 +26,8 @@ class StepLoader:
         """Read from `source`.
 
         `pinned` is for accelerators: batches are in pinned memory, which is copied while the device computes, and have
-        the lengths of their documents.
+        the lengths of their documents. A step's batches are overwritten once the one after it has been taken, so the
+        device must have copied them by then: an engine waits for it at the end of each step.
         """
         self.source = source
         self.ahead = ahead
@@ -56,11 +58,15 @@ class StepLoader:
     def _read_ahead(
         self, ready: "queue.Queue[list[Batch] | BaseException]", closed: threading.Event, start: int, stop: int
     ) -> None:
+        # One step in each place of the queue, one at the consumer, and one that is read.
+        buffers = PinnedBuffers(self.ahead + 2)
         for step in range(start, stop):
             item: list[Batch] | BaseException
             try:
                 batches = self.source.get_micro_batches(step)
-                item = [batch.count_documents().pin_memory() for batch in batches] if self.pinned else batches
+                if self.pinned:
+                    batches = buffers.copy_batches([batch.count_documents() for batch in batches])
+                item = batches
             except Exception as error:
                 item = error
             while not closed.is_set():

@@ -25,6 +25,7 @@ from llmsys.dryrun.categories import (
     UPDATE,
 )
 from llmsys.estimate.activation_memory import IN_EVALUATION
+from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.memory_timeline import MemorySnapshot
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
@@ -55,11 +56,17 @@ ITEM_GROUPS = {
     "gathered weights": (
         "gathered weights",
         "gathered weights outside of blocks",
-        "gathered weights of two blocks",
+        "gathered weights of blocks",
         "whole weights",
         "weights cast for matmuls",
     ),
-    "activations": ("activations saved by blocks", "activations saved by a block", "attention mask", "stage output"),
+    "activations": (
+        "activations saved by blocks",
+        "activations saved by a block",
+        "activations saved by two blocks",
+        "attention mask",
+        "stage output",
+    ),
     "loss": (
         "last hidden states",
         "last hidden states and their gradient",
@@ -88,9 +95,18 @@ GROUP_OF_ITEM = {item: group for group, items in ITEM_GROUPS.items() for item in
 
 LAST = "step 2, last micro-batch"
 PHASES = {
-    "forward": (f"{LAST}: forward", ("at the end of forward",)),
+    "forward": (
+        f"{LAST}: forward",
+        ("at the start of forward", "before the last block", "at the end of forward"),
+    ),
     "loss": (f"{LAST}: loss", ("in the loss",)),
-    "backward to the second block": (f"{LAST}: backward to the second block", ("in the backward of the last block",)),
+    "backward to the second block": (
+        f"{LAST}: backward to the second block",
+        (
+            "in the backward of the last block",
+            "in the backward of the second block",
+        ),
+    ),
     "backward of the first block": (
         f"{LAST}: backward of the first block",
         ("in the backward of the first block", "at the end of backward"),
@@ -117,13 +133,16 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
         batch = config.batch.model_copy(update={"micro_sequences": result["micro_sequences"]})
         config = config.model_copy(update={"batch": batch})
     layout = config.resolve_layout(result["world_size"])
-    timeline = estimate_peak_memory(config, layout, system=MemoryProfile(measured="allocated"))
+    device = load_device_profile(result["request"]["device"])
+    system = MemoryProfile(measured="allocated", capability=device.compute_capability)
+    timeline = estimate_peak_memory(config, layout, system=system)
     instants = {instant.name: instant for instant in timeline.instants}
     measured = {phase["name"]: phase for phase in result["memory"]["phases"]}
     phases = []
     for name, (phase, candidates) in PHASES.items():
         if phase in measured:
-            fullest = max((instants[one] for one in candidates), key=lambda instant: instant.bytes)
+            found = [instants[one] for one in candidates if one in instants]
+            fullest = max(found, key=lambda instant: instant.bytes)
             phases.append(_compare_phase(name, measured[phase], fullest))
     return {
         "peak_bytes": timeline.peak_bytes,
@@ -135,11 +154,13 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
 
 def _compare_phase(name: str, phase: dict[str, Any], instant: MemorySnapshot) -> dict[str, Any]:
     measured, estimated = dict.fromkeys(GROUPS.values(), 0), dict.fromkeys(GROUPS.values(), 0)
+    # Evaluation is one category. The head's gradient is made in the loss, or where it is cast after it.
+    passing = ("loss",) if instant.name == IN_EVALUATION or name.startswith("backward") else ()
     for category, size in phase["categories"].items():
-        measured[GROUPS[category]] += size
+        measured[IN_USE if GROUPS[category] in passing else GROUPS[category]] += size
     for item in instant.items:
-        is_temporary = instant.name == IN_EVALUATION and item.name.startswith("logits")
-        estimated[IN_USE if is_temporary else GROUP_OF_ITEM[item.name]] += item.bytes
+        group = GROUP_OF_ITEM[item.name]
+        estimated[IN_USE if group in passing else group] += item.bytes
     items = [
         {"item": group, "dry_run_bytes": measured[group], "estimate_bytes": estimated[group]}
         for group in measured

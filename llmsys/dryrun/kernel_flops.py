@@ -1,8 +1,9 @@
 """FLOPs of products and attention, by operation: torch's formulas, and those that torch lacks.
 
 Invariants:
-- Attention over packed documents is counted by document and the half that a causal mask leaves; attention by blocks is
-  counted by the blocks that are read.
+- `count_kernel_flops` counts attention over packed documents by document and the half that a causal mask leaves, and
+  attention by blocks by the blocks that are read.
+- `count_attention_flops` counts what kernels compute: whole tiles, and head widths as the kernel pads them.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from llmsys.config.attention_kernel import FLEX_BLOCK
+from llmsys.config.attention_kernel import FLEX_BLOCK, compute_padded_width
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
 
 BACKWARD_PRODUCTS, FORWARD_PRODUCTS = 5, 2
@@ -37,6 +38,61 @@ def count_kernel_flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=outputs))
 
 
+def count_attention_flops(func: OpOverload, args: tuple[Any, ...]) -> int:
+    """Return the FLOPs that an attention kernel computes, 0 for what is none.
+
+    A kernel computes whole tiles of queries × keys, also those that a border of a document or the diagonal cuts.
+
+    Args:
+        func: the operation.
+        args: its arguments.
+
+    Returns:
+        Multiplications and additions.
+    """
+    count = ATTENTION_FORMULAS.get(func._opname)
+    return 0 if count is None else count(args)
+
+
+def _count_varlen_tiles(
+    query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int], products: int, tile: tuple[int, int]
+) -> int:
+    tiles = sum(count_tile_pairs(length, window, tile) for length in _list_lengths(query, starts))
+    return products * tiles * query.shape[1] * (query.shape[2] + value.shape[2])
+
+
+def _count_flash_tiles(query: Tensor, value: Tensor, is_causal: bool, products: int, tile: tuple[int, int]) -> int:
+    """Count dense flash attention over (rows, heads, positions, width)."""
+    rows, heads, length, width = query.shape
+    pairs = count_tile_pairs(length, (-1, 0 if is_causal else -1), tile)
+    return products * rows * heads * pairs * (width + value.shape[3])
+
+
+def _count_table_scores(query: Tensor, key: Tensor, value: Tensor, products: int) -> int:
+    rows, heads, length, width = query.shape
+    return products * rows * heads * length * key.shape[2] * (width + value.shape[3])
+
+
+def count_tile_pairs(length: int, window: tuple[int, int], tile: tuple[int, int]) -> int:
+    """Return the pairs of positions in the tiles that a document touches.
+
+    Args:
+        length: tokens of the document.
+        window: keys to the left and to the right that a query sees; -1: all.
+        tile: queries and keys of a tile.
+
+    Returns:
+        Queries times keys, both rounded up to tiles.
+    """
+    rows, columns = tile
+    pairs = 0
+    for start in range(0, length, rows):
+        first = 0 if window[0] < 0 else max(0, start - window[0])
+        last = length - 1 if window[1] < 0 else min(length, start + rows) - 1 + window[1]
+        pairs += rows * columns * (min(last, length - 1) // columns - first // columns + 1)
+    return pairs
+
+
 def _count_grouped_products(args: tuple[Any, ...], outputs: Tensor) -> int:
     """2 · rows · in · out, where the rows are the ragged dim of grouped_mm."""
     left: Tensor = args[0]
@@ -56,11 +112,15 @@ def _count_varlen_backward(args: tuple[Any, ...], outputs: Any) -> int:
 
 def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int]) -> int:
     """Return heads · (query width + value width) · pairs of positions that see each other, over all documents."""
+    pairs = sum(_count_pairs(length, window) for length in _list_lengths(query, starts))
+    return pairs * query.shape[1] * (query.shape[2] + value.shape[2])
+
+
+def _list_lengths(query: Tensor, starts: Tensor) -> list[int]:
+    """Return the lengths of packed documents."""
     known = get_known(starts)
     with leave_fake_mode():
-        lengths = [query.shape[0]] if known is None else known.diff().tolist()
-    pairs = sum(_count_pairs(length, window) for length in lengths)
-    return pairs * query.shape[1] * (query.shape[2] + value.shape[2])
+        return [query.shape[0]] if known is None else [int(length) for length in known.diff().tolist()]
 
 
 def _count_flex_forward(args: tuple[Any, ...], outputs: Any) -> int:
@@ -82,6 +142,13 @@ def _count_block_scores(query: Tensor, value: Tensor, num_keys: int, blocks: Ten
     return num_blocks * FLEX_BLOCK**2 * query.shape[1] * (query.shape[3] + value.shape[3])
 
 
+def _count_padded_blocks(query: Tensor, value: Tensor, num_keys: int, blocks: Tensor, products: int) -> int:
+    """Count blocks with head widths that are powers of two, as Triton's tiles are."""
+    padded = compute_padded_width(query.shape[3]) + compute_padded_width(value.shape[3])
+    plain = _count_block_scores(query, value, num_keys, blocks)
+    return products * plain // (query.shape[3] + value.shape[3]) * padded
+
+
 def _count_pairs(length: int, window: tuple[int, int]) -> int:
     left = length - 1 if window[0] < 0 else min(window[0], length - 1)
     right = length - 1 if window[1] < 0 else min(window[1], length - 1)
@@ -95,4 +162,28 @@ OWN_FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "varlen_attention_backward": _count_varlen_backward,
     "fake_flex_attention": _count_flex_forward,
     "fake_flex_attention_backward": _count_flex_backward,
+}
+FORWARD_TILE, BACKWARD_TILE = (128, 64), (64, 128)
+"""Queries and keys of FlashAttention-2's tiles for heads of 128 channels on data center GPUs."""
+
+# Arguments: varlen (q, k, v, sinks, starts, longest, left, right, scale) and (gradient, q, k, v, out, lse, starts,
+# longest, left, right, scale); flex as above; torch's flash (q, k, v, dropout, is_causal) and (gradient, q, k, v, out,
+# lse, starts, starts, longest, longest, dropout, is_causal); efficient (q, k, v, …) and (gradient, q, k, v, …).
+ATTENTION_FORMULAS: dict[str, Callable[[tuple[Any, ...]], int]] = {
+    "varlen_attention": lambda a: _count_varlen_tiles(a[0], a[2], a[4], (a[6], a[7]), FORWARD_PRODUCTS, FORWARD_TILE),
+    "varlen_attention_backward": lambda a: _count_varlen_tiles(
+        a[1], a[3], a[6], (a[8], a[9]), BACKWARD_PRODUCTS, BACKWARD_TILE
+    ),
+    "fake_flex_attention": lambda a: _count_padded_blocks(a[0], a[2], a[1].shape[2], a[4], FORWARD_PRODUCTS),
+    "fake_flex_attention_backward": lambda a: _count_padded_blocks(a[1], a[3], a[2].shape[2], a[7], BACKWARD_PRODUCTS),
+    "_scaled_dot_product_flash_attention": lambda a: _count_flash_tiles(
+        a[0], a[2], a[4], FORWARD_PRODUCTS, FORWARD_TILE
+    ),
+    "_scaled_dot_product_flash_attention_backward": lambda a: _count_flash_tiles(
+        a[1], a[3], a[11], BACKWARD_PRODUCTS, BACKWARD_TILE
+    ),
+    "_scaled_dot_product_efficient_attention": lambda a: _count_table_scores(a[0], a[1], a[2], FORWARD_PRODUCTS),
+    "_scaled_dot_product_efficient_attention_backward": lambda a: _count_table_scores(
+        a[1], a[2], a[3], BACKWARD_PRODUCTS
+    ),
 }

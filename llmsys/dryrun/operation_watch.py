@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from llmsys.dryrun.categories import BACKWARD, FORWARD, GATHERED, LOSS, REDUCED, SAVED
 from llmsys.dryrun.collective_log import exchange_known
 from llmsys.dryrun.host_waits import HostWaitLog
-from llmsys.dryrun.kernel_flops import count_kernel_flops
+from llmsys.dryrun.kernel_flops import count_attention_flops, count_kernel_flops
 from llmsys.dryrun.known_values import (
     attach_outputs,
     compute_known,
@@ -156,6 +156,8 @@ class OperationWatch(TorchDispatchMode):
         recorder.operations[repeated, name] += 1
         if flops := count_kernel_flops(func, args, kwargs, outputs):
             recorder.flops[repeated, name] += flops
+        if computed := count_attention_flops(func, args):
+            recorder.attention_flops[repeated, name] += computed
 
 
 def _has_mask_index(args: tuple[Any, ...]) -> bool:

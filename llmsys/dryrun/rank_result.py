@@ -14,14 +14,16 @@ from llmsys.config.attention_kernel import AttentionDevice
 from llmsys.config.attention_layers import list_attention_groups
 from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
+from llmsys.dryrun.kernel_flops import BACKWARD_PRODUCTS, FORWARD_PRODUCTS
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.flops import count_flops
 from llmsys.estimate.peak_memory import OUTSIDE_BYTES
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
-TIMELINE_POINTS, MAX_OWNERS, MAX_OPERATIONS = 1_000, 24, 16
+TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 1_000, 24, 12, 16
 ATTENTION_WORDS = ("attention", "attn", "flex")
 
 
@@ -64,6 +66,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "operations": dict(operations.most_common(MAX_OPERATIONS)),
         "num_operations": sum(operations.values()),
         "flops": dict(_sum_phases(recorder.flops, session).most_common()),
+        "attention_flops": build_attention_flops(session),
         "squares": [{"owner": owner, "tensor": tensor, "count": n} for (owner, tensor), n in recorder.squares.items()],
         "compiled": {
             "signatures": dict(Counter(name for name, _ in session.signatures.counts)),
@@ -83,6 +86,27 @@ def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, An
     ]
 
 
+def build_attention_flops(session: RankSession) -> dict[str, float] | None:
+    """Return the FLOPs of attention in a step: what documents and mask need, and what kernels compute.
+
+    None where a kernel is made of plain operations, which are not counted apart from other products.
+    """
+    config, layout = session.config, session.layout
+    kernels = [group["kernel"] for group in list_kernels(config, session.profile)]
+    computed = sum(_sum_phases(session.recorder.attention_flops, session).values())
+    if "eager" in kernels or not computed:
+        return None
+    policy = config.train.activation_checkpoint
+    repeats = policy == "full" or (policy == "selective" and set(kernels) == {"flex"})
+    source, length = config.sequence_lengths
+    sequences, micro_batches = compute_micro_batch(config, layout)
+    forward = count_flops(
+        config.model, source, sequences, target_length=length, documents=session.request.documents
+    ).attention / (layout.tensor * layout.context)
+    needed = micro_batches * forward * (1 + repeats + BACKWARD_PRODUCTS / FORWARD_PRODUCTS)
+    return {"needed": needed, "computed": computed, "ratio": computed / needed}
+
+
 def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str, Any]:
     """Return the peak, its composition, the timeline and the peak of each phase.
 
@@ -97,7 +121,7 @@ def build_memory_result(tracker: MemoryTracker, block_share: float) -> dict[str,
         "peak_event": event,
         "num_events": tracker.num_events,
         "categories": dict(_sum_categories(composition).most_common()),
-        "owners": [one._asdict() | {"bytes": size} for one, size in composition.most_common(MAX_OWNERS)],
+        "owners": _list_owners(composition, MAX_OWNERS),
         "phases": phases,
         "timeline": [{"event": at, "bytes": sizes} for at, sizes in tracker.build_timeline(TIMELINE_POINTS)],
     }
@@ -111,7 +135,7 @@ def _iter_phases(tracker: MemoryTracker, block_share: float) -> Iterator[tuple[s
             if end > start:
                 yield name, start, end
             continue
-        first_block = tracker.find_share(start, end, SAVED, 1.01 * block_share)
+        first_block = tracker.find_share(start, end, SAVED, 1.25 * block_share)
         if first_block > start:
             yield f"{name} to the second block", start, first_block
         if end > first_block:
@@ -120,8 +144,20 @@ def _iter_phases(tracker: MemoryTracker, block_share: float) -> Iterator[tuple[s
 
 def _build_phase(tracker: MemoryTracker, name: str, start: int, end: int) -> dict[str, Any]:
     peak, event = tracker.find_peak(start, end)
-    categories = dict(_sum_categories(tracker.compute_composition(event)).most_common())
-    return {"name": name, "event": start, "peak_bytes": peak, "categories": categories}
+    composition = tracker.compute_composition(event)
+    categories = dict(_sum_categories(composition).most_common())
+    return {
+        "name": name,
+        "event": start,
+        "peak_bytes": peak,
+        "categories": categories,
+        "owners": _list_owners(composition, MAX_PHASE_OWNERS),
+    }
+
+
+def _list_owners(composition: Counter[Allocation], count: int) -> list[dict[str, Any]]:
+    """Return the largest kinds of storages with their bytes."""
+    return [one._asdict() | {"bytes": size} for one, size in composition.most_common(count)]
 
 
 def _sum_categories(composition: Counter[Allocation]) -> Counter[str]:

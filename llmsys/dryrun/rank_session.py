@@ -84,7 +84,7 @@ class RankSession:
     def __init__(self, request: DryRunRequest, config: RunConfig, profile: DeviceProfile) -> None:
         self.request, self.profile, self.recorder = request, profile, DryRunRecorder()
         install_device(build_device_properties(profile), self.recorder.waits)
-        if config.train.matmul_dtype == "fp8":
+        if config.train.matmul_dtype != "compute":
             require_fp8(DEVICE)
         precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
         config = config.resolve_precision(precision, why)

@@ -29,6 +29,7 @@ class DryRunRecorder:
         waits: waits of the host.
         operations: calls by (phase, operation) on the device.
         flops: FLOPs of products and attention by (phase, operation).
+        attention_flops: FLOPs that attention kernels compute, by (phase, operation).
         squares: storages with T × T positions in their last two dims, by (owner, type and shape).
         phase: the current phase.
         modules: names of the modules whose forward is running, innermost last.
@@ -39,6 +40,7 @@ class DryRunRecorder:
     waits: HostWaitLog = field(default_factory=HostWaitLog)
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     flops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    attention_flops: Counter[tuple[str, str]] = field(default_factory=Counter)
     squares: Counter[tuple[str, str]] = field(default_factory=Counter)
     phase: Phase = field(default_factory=Phase)
     modules: list[str] = field(default_factory=list)

@@ -103,6 +103,11 @@ def _iter_kernel_lines(result: dict[str, Any]) -> Iterator[str]:
             yield f"    cost: {group['cost']}"
     for name, count in result["attention"].items():
         yield f"  {count:>6}  {name:<56}{result['flops'].get(name, 0) / 1e12:>10.1f} TFLOP"
+    if flops := result["attention_flops"]:
+        yield (
+            f"  kernels compute {flops['ratio']:.3f} times the {flops['needed'] / 1e12:,.1f} TFLOP that the documents "
+            "of this batch need, with whole tiles and padded widths"
+        )
     if squares := result["squares"]:
         largest = max(squares, key=lambda one: int(one["count"]))
         yield (

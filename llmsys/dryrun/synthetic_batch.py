@@ -23,7 +23,6 @@ from llmsys.config.objective import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import IGNORED, Batch
-from llmsys.estimate.activation_memory import get_sequence_lengths
 
 # B sequences, T positions, S source positions
 
@@ -60,7 +59,7 @@ def build_synthetic_batch(config: RunConfig, sequences: int, documents: tuple[in
 
 
 def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, ...]) -> MarkedBatch:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     tokens_BT = torch.zeros(sequences, length, dtype=torch.int64)
     match config.objective:
         case NextTokenConfig():

@@ -7,15 +7,14 @@ a rank has all positions of its sequences, whatever axes divide them in training
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from llmsys.config.attention_kernel import AttentionDevice
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ActivationShape, SavedTensor
-from llmsys.config.objective import SpanCorruptionConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.memory_timeline import MemoryItem
-from llmsys.estimate.saved_tensors import list_saved_block_tensors
+from llmsys.estimate.saved_tensors import choose_attention_memory, list_saved_block_tensors
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import FP32, get_compute_dtype_bytes
 
@@ -37,22 +36,6 @@ class BlockGroup:
         return [tensor for branch in self.branches for tensor in branch]
 
 
-def get_sequence_lengths(config: RunConfig) -> tuple[int, int]:
-    """Return the tokens of one window at the encoder and at the decoder.
-
-    Args:
-        config: resolved config of a run.
-
-    Returns:
-        (source, target) in tokens; equal where there is one stack.
-    """
-    length = config.batch.sequence_length
-    if isinstance(config.objective, SpanCorruptionConfig):
-        return config.objective.count_lengths(length)
-    target = getattr(config.batch, "target_sequence_length", None)
-    return length, target if target is not None and config.model.family == "encoder_decoder" else length
-
-
 def compute_micro_batch(config: RunConfig, layout: ParallelLayout) -> tuple[int, int]:
     """Count the sequences of one forward pass of a rank, and such passes in a step.
 
@@ -70,7 +53,7 @@ def compute_micro_batch(config: RunConfig, layout: ParallelLayout) -> tuple[int,
 
 def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: MemoryProfile = OURS) -> ActivationShape:
     """Return the size of a micro-batch at the decoder, or at the only stack."""
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     return ActivationShape(
         sequences=compute_micro_batch(config, layout)[0],
         length=length,
@@ -78,10 +61,10 @@ def build_activation_shape(config: RunConfig, layout: ParallelLayout, system: Me
         context=layout.context,
         tensor=layout.tensor,
         value_bytes=get_compute_dtype_bytes(config),
-        mask_table=_get_mask_table_kind(config) if system.masks == "table" else "none",
+        has_documents=has_documents(config),
         are_experts_sharded=layout.expert > 1,
-        is_on_cpu=system.device == "cpu",
-        uses_mask_tables=system.masks == "table",
+        device=AttentionDevice("cpu") if system.device == "cpu" else AttentionDevice("cuda", system.capability),
+        has_mask_rules=system.masks == "kernel",
         has_explicit_scores=system.attention == "explicit",
         is_stream_sharded=system.residual_dtype == "divided",
         saves_gathered_inputs=system.gathered == "kept",
@@ -108,23 +91,34 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
         key = (model.is_moe_layer(layer), model.uses_rope(layer), model.get_layer_type(layer))
         groups.setdefault(key, []).append(layer)
     for (is_moe, _, _), layers in groups.items():
-        window = model.get_attention_window(layers[0])
-        # a window as long as the sequence hides nothing, and needs no table
-        is_cut = window is not None and window < shape.length and shape.uses_mask_tables
-        own = replace(shape, mask_table="windows") if is_cut and shape.mask_table == "none" else shape
         name = "mixture" if is_moe else "dense"
-        branches = list_saved_block_tensors(model, layers[0], own)
+        branches = list_saved_block_tensors(model, layers[0], shape)
         if model.recurrence is not None:
-            branches[-1] += model.recurrence.iter_saved_tensors(model, own)
+            branches[-1] += model.recurrence.iter_saved_tensors(model, shape)
         yield BlockGroup(name, prefix, tuple(layers), branches)
 
 
-def _get_mask_table_kind(config: RunConfig) -> Literal["none", "documents", "numbers"]:
-    """Return the table that attention gets: documents or padding to tell apart, or numbers by distance."""
-    if config.model.position.has_score_table:
-        return "numbers"
+def has_documents(config: RunConfig) -> bool:
+    """Return whether a row of a batch has several documents, or padding."""
     is_separate = config.batch.attention_scope == "document" or config.objective.has_padding
-    return "documents" if is_separate else "none"
+    return is_separate or config.model.family == "encoder_decoder"
+
+
+def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
+    """Compute the bytes of the table of documents; 0 where every kernel takes documents in another form.
+
+    Args:
+        model: architecture.
+        shape: the micro-batch and the device.
+
+    Returns:
+        Booleans for every pair of positions.
+    """
+    if not shape.has_documents or not shape.has_mask_rules:
+        return 0
+    stack = model.encoder_model if model.family == "encoder_decoder" else model
+    kernels = (choose_attention_memory(stack, layer, shape) for layer in range(stack.num_hidden_layers))
+    return shape.sequences * shape.length**2 if any(one.table == "documents" for one in kernels) else 0
 
 
 # llmsys/train/cross_entropy.py and loss.py: bytes of one block of logits, and how much of it is in float32 at a
@@ -144,7 +138,7 @@ def list_loss_items(
         return [MemoryItem("last hidden states", 2 * hidden)]
     depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
     if system.loss == "chunked":
-        return _list_chunked_loss_items(config, shape, head_elements, 1 + depth)
+        return _list_chunked_loss_items(config, shape, system, head_elements, 1 + depth)
     read = shape.compute_gathered_bytes(model.hidden_size) if system.head == "columns" else hidden
     logits = shape.compute_residual_bytes(
         model.vocab_size
@@ -167,27 +161,41 @@ def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_element
         return []
     size = shape.value_bytes
     stream = MemoryItem("gradient of the stream", 2 * shape.compute_residual_bytes(config.model.hidden_size))
-    return [stream, MemoryItem("gradient of the head", size * head_elements)]
+    items = [stream, MemoryItem("gradient of the head", size * head_elements)]
+    if shape.is_on_cpu:  # it is reused from step to step
+        logits = _count_logits_rows(config, shape) * config.model.vocab_size * size
+        items.append(MemoryItem("one block of logits", logits))
+    return items
+
+
+def _count_logits_rows(config: RunConfig, shape: ActivationShape) -> int:
+    """Return the rows of one block of logits."""
+    size = BLOCK_BYTES["cpu" if shape.is_on_cpu else "cuda"]
+    rows = max(16, size // (config.model.vocab_size * shape.value_bytes))
+    return min(shape.compute_residual_bytes(1, 1), rows)
 
 
 def _list_chunked_loss_items(
-    config: RunConfig, shape: ActivationShape, head_elements: int, passes: int
+    config: RunConfig, shape: ActivationShape, system: MemoryProfile, head_elements: int, passes: int
 ) -> list[MemoryItem]:
     """Return the items of linear_cross_entropy: one block of logits, and gradients computed in forward."""
     model, device = config.model, "cpu" if shape.is_on_cpu else "cuda"
     tokens, vocabulary, size = shape.compute_residual_bytes(1, 1), model.vocab_size, shape.value_bytes
-    rows = min(tokens, max(16, BLOCK_BYTES[device] // (vocabulary * size)))
+    rows = _count_logits_rows(config, shape)
     in_float = min(rows, max(8, FLOAT_ELEMENTS_ON_CPU // vocabulary) if device == "cpu" else FLOAT_ROWS_ON_GPU)
     blocks = -(-tokens // rows)
     summed = FP32 if blocks > 1 else size
+    piece, part = in_float * vocabulary * FP32, head_elements * size if blocks > 1 else 0
+    # The piece is freed before a block's part of the head's gradient is made. An allocator keeps places of both sizes.
+    piece = piece + part if system.measured == "reserved" and not shape.is_on_cpu else max(piece, part)
     return [
         # What enters the final norm, what it gives, and of each pass the targets' rows and their gradients.
         MemoryItem(
             "last hidden states and their gradient", (2 * passes + 2) * shape.compute_residual_bytes(model.hidden_size)
         ),
         MemoryItem("one block of logits", rows * vocabulary * size),
-        MemoryItem("a piece of it in float32", in_float * vocabulary * FP32),
-        MemoryItem("gradient of the head", head_elements * (passes * summed + (size if blocks > 1 else 0))),
+        MemoryItem("a piece of it in float32", piece),
+        MemoryItem("gradient of the head", head_elements * passes * summed),
     ]
 
 
@@ -200,34 +208,32 @@ IN_EVALUATION = "in an evaluation"
 SOFTCAP_COPIES = 3  # the logits, their quotient, and its tanh
 
 
-def list_evaluation_items(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
-    """Return bytes of `evaluation_sequences` held-out sequences; `training` is the size of a training micro-batch."""
-    model, train = config.model, config.train
-    shape = replace(
-        training,
-        sequences=config.evaluation_sequences,
-        context=1,
-        is_stream_sharded=False,
-    )
-    compiled = train.compile == "block"
+def list_evaluation_block_items(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
+    """Return the bytes of a block over held-out sequences; `training` is the size of a training micro-batch."""
+    model, compiled, shape = config.model, config.train.compile == "block", _build_evaluation_shape(config, training)
     branches = [branch for kind in iter_block_groups(config, shape) for branch in kind.branches]
     work = max(sum(one.bytes for one in branch if not (compiled and one.producer == "fused")) for branch in branches)
-    stream = shape.compute_residual_bytes(model.hidden_size)
-    table = shape.sequences * shape.length**2 if shape.mask_table == "documents" else 0
     return [
         MemoryItem("temporaries of a block", work),
-        MemoryItem("the stream", 2 * stream),
-        MemoryItem("attention mask", table),
-        *(_list_logits(config, shape) if model.head.has_logits else ()),
+        MemoryItem("the stream", 2 * shape.compute_residual_bytes(model.hidden_size)),
+        MemoryItem("attention mask", compute_mask_bytes(model, shape)),
     ]
 
 
-def _list_logits(config: RunConfig, shape: ActivationShape) -> list[MemoryItem]:
-    """Return the logits of all positions, and the rows of them that the loss reads in float32."""
-    model = config.model
+def list_evaluation_logits(config: RunConfig, training: ActivationShape) -> list[MemoryItem]:
+    """Return the logits of all held-out positions, and the rows of them that the loss reads in float32."""
+    model, shape = config.model, _build_evaluation_shape(config, training)
+    stream = MemoryItem("the stream", 2 * shape.compute_residual_bytes(model.hidden_size))
+    if not model.head.has_logits:
+        return [stream]
     copies = SOFTCAP_COPIES if getattr(model.head, "softcap", None) is not None else 1
     rows = max(8, FLOAT_ELEMENTS_ON_CPU // model.vocab_size) if shape.is_on_cpu else FLOAT_ROWS_ON_GPU
     return [
+        stream,
         MemoryItem("logits", copies * shape.compute_residual_bytes(model.vocab_size)),
         MemoryItem("a piece of them in float32", min(rows, shape.num_tokens) * model.vocab_size * FP32),
     ]
+
+
+def _build_evaluation_shape(config: RunConfig, training: ActivationShape) -> ActivationShape:
+    return replace(training, sequences=config.evaluation_sequences, context=1, is_stream_sharded=False)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from llmsys.config.engine import EngineConfig
+from llmsys.config.expert_sharding import count_rank_visits, sends_once_per_rank
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.kernel_time import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
@@ -124,11 +125,15 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
     if layout.expert == 1 or model.moe is None:
         return 0.0
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
-    visits = model.moe.visits_per_token
-    if model.moe.groups is not None and RankGroup(layout.expert).count_nodes(bench.device) > 1:
+    visits, row = model.moe.visits_per_token, float(model.hidden_size * bench.shape.value_bytes)
+    if bench.software.expert_rows == "rank":
+        if sends_once_per_rank(model.moe, layout.expert):
+            # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of two.
+            visits, row = count_rank_visits(model.moe, layout.expert), row + visits * (8 + bench.shape.value_bytes) / 2
+    elif model.moe.groups is not None and RankGroup(layout.expert).count_nodes(bench.device) > 1:
         # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2).
         visits = min(visits, model.moe.groups.groups_per_token)
-    sent = tokens * visits * model.hidden_size * bench.shape.value_bytes
+    sent = tokens * visits * row
     one = estimate_all_to_all_seconds(RankGroup(layout.expert), sent, bench.device)
     # out and back, in the forward, the backward and a repeated forward
     times = 2 * (2 + passes.recomputed) * model.num_moe_layers / pipeline

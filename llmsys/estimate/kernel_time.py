@@ -1,21 +1,27 @@
-"""Seconds of kernels from model, layout, device, software and micro-batch.
+"""Seconds of the kernels of one micro-batch on one rank: products, experts, attention, elementwise passes, the loss.
 
 A product's time is the sum of its operations at the device's best rate and of its bytes, so that thin matrices are slow
-(a roofline without its corner: Williams 2009).
-
-Seconds of the kernels of one micro-batch on one rank: products, experts, attention, elementwise passes, the loss.
-
-Reads the tensors of a model and the layout; gives seconds forward, for one pass through all blocks of this rank's
-stages, and how much more the backward takes.
+(a roofline without its corner: Williams 2009). Seconds are those of the forward, for one pass through all blocks of a
+rank's stages, and how much more the backward takes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llmsys.config.attention_kernel import (
+    AttentionDevice,
+    AttentionDtype,
+    AttentionTraits,
+    KernelChoice,
+    choose_attention_kernel,
+    compute_padded_width,
+)
+from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.estimate.device_profile import DeviceProfile, Number
-from llmsys.estimate.flops import count_flops
+from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 from llmsys.estimate.software_profile import SoftwareProfile
 
@@ -26,13 +32,16 @@ ROW_SCALED = 0.7  # what products with a scale for each row keep of the 8-bit ra
 class MicroBatchShape:
     """One micro-batch of a rank: sequences of `length` tokens; of encoder-decoders `source` ones at the encoder.
 
-    `bytes` are those of one value.
+    `documents` are lengths that repeat until a sequence is full (empty: it is one document); `has_documents` tells
+    whether kernels have to keep documents apart.
     """
 
     sequences: float
     length: int
     source: int
     dtype: Number
+    has_documents: bool = False
+    documents: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> float:
@@ -87,7 +96,8 @@ SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22  # per score, unfused: written, scale
 @dataclass(frozen=True)
 class KernelSeconds:
     """Seconds of one micro-batch forward, by kind, over all blocks of the model and outside them; not yet divided by
-    stages. `backward` is the seconds of its backward, without recomputation; `launches` counts kernels forward."""
+    stages. `attention_backward` is without recomputation, `attention_repeated` what selective checkpointing repeats;
+    `launches` counts kernels forward."""
 
     matmul: float
     grouped: float
@@ -96,6 +106,7 @@ class KernelSeconds:
     loss: float
     head: float
     attention_backward: float
+    attention_repeated: float
     launches: int
 
     @property
@@ -113,7 +124,7 @@ def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
     """The seconds of one micro-batch forward."""
     rows = [row for row in list_model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
     blocks = [row for row in rows if row.layers]
-    attention, backward = _estimate_attention_seconds(bench)
+    attention, backward, repeated = _estimate_attention_seconds(bench)
     layers = sum(row.num_copies * row.steps for row in blocks if row.name.endswith("o_proj.weight"))
     return KernelSeconds(
         matmul=sum(_estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"),
@@ -124,6 +135,7 @@ def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
         head=sum(_estimate_tensor_matmul_seconds(bench, row, head=True) for row in rows if not row.layers)
         + _estimate_tied_head_seconds(bench),
         attention_backward=backward,
+        attention_repeated=repeated,
         launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0)),
     )
 
@@ -183,19 +195,28 @@ def _estimate_loss_seconds(bench: KernelContext) -> float:
     return bench.estimate_memory_seconds(logits * bench.software.loss_bytes)
 
 
-def _estimate_attention_seconds(bench: KernelContext) -> tuple[float, float]:
-    """Seconds forward and backward of scores and weighted sums. Fused kernels skip what a mask hides."""
+def _estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, float]:
+    """Seconds forward, backward and repeated of scores and weighted sums. Fused kernels skip what a mask hides."""
     model, shape, device = bench.model, bench.shape, bench.device
     ranks = bench.layout.context * bench.layout.tensor
+    if bench.software.attention == "chosen" and device.compute_capability is not None:
+        return _estimate_chosen_attention_seconds(bench, AttentionDevice("cuda", device.compute_capability))
     fused = bench.software.attention != "unfused"
-    counted = count_flops(model, shape.source, 1, "causal" if fused else "full", target_length=shape.length)
+    counted = count_flops(
+        model,
+        shape.source,
+        1,
+        "causal" if fused else "full",
+        target_length=shape.length,
+        documents=shape.documents,
+    )
     operations = counted.attention * shape.sequences / ranks
     number: Number = shape.dtype
     if not fused:
         flops = operations / (device.get_peak_flops(number) * device.efficiency.products)
         scores = model.num_hidden_layers * model.num_attention_heads * shape.length**2 * shape.sequences / ranks
         forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
-        return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD)
+        return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD), forward
     rate = device.get_peak_flops(number) * (
         device.efficiency.native_attention if bench.software.attention == "native" else 1
     )
@@ -203,7 +224,59 @@ def _estimate_attention_seconds(bench: KernelContext) -> tuple[float, float]:
         operations *= 2 - 1 / bench.layout.context
     forward = operations / (rate * device.efficiency.attention)
     # The scores are computed again: five products for two (Dao 2022, section 3.1).
-    return forward, 2.5 * operations / (rate * device.efficiency.attention_backward)
+    return forward, 2.5 * operations / (rate * device.efficiency.attention_backward), 0.0
+
+
+TABLE_SPEED = 0.45  # memory-efficient attention with a bias over flash attention, per pair (FlashAttention-2, figure 5)
+
+
+def _estimate_chosen_attention_seconds(bench: KernelContext, device: AttentionDevice) -> tuple[float, float, float]:
+    """Seconds of the kernels that the model chooses: forward, backward, and what selective checkpointing repeats."""
+    layers = [
+        _estimate_layer_seconds(bench, choose_attention_kernel(device, traits), traits, pairs)
+        for traits, pairs in _iter_attention_layers(bench.model, bench.shape)
+    ]
+    return sum(one[0] for one in layers), sum(one[1] for one in layers), sum(one[2] for one in layers)
+
+
+def _iter_attention_layers(model: ModelConfig, shape: MicroBatchShape) -> Iterator[tuple[AttentionTraits, int]]:
+    """Yield the traits of every attention layer, and the pairs of positions that see each other in one sequence."""
+    dtype: AttentionDtype = "fp32" if shape.dtype == "fp32" else "bf16"
+    is_pair = model.family == "encoder_decoder"
+    stacks = [(model.encoder_model, shape.source, True)] if is_pair else []
+    for stack, length, is_packed in [*stacks, (model, shape.length, shape.has_documents and not is_pair)]:
+        depth = 0 if stack.multi_token_prediction is None else stack.multi_token_prediction.depth
+        for layer in [*range(stack.num_hidden_layers), *[stack.num_hidden_layers - 1] * depth]:
+            kind, window = stack.get_layer_type(layer), stack.get_attention_window(layer)
+            lengths = iter_document_lengths(length, shape.documents if is_packed else ())
+            pairs = sum(count_visible_pairs(one, window, causal=stack.family != "encoder") for one in lengths)
+            yield describe_self_attention(stack, kind, dtype=dtype, length=length, has_documents=is_packed), pairs
+    if is_pair:
+        crossed = describe_cross_attention(model, dtype=dtype, length=shape.source, has_documents=True)
+        yield from [(crossed, shape.length * shape.source)] * model.num_hidden_layers
+
+
+def _estimate_layer_seconds(
+    bench: KernelContext, choice: KernelChoice, traits: AttentionTraits, pairs: float
+) -> tuple[float, float, float]:
+    """Seconds of one layer forward, backward and repeated by selective checkpointing; `pairs` see each other."""
+    efficiency, peak = bench.device.efficiency, bench.device.get_peak_flops(bench.shape.dtype)
+    heads = bench.model.num_attention_heads * bench.shape.sequences / (bench.layout.context * bench.layout.tensor)
+    width = traits.qk_width + traits.v_width
+    if choice.kernel == "eager":
+        scores = heads * traits.length**2
+        flops = 2 * scores * width / (peak * efficiency.products)
+        forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
+        return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD), forward
+    if choice.has_table:
+        pairs, peak = traits.length**2, peak * TABLE_SPEED
+    if choice.kernel == "flex":
+        width = compute_padded_width(traits.qk_width) + compute_padded_width(traits.v_width)
+    operations = 2 * heads * pairs * width
+    forward = operations / (peak * efficiency.attention)
+    # The scores are computed again: five products for two (Dao 2022, section 3.1).
+    backward = 2.5 * operations / (peak * efficiency.attention_backward)
+    return forward, backward, forward if choice.kernel == "flex" else 0.0
 
 
 def _estimate_elementwise_seconds(bench: KernelContext, layers: int) -> float:

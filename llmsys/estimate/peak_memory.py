@@ -24,10 +24,9 @@ from llmsys.estimate.activation_memory import (
     list_loss_items,
     sum_logits_bytes,
 )
-from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix
+from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix, select_saved_tensors
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.pipeline_stages import list_pipeline_stages
-from llmsys.estimate.saved_tensors import select_saved_tensors
+from llmsys.estimate.rank_parameters import list_pipeline_stages
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import count_gathered_weights, list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory
@@ -197,7 +196,7 @@ def estimate_activation_bytes(
             square = tensor.name.startswith(("probabilities", "scores"))
             blocks += 0 if square else len(kind.layers) * tensor.bytes
             scores += len(kind.layers) * tensor.bytes if square else 0
-    in_use = list_gathered_weights(config, whole, system, casts_kept=train.activation_checkpoint == "none")
+    in_use = list_gathered_weights(config, whole, system, "forward", casts_kept=train.activation_checkpoint == "none")
     logits = sum_logits_bytes(list_loss_items(config, shape, system, whole.head))
     return ActivationBytes(blocks, scores, logits, sum(item.bytes for item in in_use))
 

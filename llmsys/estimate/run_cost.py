@@ -151,7 +151,8 @@ def add_costs(
     Returns:
         The values with the keys above in place of `unknown`.
     """
-    step = estimate_step_time(config, question.resolve_layout(config), question.device)
+    documents = result["batch"]["documents"] or ()
+    step = estimate_step_time(config, question.resolve_layout(config), question.device, documents=documents)
     if model_only:
         unknown = dict.fromkeys(
             ("money", "energy"), "a bare model has no token budget; give a config with train.tokens"

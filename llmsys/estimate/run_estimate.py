@@ -6,23 +6,25 @@ place. `priced` adds them.
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation_memory import get_sequence_lengths
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
-from llmsys.estimate.precision import describe_precision, resolve_for_profile
+from llmsys.estimate.software_profile import describe_precision, resolve_for_profile
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
+
+if TYPE_CHECKING:
+    from llmsys.estimate.device_profile import DeviceProfile
 
 NO_DEVICE = "needs a device: --device NAME, or a file written by llmsys calibrate"
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 
 
 def estimate_run(
-    config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: DeviceProfile | None = None
+    config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: "DeviceProfile | None" = None
 ) -> dict[str, Any]:
     """Estimate parameters, operations, memory and budget as nested plain values.
 
@@ -76,7 +78,7 @@ def list_tensor_counts(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[str, Any]:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     return {
         "sequence_length": source,
         "target_length": length if config.model.family == "encoder_decoder" else None,
@@ -87,7 +89,7 @@ def _build_batch_section(config: RunConfig, documents: Sequence[int]) -> dict[st
 
 
 def _count_step_flops(config: RunConfig, convention: Convention, documents: Sequence[int]) -> FlopsCount:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
     again = config.train.activation_checkpoint
     return count_flops(

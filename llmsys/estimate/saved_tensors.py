@@ -2,45 +2,97 @@
 
 The kinds in llmsys/config list their own tensors; this file puts norms and the residual stream around them.
 
-What attention saves depends on its kernel, the one that llmsys/model/scaled_dot_product.py would choose on the device.
+What attention saves depends on its kernel, which the model's own decision table chooses (config/attention_kernel.py).
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
 
+from llmsys.config.attention_kernel import AttentionTraits, choose_attention_kernel
+from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
+from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, Producer, SavedTensor, ScoreShape
-from llmsys.estimate.software_profile import MemoryProfile
 
-MAX_CHUNKED_LENGTH, CHUNK = 2048, 128  # llmsys/model/cpu_attention.py
+CHUNK = 128  # llmsys/model/cpu_attention.py
 
-Kernel = Literal["fused", "chunked", "composed", "plain", "explicit"]
-"""fused: saves its inputs and a logsumexp; chunked: the CPU's for 16 bits; composed: torch's own fallback, in float32;
-plain: our ops for features that no kernel has; explicit: Megatron's before fused attention, in 16 bits."""
+
+@dataclass(frozen=True)
+class AttentionMemory:
+    """What decides the tensors that one attention saves.
+
+    Attributes:
+        kind: fused: saves its inputs and a logsumexp; flex: the same, by flex_attention; chunked: the CPU's for 16
+            bits; composed: torch's own fallback, in float32; plain: our ops for features that no kernel has; explicit:
+            Megatron's before fused attention, in 16 bits.
+        table: the table of positions by positions that it gets: booleans for windows or documents, or numbers.
+    """
+
+    kind: Literal["fused", "flex", "chunked", "composed", "plain", "explicit"]
+    table: Literal["none", "windows", "documents", "numbers"] = "none"
+
+    @property
+    def saves_inputs(self) -> bool:
+        """True where queries, keys and values are saved as they come."""
+        return self.kind in ("fused", "flex", "explicit")
+
+    def must_repeat_heads(self, scores: ScoreShape, shape: ActivationShape) -> bool:
+        """Return whether keys are copied for every query head: with a table, the fused GPU kernel has no groups."""
+        is_on_gpu = self.kind == "fused" and not shape.is_on_cpu
+        return is_on_gpu and self.table != "none" and scores.key_value_heads != scores.heads
+
+
+def choose_attention_memory(model: ModelConfig, layer: int, shape: ActivationShape) -> AttentionMemory:
+    """Return what decides the saved tensors of self-attention in block `layer`."""
+    # Padding follows the targets, so causal attention over them needs no document numbers.
+    documents, kind = shape.has_documents and model.family != "encoder_decoder", model.get_layer_type(layer)
+    traits = describe_self_attention(model, kind, dtype=shape.dtype, length=shape.length, has_documents=documents)
+    return _choose_memory(traits, shape)
+
+
+def _choose_memory(traits: AttentionTraits, shape: ActivationShape) -> AttentionMemory:
+    if shape.has_explicit_scores:
+        return AttentionMemory("explicit")
+    if not shape.has_mask_rules:
+        traits = replace(traits, has_documents=False, has_window=False)
+    choice = choose_attention_kernel(shape.device, traits)
+    rule: Literal["none", "windows", "documents"] = "windows" if traits.has_window else "none"
+    rule = "documents" if traits.has_documents else rule
+    table = "none" if not choice.has_table else "numbers" if traits.bias != "none" else rule
+    match choice.kernel:
+        case "sdpa" if shape.is_on_cpu and (
+            traits.has_distance_scores or traits.bias == "relative" or traits.qk_width != traits.v_width
+        ):
+            return AttentionMemory("composed", table)
+        case "sdpa" | "varlen":
+            return AttentionMemory("fused", table)
+        case "flex" | "chunked":
+            return AttentionMemory(choice.kernel, table)
+        case "eager":
+            return AttentionMemory("plain", table)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def iter_attention_tensors(
     model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
     """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it saves its output."""
-    whole = model.attention.build_score_shape(model, shape.length, is_causal=model.family != "encoder")
-    blocks = model.attention.list_score_blocks(layer, whole, shape)
-    scores = blocks[0][0]
-    kernel = _choose_kernel(model, *blocks[0], is_cross=False)
-    saves_inputs = kernel in ("fused", "explicit")
-    yield from model.attention.iter_saved_tensors(
-        model,
-        whole,
-        shape,
-        is_rotated=model.uses_rope(layer),
-        are_queries_saved=saves_inputs,
-        are_keys_saved=saves_inputs and not _must_repeat_key_value_heads(scores, shape),
-    )
-    for block_scores, block_shape in blocks:
-        for tensor in _iter_score_tensors(model, block_scores, kernel, block_shape):
+    scores = model.attention.build_score_shape(model, shape.length, is_causal=model.family != "encoder")
+    kernel, attention = choose_attention_memory(model, layer, shape), model.attention
+    is_rotated, saved = model.uses_rope(layer), kernel.saves_inputs
+    blocks = attention.list_score_blocks(layer, scores, shape)
+    if blocks:
+        inputs = {"is_rotated": is_rotated, "are_queries_saved": saved, "are_keys_saved": saved}
+        yield from attention.iter_saved_tensors(model, scores, shape, **inputs)
+    else:
+        yield from _iter_kernel_tensors(model, attention, scores, kernel, shape, is_rotated=is_rotated)
+    for block_scores, block_shape, has_table in blocks:
+        own = replace(kernel, table="documents" if has_table else "none")
+        for tensor in _iter_score_tensors(model, block_scores, own, block_shape):
             # Outputs of several calls are joined: what the next matmul saves is none of them.
-            is_joined = len(blocks) > 1 and tensor.name == "attention output" and kernel != "fused"
+            is_joined = tensor.name == "attention output" and kernel.kind != "fused"
             yield replace(tensor, is_saved=False) if is_joined else tensor
     yield from iter_output_projection("attention projection", model, shape, is_saved=is_output_saved)
 
@@ -51,17 +103,9 @@ def iter_cross_attention_tensors(
     """Yield the tensors of cross-attention: queries of the target's positions, keys and values of the source's."""
     attention = model.attention.cross_attention
     scores = attention.build_score_shape(model, shape.source, is_causal=False)
-    kernel = _choose_kernel(model, scores, shape, is_cross=True)
-    saves_inputs = kernel in ("fused", "explicit")
-    yield from attention.iter_saved_tensors(
-        model,
-        scores,
-        shape,
-        is_rotated=False,
-        are_queries_saved=saves_inputs,
-        are_keys_saved=saves_inputs and not _must_repeat_key_value_heads(scores, shape),
-    )
-    yield from _iter_score_tensors(model, scores, kernel, shape)
+    length = max(shape.length, shape.source)  # as the chunked kernel of the CPU limits it
+    traits = describe_cross_attention(model, dtype=shape.dtype, length=length, has_documents=shape.has_documents)
+    yield from _iter_kernel_tensors(model, attention, scores, _choose_memory(traits, shape), shape, is_rotated=False)
     yield from iter_output_projection("cross-attention projection", model, shape, is_saved=is_output_saved)
 
 
@@ -78,82 +122,84 @@ def iter_output_projection(
     yield SavedTensor(name, output, "collective", is_saved=is_saved, is_needed=is_saved)
 
 
-def _choose_kernel(model: ModelConfig, scores: ScoreShape, shape: ActivationShape, *, is_cross: bool) -> Kernel:
-    """Return the kernel for these scores. Positions are a bias in self-attention only, and so are sinks."""
-    if shape.has_explicit_scores:
-        return "explicit"
-    is_unknown = scores.has_softcap or (scores.has_sinks and not is_cross)
-    # torch's fused kernel of the CPU has no dropout.
-    if is_unknown or (model.dropout.attention > 0 and shape.is_on_cpu):
-        return "plain"
-    has_trained_scores = model.position.has_trained_scores and not is_cross
-    if shape.is_on_cpu and (has_trained_scores or scores.key_channels != scores.value_channels):
-        return "composed"
-    has_default_scale = scores.scale is None or abs(scores.scale * scores.key_channels**0.5 - 1) < 1e-9
-    has_table = model.position.has_score_table and not is_cross
-    is_short = max(shape.length, scores.keys) <= MAX_CHUNKED_LENGTH
-    if shape.is_on_cpu and shape.value_bytes == 2 and is_short and has_default_scale and not has_table:
-        return "chunked"
-    return "fused"
+def _iter_kernel_tensors(
+    model: ModelConfig,
+    attention: AttentionConfig,
+    scores: ScoreShape,
+    kernel: AttentionMemory,
+    shape: ActivationShape,
+    *,
+    is_rotated: bool,
+) -> Iterator[SavedTensor]:
+    """Yield queries, keys and values, copies of them that a kernel makes, scores that it saves, and the output."""
+    yield from attention.iter_saved_tensors(
+        model,
+        scores,
+        shape,
+        is_rotated=is_rotated,
+        are_queries_saved=kernel.saves_inputs,
+        are_keys_saved=kernel.saves_inputs and not kernel.must_repeat_heads(scores, shape),
+    )
+    yield from _iter_score_tensors(model, scores, kernel, shape)
 
 
 def _iter_score_tensors(
-    model: ModelConfig, scores: ScoreShape, kernel: Kernel, shape: ActivationShape
+    model: ModelConfig, scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape
 ) -> Iterator[SavedTensor]:
-    """Yield copies of the inputs where a kernel makes them, scores where it saves them, and the output."""
+    """Yield what one call of the kernel saves beside its inputs."""
     yield from _iter_input_copies(scores, kernel, shape)
     yield from model.position.iter_saved_tensors(scores, shape)
     yield from _iter_saved_scores(model, scores, kernel, shape)
     output = shape.compute_sharded_bytes(scores.heads * scores.value_channels)
-    yield SavedTensor("attention output", output, "pointwise" if kernel in ("composed", "plain") else "attention")
+    if kernel.kind == "flex" and scores.has_sinks:
+        yield SavedTensor("attention output before sinks", output, "flex")
+    producer: Producer = "flex" if kernel.kind == "flex" else "attention"
+    yield SavedTensor("attention output", output, "pointwise" if kernel.kind in ("composed", "plain") else producer)
 
 
-def _iter_input_copies(scores: ScoreShape, kernel: Kernel, shape: ActivationShape) -> Iterator[SavedTensor]:
+def _iter_input_copies(scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape) -> Iterator[SavedTensor]:
     share = scores.keys / shape.length
     queries = scores.heads * scores.key_channels
-    if kernel in ("composed", "plain", "chunked"):
+    if kernel.kind in ("composed", "plain", "chunked"):
         # composed and plain expand keys and values to every query head; composed casts to float32.
-        heads = scores.key_value_heads if kernel == "chunked" else scores.heads
+        heads = scores.key_value_heads if kernel.kind == "chunked" else scores.heads
         keys_values = heads * (scores.key_channels + scores.value_channels)
-        size = FP32_BYTES if kernel == "composed" else shape.value_bytes
+        size = FP32_BYTES if kernel.kind == "composed" else shape.value_bytes
         yield SavedTensor("queries as they are multiplied", shape.compute_sharded_bytes(queries, size), "pointwise")
         copies = int(shape.compute_sharded_bytes(keys_values, size) * share)
         yield SavedTensor("keys and values likewise", copies, "pointwise")
-    elif kernel == "fused" and _must_repeat_key_value_heads(scores, shape):
+    elif kernel.must_repeat_heads(scores, shape):
         copies = int(2 * shape.compute_sharded_bytes(queries) * share)
         yield SavedTensor("keys and values of every head", copies, "fused")
 
 
-def _must_repeat_key_value_heads(scores: ScoreShape, shape: ActivationShape) -> bool:
-    """Return whether keys are copied for every query head: with a table, the fused GPU kernel has no groups."""
-    return shape.mask_table != "none" and not shape.is_on_cpu and scores.key_value_heads != scores.heads
-
-
 def _iter_saved_scores(
-    model: ModelConfig, scores: ScoreShape, kernel: Kernel, shape: ActivationShape
+    model: ModelConfig, scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape
 ) -> Iterator[SavedTensor]:
     heads, keys, has_dropout = scores.heads, scores.keys, model.dropout.attention > 0
-    if kernel == "fused":
-        yield SavedTensor("logsumexp", shape.compute_sharded_bytes(heads, FP32_BYTES), "attention")
-    elif kernel == "chunked":
+    is_fused = kernel.kind in ("fused", "flex")
+    if is_fused:
+        lse = shape.compute_sharded_bytes(heads, FP32_BYTES)
+        yield SavedTensor("logsumexp", lse, "flex" if kernel.kind == "flex" else "attention")
+    elif kernel.kind == "chunked":
         share = _compute_causal_share(shape.length) if scores.is_causal else 1.0
         yield SavedTensor("probabilities", int(shape.compute_score_bytes(heads, keys=keys) * share), "attention")
-    elif kernel == "explicit":  # Korthikanti 2022, 4.1: softmax 2as, mask as, dropped 2as
+    elif kernel.kind == "explicit":  # Korthikanti 2022, 4.1: softmax 2as, mask as, dropped 2as
         yield SavedTensor("scores, softmax", shape.compute_score_bytes(heads, keys=keys), "pointwise")
     else:
         yield from _iter_unfused_scores(scores, kernel, shape, has_dropout=has_dropout)
     # SDPA turns a boolean table into an additive one.
-    if kernel == "fused" and shape.mask_table in ("windows", "documents"):
-        rows = shape.sequences if shape.mask_table == "documents" else 1
+    if is_fused and kernel.table in ("windows", "documents"):
+        rows = shape.sequences if kernel.table == "documents" else 1
         yield SavedTensor("table as numbers", rows * shape.length * keys * shape.value_bytes, "fused")
-    if has_dropout and kernel != "fused":
+    if has_dropout and not is_fused:
         mask = shape.value_bytes if shape.is_on_cpu else 1
         yield SavedTensor("scores, dropout mask", shape.compute_score_bytes(heads, mask, keys=keys), "pointwise")
         yield SavedTensor("scores, dropped", shape.compute_score_bytes(heads, keys=keys), "pointwise")
 
 
 def _iter_unfused_scores(
-    scores: ScoreShape, kernel: Kernel, shape: ActivationShape, *, has_dropout: bool
+    scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape, *, has_dropout: bool
 ) -> Iterator[SavedTensor]:
     """Yield T × S for every head: softmax in float32, and without dropout the weights in 16 bits."""
     heads, keys = scores.heads, scores.keys
@@ -161,7 +207,7 @@ def _iter_unfused_scores(
         yield SavedTensor("scores, capped", shape.compute_score_bytes(heads, keys=keys), "pointwise")
     softmax = shape.compute_score_bytes(heads, FP32_BYTES, keys=keys + scores.has_sinks)
     yield SavedTensor("scores, softmax", softmax, "pointwise")
-    if kernel == "plain" and shape.value_bytes != FP32_BYTES and not has_dropout:
+    if kernel.kind == "plain" and shape.value_bytes != FP32_BYTES and not has_dropout:
         yield SavedTensor("scores, weights", shape.compute_score_bytes(heads, keys=keys), "pointwise")
 
 
@@ -234,38 +280,3 @@ def _iter_feed_forward_tensors(
 
 def _is_feed_forward_input_saved(model: ModelConfig, layer: int, shape: ActivationShape) -> bool:
     return model.moe is None or not model.is_moe_layer(layer) or model.moe.is_input_saved(shape)
-
-
-def compute_saved_bytes(tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile) -> int:
-    """Return the bytes that a block saves under a recompute policy: none, selective or block."""
-    return sum(tensor.bytes for tensor in select_saved_tensors(tensors, policy, compiled, system))
-
-
-def select_saved_tensors(
-    tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
-) -> list[SavedTensor]:
-    """Return the tensors that a block saves under a recompute policy."""
-    tensors = list(tensors)
-    if policy == "full":
-        return [tensor for tensor in tensors if tensor.producer == "input"]
-    if policy == "selective":
-        return _apply_selective_policy(tensors, compiled, system)
-    if compiled:  # pointwise ops are fused into their readers, and recomputed (min-cut partitioner)
-        return [
-            tensor
-            for tensor in tensors
-            if tensor.producer not in ("pointwise", "fused")
-            and (tensor.is_saved or tensor.producer == "product")
-            and tensor.is_needed
-        ]
-    return [tensor for tensor in tensors if tensor.is_saved]
-
-
-def _apply_selective_policy(tensors: list[SavedTensor], compiled: bool, system: MemoryProfile) -> list[SavedTensor]:
-    if system.selective == "attention":
-        return [tensor for tensor in tensors if tensor.is_saved and not tensor.name.startswith("scores")]
-    products = [tensor for tensor in tensors if tensor.producer == "product"]
-    if system.selective == "alternate":
-        products = products[::2]
-    others = [tensor for tensor in tensors if tensor.producer in ("input", "attention", "collective")]
-    return [tensor for tensor in [*products, *others] if tensor.is_needed or not compiled]

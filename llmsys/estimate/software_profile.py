@@ -6,15 +6,22 @@ How a training program uses a device, as far as time depends on it: what is fuse
 
 One noun with a few named instances: what this repository runs, and the generations of programs behind published
 measurements. Every field is a physical quantity; none is fitted to a single row.
+
+The dtype that `train.precision: auto` takes on a device that is described, not at hand; on one at hand
+llmsys/train/precision.py asks torch.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from llmsys.config.run import RunConfig
 from llmsys.config.section import Section
+from llmsys.config.train import Precision
+
+if TYPE_CHECKING:
+    from llmsys.estimate.device_profile import DeviceProfile
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,8 @@ class MemoryProfile:
             float32 (a compiled loss); whole: eager cross entropy over float32 copies.
         head: what a tensor rank has of the logits: its positions with a whole head, or its columns of all positions
             with a part of it (loss parallel).
-        masks: table: attention gets a table of positions where the batch needs one; none: it knows what is visible.
+        capability: CUDA compute capability, by which the kernels of attention are chosen.
+        masks: kernel: documents and windows decide the kernel, as in the model; none: they cost nothing.
         attention: kernel: probabilities are never kept; explicit: scores, weights and dropout masks are.
         selective: what `train.activation_checkpoint=selective` keeps. products: outputs of all products and of
             attention; alternate: of every second product and of attention (torchtitan); attention: everything but the
@@ -53,7 +61,8 @@ class MemoryProfile:
     in_flight: int = 0
     loss: Literal["chunked", "fused", "whole"] = "chunked"
     head: Literal["positions", "columns"] = "positions"
-    masks: Literal["table", "none"] = "table"
+    capability: tuple[int, int] | None = (9, 0)
+    masks: Literal["kernel", "none"] = "kernel"
     attention: Literal["kernel", "explicit"] = "kernel"
     selective: Literal["products", "alternate", "attention"] = "products"
     matmul_dtype: Literal["compute", "fp8"] = "compute"
@@ -78,10 +87,15 @@ class SoftwareProfile(Section):
     name: str = Field(min_length=1, description="Display name.")
     traffic: float = Field(1.0, ge=1, description="Bytes moved by elementwise kernels / bytes of fused kernels.")
     loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
-    attention: Literal["fused", "native", "unfused"] = Field(
+    attention: Literal["fused", "native", "unfused", "chosen"] = Field(
         "fused",
         description="fused: torch's kernels. native: kernels for this device. unfused: every score is written to "
-        "memory.",
+        "memory. chosen: by llmsys' table of kernels, where the device has a compute capability.",
+    )
+    expert_rows: Literal["node", "rank"] = Field(
+        "node",
+        description="Times that a token is sent to its experts: with expert groups once to each node, else once to "
+        "each expert; or as llmsys does, once to each rank where that saves enough.",
     )
     context: Literal["heads", "ring"] = Field(
         "heads", description="Context parallelism; on a ring the last rank has the most work."
@@ -119,6 +133,56 @@ def build_software_profile(config: RunConfig) -> SoftwareProfile:
     Returns:
         Compiled or eager; the loss runs over the logits in chunks in both.
     """
+    own: dict[str, Any] = {"attention": "chosen", "expert_rows": "rank"}
     if config.train.compile == "block":
-        return COMPILED
-    return EAGER.model_copy(update={"loss_bytes": 16.0})
+        return COMPILED.model_copy(update=own)
+    return EAGER.model_copy(update=own | {"loss_bytes": 16.0})
+
+
+def select_precision(device: "DeviceProfile | None") -> tuple[Precision, str]:
+    """Return bf16 where a profile multiplies it faster than fp32, else fp32, with the reason.
+
+    Without a profile it is bf16, since that is what accelerators train in.
+    """
+    if device is None:
+        return "bf16", "no device is given, and accelerators support it natively"
+    bf16, fp32 = (device.peak_flops.get(number) for number in ("bf16", "fp32"))
+    if bf16 is None:
+        return "fp32", f"the profile of {device.name} has no bf16 matmuls"
+    if fp32 is not None and bf16 <= fp32:
+        return "fp32", f"the profile of {device.name} is no faster in bf16"
+    return "bf16", f"the profile of {device.name} supports it natively"
+
+
+def resolve_for_profile(config: RunConfig, device: "DeviceProfile | None" = None) -> RunConfig:
+    """Resolve `train.precision=auto` by a device profile.
+
+    Args:
+        config: resolved config of a run.
+        device: profile; None: the one that flops.device names.
+
+    Returns:
+        The config with bf16 or fp32 in place of `auto`.
+
+    Raises:
+        ConfigError: other settings need another precision, or flops.device names no profile.
+    """
+    if config.train.precision != "auto":
+        return config
+    if device is None and config.flops.device is not None:
+        from llmsys.estimate.device_profile import load_device_profile  # most estimates name no device
+
+        device = load_device_profile(config.flops.device)
+    return config.resolve_precision(*select_precision(device))
+
+
+def describe_precision(config: RunConfig, device: "DeviceProfile | None" = None) -> dict[str, str]:
+    """Return {number, reason}: the type an estimate of this config counts with, and why it is that one."""
+    if config.train.precision != "auto":
+        return {"number": config.train.resolved_precision, "reason": "train.precision names it"}
+    if device is None and config.flops.device is not None:
+        from llmsys.estimate.device_profile import load_device_profile  # most estimates name no device
+
+        device = load_device_profile(config.flops.device)
+    number, reason = select_precision(device)
+    return {"number": number, "reason": f"train.precision=auto: {reason}"}

@@ -3,39 +3,64 @@
 State lives as long as the run on the device, or with offload in host memory; `peak_memory` decides. Saved tensors of a
 forward pass are in activation_memory.py.
 
-`GatheredWeights` are the temporary full weights and gradients of a rank. FSDP gathers the block in use and the next
-one, and everything outside of blocks for a whole step; its gradients are unsharded, first in the compute dtype and then
-in float32, until they are reduced. DDP casts its master weights for every matmul. ZeRO sums gradients in buckets."""
+`GatheredWeights` are the temporary full weights and gradients of a rank. FSDP2 gathers a block into a buffer, copies it
+out, and in the forward keeps the buffer until the next block is copied out; what is outside of blocks stays gathered
+for a whole step. Gradients are unsharded, first in the compute dtype and then in float32, until they are reduced. DDP
+casts its master weights for every matmul. ZeRO sums gradients in buckets.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, prod
-from typing import assert_never
+from typing import Literal, assert_never
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
-from llmsys.config.expert_sharding import select_shard_dim
-from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.config.run_constraints import is_replicated
 from llmsys.estimate.memory_timeline import MemoryItem
 from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.rank_parameters import (
+    count_full_elements,
+    count_local_elements,
+    count_shards,
+    is_in_block,
+    is_split_inside,
+)
 from llmsys.estimate.software_profile import MemoryProfile
 
 BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/deepspeed_setup.py
 LIVE = 10**9  # elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
 
 
+GatherMoment = Literal["start", "next block", "forward", "loss", "backward", "first block", "reduction"]
+"""start: the copy-out of the first block. next block: that of a later one in the forward. forward, backward: inside a
+block. first block: the backward of the block that nothing follows. reduction: of gradients outside of blocks."""
+
+
 @dataclass(frozen=True)
 class GatheredWeights:
-    """Elements that this rank computes with: `root` outside of blocks, `block` the largest block, `blocks` all."""
+    """Elements that this rank computes with.
+
+    Attributes:
+        root: outside of blocks.
+        head: matrix of the head.
+        block: the largest block.
+        blocks: all blocks.
+        matrices: all of them.
+        root_buffer: `root` as it travels, each tensor padded to equal shards.
+        block_buffer: `block` as it travels.
+        block_staged: tensors of a block that are copied twice, because they are split inside (`is_split_inside`).
+    """
 
     root: int
     head: int
     block: int
     blocks: int
     matrices: int
+    root_buffer: int
+    block_buffer: int
+    block_staged: int
 
 
 def count_gathered_weights(
@@ -43,30 +68,62 @@ def count_gathered_weights(
 ) -> GatheredWeights:
     """Of the rows of one stage of the model. Head and embedding are whole, or split by columns of the vocabulary."""
     model, columns = config.model, layout.tensor if system.head == "columns" else 1
-    root = sum(-(-row.num_elements // columns) for row in rows if not is_in_block(row))
+    outside = [row for row in rows if not is_in_block(row)]
+    root = sum(-(-row.num_elements // columns) for row in outside)
+    travelling = sum(count_local_elements(row, layout, model) * count_shards(row, layout) for row in outside) // columns
     head = max(
         (-(-row.elements_per_copy // columns) for row in rows if row.name in ("head.weight", "embed.weight")), default=0
     )
-    sizes: dict[tuple[str, int], int] = {}
+    sizes: dict[tuple[str, int], tuple[int, int, int]] = {}
     for row in rows:
-        for layer in row.layers if is_in_block(row) else ():
+        if not is_in_block(row):
+            continue
+        full, padded = (
+            count_full_elements(row, layout, model),
+            count_local_elements(row, layout, model) * count_shards(row, layout),
+        )
+        staged = full if is_split_inside(row, layout) else 0
+        for layer in row.layers:
             place = (row.name.partition("{i}")[0], layer)
-            sizes[place] = sizes.get(place, 0) + count_full_elements(row, layout, model)
-    return GatheredWeights(root, head, max(sizes.values(), default=0), sum(sizes.values()), root + sum(sizes.values()))
+            one = sizes.get(place, (0, 0, 0))
+            sizes[place] = (one[0] + full, one[1] + padded, one[2] + staged)
+    full, padded, staged = max(sizes.values(), default=(0, 0, 0))
+    blocks = sum(one[0] for one in sizes.values())
+    return GatheredWeights(root, head, full, blocks, root + blocks, max(root, travelling), max(full, padded), staged)
 
 
 def list_gathered_weights(
-    config: RunConfig, whole: GatheredWeights, system: MemoryProfile, *, casts_kept: bool
+    config: RunConfig, whole: GatheredWeights, system: MemoryProfile, moment: GatherMoment, *, casts_kept: bool
 ) -> list[MemoryItem]:
-    """Return the full weights of a forward or backward pass. `casts_kept`: autograd saves the casts of all blocks."""
+    """Return the full weights at a moment of a forward or backward pass.
+
+    `casts_kept`: autograd saves the casts of all blocks.
+    """
     size, engine = get_compute_dtype_bytes(config), config.engine
     stored = 1 if system.matmul_dtype == "fp8" else size  # 8-bit weights are gathered in 8 bits
     if system.weights == "whole":
         return [MemoryItem("whole weights", size * whole.root + stored * whole.blocks)]
     match engine:
         case TorchEngineConfig(data_parallel="fsdp"):
-            root = MemoryItem("gathered weights outside of blocks", size * whole.root)
-            return [root, MemoryItem("gathered weights of two blocks", 2 * stored * whole.block)]
+            # The allocator keeps the places of two blocks, too small for what follows. On a CPU the block of logits
+            # stays, and the backward gathers two.
+            is_reserved = system.measured == "reserved" and moment == "first block"
+            if is_reserved or (moment == "loss" and (system.measured == "reserved" or system.device == "cpu")):
+                moment = "backward"
+            copied = whole.block + whole.block_buffer
+            root, blocks = {
+                "start": (whole.root + whole.root_buffer, copied + whole.block_staged),
+                "next block": (whole.root, copied + whole.block_buffer + whole.block_staged),
+                "forward": (whole.root, copied),
+                "loss": (whole.root, whole.block_buffer),
+                "backward": (whole.root, copied),
+                "first block": (whole.root, whole.block),
+                "reduction": (0, 0),
+            }[moment]
+            return [
+                MemoryItem("gathered weights outside of blocks", size * root),
+                MemoryItem("gathered weights of blocks", stored * blocks),
+            ]
         case DeepSpeedEngineConfig(zero_stage=3):
             return [MemoryItem("gathered weights", size * min(whole.matrices, max(LIVE, whole.root + 2 * whole.block)))]
         case DeepSpeedEngineConfig(zero_stage=1 | 2):
@@ -92,8 +149,10 @@ def compute_gradient_buckets(config: RunConfig, whole: GatheredWeights) -> Memor
     return MemoryItem("buckets of gradients", FP32 * elements)
 
 
-def list_gradients_in_flight(config: RunConfig, whole: GatheredWeights, elements: int) -> list[MemoryItem]:
-    """Gradients of one unit of `elements` while they are summed over the ranks."""
+def list_gradients_in_flight(
+    config: RunConfig, whole: GatheredWeights, elements: int, travelling: int
+) -> list[MemoryItem]:
+    """Gradients of `elements` of one unit, and those of `travelling` elements that are summed over the ranks."""
     size = get_compute_dtype_bytes(config)
     own = MemoryItem("gradients in the compute dtype", size * elements)
     match config.engine:
@@ -101,7 +160,7 @@ def list_gradients_in_flight(config: RunConfig, whole: GatheredWeights, elements
             bucket = min(BUCKET, max(whole.matrices, 1))
             return [own, MemoryItem("buckets of gradients", (size + FP32) * bucket)]
         case TorchEngineConfig(data_parallel="fsdp"):
-            return [own, MemoryItem("float32 gradients before reduction", FP32 * elements)]
+            return [own, MemoryItem("float32 gradients before reduction", FP32 * travelling)]
         case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
             return [own]
         case unreachable:
@@ -109,8 +168,6 @@ def list_gradients_in_flight(config: RunConfig, whole: GatheredWeights, elements
 
 
 FP32 = 4  # bytes of one value
-SPLIT_BY_OUTPUTS = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}
-SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
 
 
 @dataclass(frozen=True)
@@ -141,7 +198,7 @@ def compute_state_bytes(
             count = count_local_elements if config.engine.shards_weights else count_full_elements
             sizes = [(row, count(row, layout, config.model) * row.num_copies) for row in rows]
             masters = FP32 * sum(size for _, size in sizes)
-            moments = FP32 * sum(_count_moments(config, row) * size for row, size in sizes)
+            moments = round(sum(_compute_moment_bytes(config, row) * size for row, size in sizes))
             return StateBytes(weights=0, masters=masters, gradients=masters, moments=moments)
         case unreachable:
             assert_never(unreachable)
@@ -173,6 +230,11 @@ def _count_moments(config: RunConfig, row: ParameterTensor) -> int:
     return config.optimizer.count_moments(row.name, len(row.shape))
 
 
+def _compute_moment_bytes(config: RunConfig, row: ParameterTensor) -> float:
+    """Return the bytes of all moments of one element."""
+    return _count_moments(config, row) * config.optimizer.compute_moment_bytes(row.shape)
+
+
 def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
     """Compute the bytes that a rank keeps in host memory.
 
@@ -187,48 +249,6 @@ def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
         return 0
     state = compute_state_bytes(config, layout)
     return state.masters + state.moments + (state.gradients if config.engine.offloads_gradients else 0)
-
-
-def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Over how many tensor ranks a row inside a block is split (llmsys/parallel/tensor_parallel.py); experts are
-    dealt.
-    """
-    part = row.name.rpartition(".")[0].rpartition(".")[2]
-    if row.is_routed or not is_in_block(row) or part not in SPLIT_BY_OUTPUTS | SPLIT_BY_INPUTS:
-        return 1
-    if part in SPLIT_BY_INPUTS and row.name.endswith("bias"):
-        return 1
-    # key-value heads that the ranks do not divide stay whole on each
-    whole_heads = part in ("k_proj", "v_proj") and model.num_key_value_heads % layout.tensor
-    return 1 if whole_heads else layout.tensor
-
-
-def is_in_block(row: ParameterTensor) -> bool:
-    """Return whether a row belongs to a block, which FSDP gathers by itself; the rest is gathered once."""
-    return "blocks." in row.name or ".block." in row.name
-
-
-def count_full_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Elements of one copy that a rank computes with: its experts, its part of a matrix split by tensor."""
-    return ceil(row.elements_per_copy / (layout.expert if row.is_routed else count_tensor_shards(row, layout, model)))
-
-
-def count_local_elements(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:
-    """Elements of one copy on rank 0: its part of the first dim, or of another one of experts (`select_shard_dim`).
-
-    Parameters outside of blocks are sharded over all ranks of a copy, those inside over the ranks that do not split
-    them by tensor.
-    """
-    if row.is_routed:
-        shards = layout.ranks_per_replica // layout.expert
-        shape = (row.shape[0] // layout.expert, *row.shape[1:])
-        dim = select_shard_dim(shape, shards)
-        return ceil(shape[dim] / shards) * prod(shape) // shape[dim]
-    parts = count_tensor_shards(row, layout, model)
-    ranks = layout.shard * layout.context if is_in_block(row) else layout.ranks_per_replica
-    if row.name.rpartition(".")[0].rpartition(".")[2] in SPLIT_BY_INPUTS:
-        return ceil(ceil(row.shape[0] / ranks) * prod(row.shape[1:]) / parts)
-    return ceil(ceil(row.shape[0] / parts) / ranks) * prod(row.shape[1:])  # the first dim is split twice
 
 
 def _compute_zero_state_bytes(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from llmsys.config.engine import TorchEngineConfig
 from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
@@ -11,19 +12,21 @@ from llmsys.estimate.activation_memory import (
     IN_EVALUATION,
     BlockGroup,
     build_activation_shape,
+    compute_mask_bytes,
     compute_micro_batch,
     iter_block_groups,
-    list_evaluation_items,
+    list_evaluation_block_items,
+    list_evaluation_logits,
     list_loss_items,
     list_loss_remainders,
 )
-from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot
-from llmsys.estimate.pipeline_stages import PipelineStage
-from llmsys.estimate.saved_tensors import compute_saved_bytes
+from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot, compute_saved_bytes, reduce_item_bytes
+from llmsys.estimate.rank_parameters import PipelineStage, count_branch_elements
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import (
     FP32,
     GatheredWeights,
+    GatherMoment,
     StateBytes,
     compute_gradient_buckets,
     compute_state_bytes,
@@ -35,12 +38,7 @@ from llmsys.estimate.state_memory import (
 # Of what tensors hold, the room beside it that nothing asked for fits into: with one micro-batch at a time, and where
 # those of a pipeline come and go in another order. Calibrated, see README.md.
 ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
-REDUCED = "float32 gradients before reduction"
-
-
-def _reduce_item_bytes(items: list[MemoryItem], name: str, free: int) -> list[MemoryItem]:
-    """The items, with one of them in a place that was `free` before."""
-    return [MemoryItem(one.name, max(0, one.bytes - free)) if one.name == name else one for one in items]
+REDUCED, SAVED = "float32 gradients before reduction", "activations saved by blocks"
 
 
 @dataclass(frozen=True)
@@ -55,34 +53,54 @@ class StepMemory:
     def iter_snapshots(self) -> Iterator[MemorySnapshot]:
         """From the start of a step to the writing of a checkpoint, and an evaluation."""
         last, first = self._block_groups[-1], self._block_groups[0]
+        early, kept = self._early_items, self._saved_items
         yield self._build_snapshot("between steps", [])
+        if self._gathers_blocks:
+            yield self._build_snapshot("at the start of forward", [*early, *self._list_weights("start")])
+            saved = reduce_item_bytes(kept, SAVED, self._compute_saved_bytes(last))
+            yield self._build_snapshot("before the last block", [*early, *saved, *self._list_weights("next block")])
         yield self._build_snapshot(
-            "at the end of forward", [*self._early_items, *self._saved_items, self._temporary_item]
+            "at the end of forward", [*early, *kept, *self._list_weights("forward"), self._temporary_item]
         )
+        loss = [*self._list_weights("loss"), *self._loss_items]
+        if self._uses_reserved_memory:  # what the last block left, in pieces too small for logits
+            loss.append(self._temporary_item)
+        yield self._build_snapshot("in the loss", [*early, *kept, *loss])
+        # By then the last block's tensors are free.
+        backward = reduce_item_bytes(self._list_backward_items(last), REDUCED, self._compute_saved_bytes(last))
         yield self._build_snapshot(
-            "in the loss", [*self._early_items, *self._saved_items, *self._loss_items, *self._forward_remainder_items]
+            "in the backward of the last block", [*early, *kept, *self._list_weights("backward"), *backward]
         )
-        backward = _reduce_item_bytes(
-            self._list_backward_items(last), REDUCED, self._compute_saved_bytes(last)
-        )  # by then the last block's tensors are free
+        one, backward = self._compute_saved_bytes(first), [*self._list_backward_items(first), self._late_item]
+        if self._gathers_blocks and sum(map(self._count_blocks, self._block_groups)) > 1:
+            # The last one that gathers a block ahead.
+            items = [MemoryItem("activations saved by two blocks", 2 * one), *self._list_weights("backward")]
+            yield self._build_snapshot("in the backward of the second block", [*items, *backward])
+        items = [MemoryItem("activations saved by a block", one), *self._list_weights("first block")]
+        yield self._build_snapshot("in the backward of the first block", [*items, *backward])
+        whole = self._gathered_weights
+        root = list_gradients_in_flight(self.config, whole, whole.root, whole.root_buffer)
         yield self._build_snapshot(
-            "in the backward of the last block", [*self._early_items, *self._saved_items, *backward]
-        )
-        kept = MemoryItem("activations saved by a block", self._compute_saved_bytes(first))
-        yield self._build_snapshot(
-            "in the backward of the first block", [*self._late_items, kept, *self._list_backward_items(first)]
-        )
-        yield self._build_snapshot(
-            "at the end of backward",
-            [*self._late_items, *self._list_gradients_in_flight(self._gathered_weights.root)],
+            "at the end of backward", [self._gradient_item, *self._list_weights("reduction"), *root]
         )
         yield self._build_snapshot("in the optimizer step", [self._gradient_item, self._update_item])
         yield self._build_snapshot("while a checkpoint is written", [])
         if self.system.evaluation == "logits":
-            used = list_gathered_weights(self.config, self._gathered_weights, self.system, casts_kept=False)
-            yield self._build_snapshot(
-                IN_EVALUATION, [*used, *list_evaluation_items(self.config, self._activation_shape)]
-            )
+            yield self._build_snapshot(IN_EVALUATION, self._list_evaluation_items())
+
+    def _list_evaluation_items(self) -> list[MemoryItem]:
+        """Return the items of the fuller one of blocks and logits; blocks are freed before the loss."""
+        shape = self._activation_shape
+        choices = [
+            [*self._list_weights("forward", casts_kept=False), *list_evaluation_block_items(self.config, shape)],
+            [*self._list_weights("loss", casts_kept=False), *list_evaluation_logits(self.config, shape)],
+        ]
+        if self._gathers_blocks:
+            choices += [
+                self._list_weights("start", casts_kept=False),
+                self._list_weights("next block", casts_kept=False),
+            ]
+        return max(choices, key=lambda items: sum(item.bytes for item in items))
 
     def _build_snapshot(self, name: str, items: list[MemoryItem]) -> MemorySnapshot:
         items = [item for item in [*self._state_items, *items] if item.bytes]
@@ -142,6 +160,13 @@ class StepMemory:
             return MemoryItem("unsharded float32 gradients", FP32 * self._gathered_weights.matrices)
         return MemoryItem("gradients", self._state_bytes.gradients)
 
+    @property
+    def _late_item(self) -> MemoryItem:
+        """Summed gradients near the end of backward: those of the first block and outside of blocks are to come."""
+        one, whole = self._gradient_item, self._gathered_weights
+        left = 0 if self._num_micro_batches > 1 else (whole.root + whole.block) / max(1, whole.matrices)
+        return MemoryItem(one.name, int(one.bytes * max(0.0, 1 - left)))
+
     @cached_property
     def _update_item(self) -> MemoryItem:
         """Tensors that the optimizer allocates for its step."""
@@ -157,33 +182,31 @@ class StepMemory:
 
     @cached_property
     def _early_items(self) -> list[MemoryItem]:
-        """Weights in use, and gradients of earlier micro-batches, or the places where gradients will be.
+        """Gradients of earlier micro-batches, or the places where gradients will be.
 
         Gradient shards of the step before lay between activations; where they are smaller than those, activations do
         not fit into their places.
         """
         shard = FP32 * self._gathered_weights.block // max(1, self.layout.shard * self.layout.context)
         small = shard < self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
-        if self._num_micro_batches > 1 or (self._uses_reserved_memory and small):
-            return [*self._weight_items, self._gradient_item]
-        return self._weight_items
+        is_kept = self._num_micro_batches > 1 or (self._uses_reserved_memory and small)
+        return [self._gradient_item] if is_kept else []
 
     @property
     def _uses_reserved_memory(self) -> bool:
         """True for the allocator's view: it never returns memory that it once reserved."""
         return self.system.device == "cuda" and self.system.measured == "reserved"
 
-    @cached_property
-    def _late_items(self) -> list[MemoryItem]:
-        return [*self._weight_items, self._gradient_item]
+    @property
+    def _gathers_blocks(self) -> bool:
+        """True where FSDP2 gathers block after block."""
+        engine = self.config.engine
+        is_fsdp = isinstance(engine, TorchEngineConfig) and engine.data_parallel == "fsdp"
+        return is_fsdp and self.system.weights == "sharded"
 
-    @cached_property
-    def _weight_items(self) -> list[MemoryItem]:
-        kept = self.config.train.activation_checkpoint == "none"
-        return list_gathered_weights(self.config, self._gathered_weights, self.system, casts_kept=kept)
-
-    def _list_gradients_in_flight(self, elements: int) -> list[MemoryItem]:
-        return list_gradients_in_flight(self.config, self._gathered_weights, elements)
+    def _list_weights(self, moment: GatherMoment, *, casts_kept: bool | None = None) -> list[MemoryItem]:
+        kept = self.config.train.activation_checkpoint == "none" if casts_kept is None else casts_kept
+        return list_gathered_weights(self.config, self._gathered_weights, self.system, moment, casts_kept=kept)
 
     def _compute_saved_bytes(self, kind: BlockGroup) -> int:
         train = self.config.train
@@ -201,19 +224,14 @@ class StepMemory:
         if self.system.activations == "host":
             # two blocks' activations are on their way to or from the host at a time
             total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
-        table = (
-            self._activation_shape.sequences * self._activation_shape.length**2
-            if self._activation_shape.mask_table == "documents"
-            else 0
-        )
         given = (
             micro_batches * self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
             if several
             else 0
         )
         return [
-            MemoryItem("activations saved by blocks", int(total)),
-            MemoryItem("attention mask", table),
+            MemoryItem(SAVED, int(total)),
+            MemoryItem("attention mask", compute_mask_bytes(self.config.model, self._activation_shape)),
             MemoryItem("stage output", int(given)),
         ]
 
@@ -238,27 +256,44 @@ class StepMemory:
             else []
         )
 
-    @cached_property
-    def _forward_remainder_items(self) -> list[MemoryItem]:
-        """The allocator holds what the last block left, in pieces too small for logits."""
-        if self._uses_reserved_memory:
-            return [self._temporary_item]
-        return []
-
     def _list_backward_items(self, kind: BlockGroup) -> list[MemoryItem]:
-        """The backward of a block: what it computes again, gradients of its tensors, and gradients of its weights."""
-        compiled = self.config.train.compile == "block"
-        again = compute_saved_bytes(kind.saved_tensors, "none", compiled, self.system) - self._compute_saved_bytes(kind)
-        largest = max(one.bytes for one in kind.saved_tensors)
+        """Return the fullest moment of a block's backward: before its last branch, or after one of them.
+
+        What was computed again is freed branch by branch, while gradients of weights appear.
+        """
+        moments = [self._list_branch_items(kind, number) for number in range(len(kind.branches))]
+        moments += [self._list_branch_items(kind, number, is_over=True) for number in range(len(kind.branches))]
+        return max(moments, key=lambda items: sum(item.bytes for item in items))
+
+    def _list_branch_items(self, kind: BlockGroup, number: int, *, is_over: bool = False) -> list[MemoryItem]:
+        """Return what is in memory before or after the backward of a branch of a block."""
+        compiled, whole = self.config.train.compile == "block", self._gathered_weights
+        left = [tensor for branch in kind.branches[: number + (not is_over)] for tensor in branch]
+        again = compute_saved_bytes(left, "none", compiled, self.system)
+        again -= compute_saved_bytes(left, self.config.train.activation_checkpoint, compiled, self.system)
+        largest = max(one.bytes for one in kind.branches[number])
+        # The rows of experts that are exchanged exist twice, in the order of arrival and by expert.
+        is_exchanged = any(one.name == "sorted visits" and one.producer == "collective" for one in left)
+        rows = 1 if is_over else 4 if is_exchanged else 2
         stream = self._activation_shape.compute_gathered_bytes(self.config.model.hidden_size)
-        leftovers = (
-            list_loss_remainders(self.config, self._activation_shape, self._gathered_weights.head)
-            if self.stage.last
-            else []
+        # Weights of branches that are over have gradients. An allocator keeps the places of a whole block's.
+        over = 0 if self._uses_reserved_memory else number + (not is_over)
+        weights = count_branch_elements(
+            self._parameter_tensors,
+            (kind.prefix, kind.layers[0]),
+            (over, len(kind.branches)),
+            self.layout,
+            self.config.model,
         )
         return [
             MemoryItem("recomputed block", max(0, again)),
-            MemoryItem("gradients inside a block", 2 * largest + 2 * stream),
-            *self._list_gradients_in_flight(self._gathered_weights.block),
-            *leftovers,
+            MemoryItem("gradients inside a block", rows * largest + 2 * stream),
+            *list_gradients_in_flight(self.config, whole, weights, whole.block_buffer),
+            *self._loss_remainders,
         ]
+
+    @cached_property
+    def _loss_remainders(self) -> list[MemoryItem]:
+        if not self.stage.last:
+            return []
+        return list_loss_remainders(self.config, self._activation_shape, self._gathered_weights.head)

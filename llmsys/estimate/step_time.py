@@ -5,12 +5,13 @@ what of the communication nothing hides, times a residual whose spread was calib
 (`residual.yaml`). It is in-step time: `goodput` says what a whole run takes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation_memory import get_sequence_lengths
+from llmsys.estimate.activation_memory import has_documents
 from llmsys.estimate.communication_time import (
     PassSeconds,
     estimate_context_parallel_seconds,
@@ -23,9 +24,8 @@ from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatchShape, estimate_kernel_seconds
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.precision import resolve_for_profile
 from llmsys.estimate.residual_model import PercentileInterval, get_residual
-from llmsys.estimate.software_profile import SoftwareProfile, build_software_profile
+from llmsys.estimate.software_profile import SoftwareProfile, build_software_profile, resolve_for_profile
 
 
 def estimate_host_seconds(
@@ -108,6 +108,7 @@ def estimate_step_time(
     pipeline: int = 1,
     interleave: int = 1,
     software: SoftwareProfile | None = None,
+    documents: Sequence[int] = (),
 ) -> StepTime:
     """Estimate the time of one optimizer step of `config.batch` on layout.world_size · pipeline devices.
 
@@ -118,13 +119,14 @@ def estimate_step_time(
         pipeline: stages; our engines have one, published layouts more.
         interleave: chunks of the model per stage (interleaved 1F1B).
         software: training program; None: ours under this config.
+        documents: lengths in tokens of packed documents, repeated until a sequence is full; none: one document.
 
     Returns:
         P10, P50 and P90 in seconds, with the parts of P50.
     """
     config = resolve_for_profile(config, device)
     software = software or build_software_profile(config)
-    bench = KernelContext(config.model, layout, device, software, _build_micro_batch_shape(config, layout))
+    bench = KernelContext(config.model, layout, device, software, _build_micro_batch_shape(config, layout, documents))
     work = estimate_kernel_seconds(bench)
     micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
     parts = _estimate_part_seconds(config, bench, work, micro_batches, pipeline, interleave)
@@ -142,9 +144,16 @@ def compute_micro_sequences(config: RunConfig, layout: ParallelLayout) -> float:
     return min(float(wanted), share) if isinstance(wanted, int) and wanted else share
 
 
-def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout) -> MicroBatchShape:
-    source, length = get_sequence_lengths(config)
-    return MicroBatchShape(compute_micro_sequences(config, layout), length, source, config.train.resolved_precision)
+def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout, documents: Sequence[int]) -> MicroBatchShape:
+    source, length = config.sequence_lengths
+    return MicroBatchShape(
+        compute_micro_sequences(config, layout),
+        length,
+        source,
+        config.train.resolved_precision,
+        has_documents(config),
+        tuple(documents),
+    )
 
 
 def _estimate_part_seconds(
@@ -190,7 +199,7 @@ def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: K
     if config.train.activation_checkpoint == "full":
         return work.blocks_forward
     cheap = work.elementwise + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
-    return cheap + (work.attention if bench.software.attention == "unfused" else 0.0)
+    return cheap + work.attention_repeated
 
 
 def _build_step_time(
@@ -203,10 +212,10 @@ def _build_step_time(
     ranks: int,
     factor: float,
 ) -> StepTime:
-    source, length = get_sequence_lengths(config)
+    source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
     counts = [
-        count_flops(config.model, source, sequences, convention, target_length=length)
+        count_flops(config.model, source, sequences, convention, target_length=length, documents=bench.shape.documents)
         for convention in ("causal", "full")
     ]
     possible = device.get_peak_flops(config.train.resolved_precision) * ranks * seconds.p50

@@ -98,6 +98,15 @@ def build_cross_attention_mask(
 
     A side without document numbers counts as document 0. A target without any source (padding) sees every key, because
     a row without keys would be NaN; nothing reads its output.
+
+    Args:
+        documents_BT: Document number of each target, or None.
+        source_documents_BS: Document number of each source token, or None.
+        targets: Number of target positions, T.
+        sources: Number of source positions, S.
+
+    Returns:
+        The mask.
     """
     if documents_BT is None and source_documents_BS is None:
         return EVERYTHING

@@ -41,8 +41,14 @@ def _(x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("llmsys::grouped_weight_gradient", mutates_args=())
-def _compute_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
-    """Return the weight gradients, (E, D, F). Surplus rows of a group get a gradient of zero."""
+def compute_grouped_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
+    """Return the weight gradients of `compute_grouped_mm`, (E, D, F).
+
+    Args:
+        x_MD: Rows grouped by expert.
+        gradient_MF: Gradient of their products. Surplus rows of a group get a gradient of zero.
+        ends_E: End of each expert's rows.
+    """
     dweight_EDF = x_MD.new_zeros(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
     for expert, start, end, padded_end in _iter_groups(ends_E):
         dy = gradient_MF[start:padded_end]
@@ -53,7 +59,7 @@ def _compute_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) 
     return dweight_EDF
 
 
-@_compute_weight_gradient.register_fake
+@compute_grouped_weight_gradient.register_fake
 def _(x_MD: Tensor, gradient_MF: Tensor, ends_E: Tensor) -> Tensor:
     return x_MD.new_empty(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
 
@@ -68,7 +74,7 @@ def _compute_grouped_mm_gradients(ctx: Any, gradient_MF: Tensor) -> tuple[Tensor
     needs_dx, needs_dweight, _ = ctx.needs_input_grad
     return (
         compute_grouped_mm(gradient_MF, weight_EDF.transpose(1, 2), ends_E) if needs_dx else None,
-        _compute_weight_gradient(x_MD, gradient_MF, ends_E) if needs_dweight else None,
+        compute_grouped_weight_gradient(x_MD, gradient_MF, ends_E) if needs_dweight else None,
         None,
     )
 

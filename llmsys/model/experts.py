@@ -1,5 +1,6 @@
 """The experts of one layer: E independent feed-forward networks, computed by grouped matrix products."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class GroupedExperts(nn.Module):
         super().__init__()
         self.config = config or SwigluConfig()
         self.num_experts, self.widths = num_experts, (hidden_size, width)
+        self.multiply_groups: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        """Product of rows with the weights of their expert, given the end of each expert's rows; set from outside."""
         self.grouped = hidden_size % ROW_MULTIPLE == 0 and width % ROW_MULTIPLE == 0
         projections = self.config.projections
         shapes = dict.fromkeys(projections, (hidden_size, width)) | {"down": (width, hidden_size)}
@@ -42,7 +45,11 @@ class GroupedExperts(nn.Module):
         """Apply expert e to its `counts_E[e]` consecutive rows. The counts must sum to M; any of them may be 0."""
         apply = _GroupedLinear(self, counts_E, len(x_MD)) if self.grouped else _LoopedLinear(self, counts_E)
         gate_MF = apply("gate", x_MD) if self.config.is_gated else None
-        return apply("down", apply_gated_activation(self.config, gate_MF, apply("up", x_MD)))
+        return apply("down", self.activate(gate_MF, apply("up", x_MD)))
+
+    def activate(self, gate_MF: Tensor | None, up_MF: Tensor) -> Tensor:
+        """Return the element-wise operation between the projections."""
+        return apply_gated_activation(self.config, gate_MF, up_MF)
 
     def get_weight(self, name: str) -> Tensor:
         """Return this rank's weights of `gate`, `up` or `down`, (E, in, out)."""
@@ -67,16 +74,23 @@ class _GroupedLinear:
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
         weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
-        if cpu_kernels.is_cpu_grouped_mm_supported(x_MD):
-            y_MF: Tensor = cpu_kernels.compute_grouped_mm(x_MD, weight_EDF, self.offsets_E)
-        else:
-            y_MF = F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)
+        y_MF = self._multiply_groups(x_MD, weight_EDF)
         if y_MF.requires_grad:
             y_MF.register_hook(_make_contiguous)
         if bias_EF is None:
             return y_MF
         bias_MF: Tensor = _RowBiasFunction.apply(bias_EF, self.counts_E, self.num_rows)  # type: ignore[no-untyped-call]
         return y_MF + bias_MF
+
+    def _multiply_groups(self, x_MD: Tensor, weight_EDF: Tensor) -> Tensor:
+        if self.experts.multiply_groups is not None:
+            return self.experts.multiply_groups(x_MD, weight_EDF, self.offsets_E)
+        # Compiled, torch's own takes bfloat16 only.
+        is_unsupported = torch.compiler.is_compiling() and x_MD.dtype != torch.bfloat16
+        if is_unsupported or cpu_kernels.is_cpu_grouped_mm_supported(x_MD):
+            y_MF: Tensor = cpu_kernels.compute_grouped_mm(x_MD, weight_EDF, self.offsets_E)
+            return y_MF
+        return F.grouped_mm(x_MD, weight_EDF, offs=self.offsets_E)
 
 
 class _LoopedLinear:

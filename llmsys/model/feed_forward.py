@@ -37,9 +37,13 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dim, of size hidden_size, to itself."""
         gate = self.gate_proj(x) if self.config.is_gated else None
-        inner = apply_gated_activation(self.config, gate, self.up_proj(x))
+        inner = self.activate(gate, self.up_proj(x))
         hidden: Tensor = self.down_proj(apply_dropout(inner, self.dropped, self.training))
         return hidden
+
+    def activate(self, gate: Tensor | None, up: Tensor) -> Tensor:
+        """Return the element-wise operation between the projections."""
+        return apply_gated_activation(self.config, gate, up)
 
 
 def build_feed_forward(config: FeedForwardConfig, hidden_size: int, width: int, dropped: float = 0.0) -> FeedForward:

@@ -1,6 +1,6 @@
 """Local shards of parameters that may be DTensors."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def get_local_tensor(parameter: Tensor) -> Tensor:
@@ -12,5 +12,9 @@ def get_local_tensor(parameter: Tensor) -> Tensor:
     Returns:
         The local tensor of a DTensor, with gradients; a plain tensor itself.
     """
-    to_local = getattr(parameter, "to_local", None)
-    return parameter if to_local is None else to_local()
+    if type(parameter) in (Tensor, nn.Parameter):
+        return parameter
+    # isinstance, because torch.compile sees no `to_local` on a DTensor; here, because the import takes two seconds.
+    from torch.distributed.tensor import DTensor
+
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -91,7 +91,7 @@ class MaskBuilder:
         if self.config.attention.has_own_mask:
             return dict.fromkeys(self.windows, EVERYTHING)
         if attention_device.describe_device(inputs.like.device) == attention_device.CPU:
-            return self._build_tables(inputs, self.windows)
+            return self.build_tables(inputs, self.windows)
         masks: dict[LayerType, LayerMask] = {}
         for kind, window in self.windows.items():
             traits = describe_self_attention(
@@ -153,13 +153,22 @@ class MaskBuilder:
                 )
                 return build_flex_mask(ranges, self._build_score_bias(inputs))
             case "sdpa" | "eager" | "chunked":
-                return self._build_tables(inputs, {kind: window})[kind]
+                return self.build_tables(inputs, {kind: window})[kind]
             case unreachable:
                 assert_never(unreachable)
 
-    def _build_tables(
+    def build_tables(
         self, inputs: MaskInputs, windows: Mapping[LayerType, int | None]
     ) -> dict[LayerType, AttentionMask]:
+        """Return masks as tables at most, by layer type, for kernels that take one.
+
+        Args:
+            inputs: Inputs of the forward pass.
+            windows: Window of each layer type to build; None: no limit.
+
+        Returns:
+            The masks, with ALiBi's or T5's bias in the dtype of the hidden states.
+        """
         padding_B = inputs.get_padding()
         masks = {
             kind: build_self_attention_mask(

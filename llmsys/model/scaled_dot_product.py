@@ -110,7 +110,21 @@ def compute_eager_attention(
     sinks_H: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return the same as `compute_attention` by plain operations, with a softmax in float32."""
+    """Return the same as `compute_attention` by plain operations, with a softmax in float32.
+
+    Args:
+        q_BTHK: Queries.
+        k_BSGK: Keys.
+        v_BSGV: Values.
+        mask: Visible keys and the bias, as a table at most.
+        scale: Factor on the scores; None: 1 / sqrt(K).
+        softcap: Cap of the scores.
+        sinks_H: An extra score per head.
+        dropout: Probability of dropping a weight.
+
+    Returns:
+        The output, (B, T, H, V), in the dtype of the values.
+    """
     heads = q_BTHK.shape[2]
     k_BHSK, v_BHSV = (_repeat_kv(x, heads).transpose(1, 2) for x in (k_BSGK, v_BSGV))
     scores_BHTS = q_BTHK.transpose(1, 2) @ k_BHSK.transpose(2, 3)

@@ -52,12 +52,20 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Same shape and dtype as the input."""
-        cross = self.cross_attention
         if isinstance(self.residual, ParallelBlockConfig):
             return self._run_parallel_branches(x_BTD, context)
+        return self.run_feed_forward_branch(self.run_attention_branches(x_BTD, context), context)
+
+    def run_attention_branches(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        """Run self-attention and, in an encoder-decoder, cross-attention. Not used by a parallel block."""
+        cross = self.cross_attention
         x_BTD = self._run_branch("attention", x_BTD, lambda inner: self.attention(inner, context))
         if cross is not None:
             x_BTD = self._run_branch("cross_attention", x_BTD, lambda inner: cross(inner, context))
+        return x_BTD
+
+    def run_feed_forward_branch(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        """Run the feed-forward or the experts, after attention. Not used by a parallel block."""
         return self._run_branch("feed_forward", x_BTD, lambda inner: self._run_feed_forward(inner, context))
 
     def _run_parallel_branches(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:

@@ -8,11 +8,22 @@ from torch import Tensor, nn
 
 from llmsys.config.optimizer import AdamConfig, AdamWConfig, MuonConfig, OptimizerConfig, UpdateRule
 from llmsys.errors import ConfigError
+from llmsys.log import get_logger
+from llmsys.optim.adamw_kernel import choose_adamw_kernel
+from llmsys.optim.compressed_adamw import CompressedAdamW
 from llmsys.optim.muon import Apply, Muon, apply_to_each
 from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
-MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
-"""Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment."""
+log = get_logger(__name__)
+
+MOMENTS = {
+    "first_moment": "exp_avg",
+    "second_moment": "exp_avg_sq",
+    "scale_of_first_moment": "exp_avg_scale",
+    "scale_of_second_moment": "exp_avg_sq_scale",
+}
+"""Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
+belong to moments of 8 bits."""
 
 
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
@@ -121,14 +132,22 @@ def _iter_param_groups(
                 yield {"params": parameters, "weight_decay": group.weight_decay, "rate_scale": group.lr_multiplier}
 
 
-def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Adam:
+def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    if isinstance(config, AdamWConfig) and config.moments != "fp32":
+        settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
+        return CompressedAdamW(groups, moments=config.moments, **settings)
+    kernel = choose_adamw_kernel(group["params"] for group in groups)
+    if kernel.kind != "fused":
+        log.warning("AdamW steps with %s kernels: %s", kernel.kind, kernel.reason)
+    options = {"fused": kernel.kind == "fused", "foreach": kernel.kind == "foreach"}
     rule = torch.optim.Adam if isinstance(config, AdamConfig) else torch.optim.AdamW
-    optimizer = rule(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+    optimizer = rule(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, **options)
     for group in groups:
         for parameter in group["params"]:
-            # As torch's first step would create it; a float32 step counter is required by fused=True.
+            # As torch's first step would create it; a float32 step counter is required by fused=True. The other kernels
+            # read the counter on the host.
             optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if options["fused"] else "cpu"),
                 "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
             }

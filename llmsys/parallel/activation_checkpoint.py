@@ -35,7 +35,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from llmsys.model import cpu_attention, cpu_kernels, varlen_attention
 from llmsys.model.host_read import RepeatedReads
 from llmsys.model.transformer import Transformer
-from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel.block_compilation import Piece, list_blocks, list_branches, must_compile_pieces
 
 
 class _SavedOutputs(NamedTuple):
@@ -98,6 +98,11 @@ class _SavingMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations, self.store = operations, store
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: compiled functions stay compiled, and both passes compute them."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         if func in self.operations:
@@ -112,6 +117,11 @@ class _RecomputingMode(TorchDispatchMode):
     def __init__(self, operations: Collection[Any], store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations, self.store = operations, store
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True, as in the first pass."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in self.operations:
@@ -164,7 +174,9 @@ SAVED_OPERATIONS = {
 """Operations whose outputs `selective` saves."""
 
 
-def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMode, *, compiled: bool = False) -> None:
+def apply_activation_checkpoint(
+    model: Transformer, mode: ActivationCheckpointMode, *, compiled: bool = False, separates_experts: bool = False
+) -> None:
     """Wrap the forward of every block. Names of parameters and modules do not change.
 
     Args:
@@ -172,20 +184,35 @@ def apply_activation_checkpoint(model: Transformer, mode: ActivationCheckpointMo
         mode: See the module's docstring.
         compiled: Whether `compile_blocks` follows. torch.compile then partitions the recomputation itself; around a
             compiled block `selective` would see one opaque operation.
+        separates_experts: See `must_compile_pieces`.
     """
-    options: dict[str, Any]
-    match mode:
-        case "none":
-            return
-        case "full":
-            options = {} if compiled else {"context_fn": build_read_contexts}
-        case "selective":
-            options = {"context_fn": (build_compiled_contexts if compiled else build_eager_contexts)(SAVED_OPERATIONS)}
-        case unreachable:
-            assert_never(unreachable)
-    for block in (module for module in model.modules() if isinstance(module, TransformerBlock)):
-        checkpointed = partial(checkpoint, block.forward, use_reentrant=False, **options)
-        block.forward = _apply_if_grad_enabled(checkpointed, block.forward)  # type: ignore[method-assign]
+    for block in list_blocks(model):
+        in_pieces = compiled and must_compile_pieces(block, separates_experts=separates_experts)
+        match mode:
+            case "none":
+                pass
+            case "full" if compiled and not in_pieces:
+                _wrap_method((block, "forward"))
+            case "full":
+                _wrap_method((block, "forward"), build_read_contexts)
+            case "selective" if in_pieces:
+                # Apart: attention is compiled, and the experts are not.
+                attention, experts = list_branches(block)
+                _wrap_method(attention, build_compiled_contexts(SAVED_OPERATIONS))
+                _wrap_method(experts, build_eager_contexts(SAVED_OPERATIONS))
+            case "selective":
+                build_contexts = build_compiled_contexts if compiled else build_eager_contexts
+                _wrap_method((block, "forward"), build_contexts(SAVED_OPERATIONS))
+            case unreachable:
+                assert_never(unreachable)
+
+
+def _wrap_method(piece: Piece, build_contexts: Callable[[], Any] | None = None) -> None:
+    owner, name = piece
+    forward = getattr(owner, name)
+    options = {} if build_contexts is None else {"context_fn": build_contexts}
+    checkpointed = partial(checkpoint, forward, use_reentrant=False, **options)
+    setattr(owner, name, _apply_if_grad_enabled(checkpointed, forward))
 
 
 def _apply_if_grad_enabled(

@@ -9,7 +9,6 @@ heads. Latent attention exchanges queries, and gathers the latents, which are na
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.model.latent_attention import MultiHeadLatentAttention
@@ -19,6 +18,7 @@ from llmsys.model.normalization import RMSNorm
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.parallel.collectives import all_reduce
+from llmsys.parallel.fp8 import apply_linear
 from llmsys.parallel.sequence_sharding import SequenceSharding, replace_forward
 from llmsys.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
@@ -114,9 +114,8 @@ class _KeyValueProjection(ColumnParallelLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.shared.select_tensor_rank_rows(get_local_tensor(self.linear.weight)), self.linear.bias
-        y_BTW = F.linear(
-            x, weight, None if bias is None else self.shared.select_tensor_rank_rows(get_local_tensor(bias))
-        )
+        local_bias = None if bias is None else self.shared.select_tensor_rank_rows(get_local_tensor(bias))
+        y_BTW = apply_linear(self.linear, x, weight, local_bias)
         return self.sharding.all_to_all_heads(self.shared.repeat_heads(y_BTW))
 
 
@@ -130,7 +129,7 @@ class _LatentKeyValueProjection(ColumnParallelLinear):
     def __call__(self, x: Tensor) -> Tensor:
         weight, context = get_local_tensor(self.linear.weight), self.sharding.context
         own: Tensor = weight.chunk(context.size)[context.rank] if self.sharding.is_sharded else weight
-        return F.linear(x, own)
+        return apply_linear(self.linear, x, own, None)
 
 
 class _OutputProjection(RowParallelLinear):

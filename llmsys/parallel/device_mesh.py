@@ -3,6 +3,7 @@
 Invariants:
 - Rank = ((replicate · S + shard) · C + context) · T + tensor, for axes of S, C and T ranks: the ranks that exchange
   most are neighbours.
+- Every group has the timeout of the run.
 - Every mesh is a slice or a flattened axis of the root, so FSDP2 can combine it with a tensor or expert axis.
 """
 
@@ -12,6 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.parallel.process_group import set_group_timeout
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class DeviceMeshes:
     tensor: DeviceMesh | None
     sequence: DeviceMesh | None
 
+    @property
+    def has_separate_experts(self) -> bool:
+        """True where experts are on several ranks, or are sharded apart from their block."""
+        return self.expert is not None or self.expert_fsdp is not None
+
 
 def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceMeshes:
     """Build the root mesh of a run and take every axis from it by name. Collective.
@@ -63,7 +70,7 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         sizes = layout.ranks_per_replica // layout.expert, layout.expert
         sparse = replica._unflatten(0, sizes, ("expert_fsdp", "expert"))
         expert_fsdp, expert = sparse["expert_fsdp"], sparse["expert"]
-    return DeviceMeshes(
+    meshes = DeviceMeshes(
         layout,
         world=root._flatten("world"),
         dense=_add_replicate_axis(root, fsdp),
@@ -74,6 +81,10 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         tensor=root["tensor"] if layout.tensor > 1 else None,
         sequence=_flatten_axes(root, ("context", "tensor"), "sequence") if layout.sequence_parallel_size > 1 else None,
     )
+    for mesh in vars(meshes).values():
+        for group in mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else ():
+            set_group_timeout(group)
+    return meshes
 
 
 def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh:

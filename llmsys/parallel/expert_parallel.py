@@ -4,7 +4,7 @@ The same contract as the model's local dispatcher. One small all-to-all of count
 direction, with uneven splits. The host reads the counts once per layer; a pass that activation checkpointing repeats
 uses the counts of the first.
 
-Where a token's experts tend to share ranks (`count_rank_visits`), it is sent once to each rank, which returns the
+Where a token's experts tend to share ranks (`sends_once_per_rank`), it is sent once to each rank, which returns the
 weighted sum of its experts' outputs; else once to each expert. The shared experts are computed while rows travel, in
 backward too.
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmsys.config.expert_sharding import count_rank_visits
+from llmsys.config.expert_sharding import sends_once_per_rank
 from llmsys.config.moe import MoeConfig
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.host_read import read_once
@@ -35,9 +35,6 @@ from llmsys.model.token_dispatcher import (
 from llmsys.parallel.collectives import RowExchange, exchange_rows
 
 # N tokens of this rank, K experts per token, D width, R ranks, L experts of a rank, M rows sent or received
-
-MIN_SAVED_SHARE = 0.1
-"""Least share of the rows that sending once per rank must save: it costs a second sort, and weights travel too."""
 
 
 class ExchangePlan(NamedTuple):
@@ -63,8 +60,7 @@ class AllToAllTokenDispatcher:
         self.group = group
         self.ranks = dist.get_world_size(group)
         self.num_experts = config.num_experts
-        visits = count_rank_visits(config, self.ranks)
-        self.sends_once_per_rank = visits <= (1 - MIN_SAVED_SHARE) * config.visits_per_token
+        self.sends_once_per_rank = sends_once_per_rank(config, self.ranks)
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""Parallelism applied to a model from outside, in a fixed order: compile, experts, tensor and context axes, FSDP2.
+"""Parallelism applied to a model from outside, in a fixed order: experts, tensor and context axes, FSDP2.
 
 Takes a model on the meta device and leaves it sharded without storage; `materialize_parameters` then gives each rank
 its own shards of the initial values.
@@ -17,7 +17,7 @@ from llmsys.config.expert_sharding import MAX_IMBALANCE, compute_dim_imbalance, 
 from llmsys.log import get_logger
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
-from llmsys.model.transformer_block import TransformerBlock
+from llmsys.parallel.block_compilation import list_blocks
 from llmsys.parallel.collectives import configure_gradient_reduction
 from llmsys.parallel.context_parallel import divide_attention
 from llmsys.parallel.device_mesh import DeviceMeshes
@@ -27,21 +27,6 @@ from llmsys.parallel.sequence_sharding import SequenceSharding, divide_positions
 from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
 
 log = get_logger(__name__)
-
-
-def compile_blocks(model: Transformer, backend: str = "inductor") -> None:
-    """Compile the forward of every block with torch.compile, one block at a time so that equal blocks share the work.
-
-    Only the forward is compiled, before anything else is applied: hooks of FSDP and DeepSpeed stay outside.
-
-    Args:
-        model: Changed in place.
-        backend: A backend of torch.compile.
-    """
-    # Experts count tokens and set their balance losses in the first pass; a repeated pass must not do it again.
-    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-    for block in _list_blocks(model):
-        block.forward = torch.compile(block.forward, backend=backend)  # type: ignore[method-assign]
 
 
 def apply_expert_parallel(model: Transformer, meshes: DeviceMeshes) -> None:
@@ -79,7 +64,7 @@ def apply_fsdp(
     pinned = torch.cuda.is_available()  # on the CPU offload moves nothing
     storage = OffloadPolicy() if offload == "none" else CPUOffloadPolicy(pin_memory=pinned)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in _list_blocks(model)] + [
+    units: list[tuple[Any, DeviceMesh]] = [(block, meshes.dense) for block in list_blocks(model)] + [
         (model, meshes.replica)
     ]
     if meshes.expert_fsdp is not None:
@@ -119,10 +104,6 @@ def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable
             shards,
         )
     return lambda parameter: Shard(dims[parameter]) if dims.get(parameter) else None
-
-
-def _list_blocks(model: Transformer) -> list[TransformerBlock]:
-    return [module for module in model.modules() if isinstance(module, TransformerBlock)]
 
 
 def materialize_parameters(

@@ -58,13 +58,26 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
     if "RANK" in os.environ:
         _check_launcher_variables()
         bind_rendezvous()
-        dist.init_process_group(backend, timeout=timeout)
+        # With its device NCCL connects here, where a failure names it, and splits the groups of meshes off this one.
+        # Its buffers are then allocated before those of the first step.
+        dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
     else:
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def set_group_timeout(group: dist.ProcessGroup) -> None:
+    """Give a group the timeout of the run: torch gives groups other than the first its own, 10 or 30 minutes.
+
+    Args:
+        group: A group that this rank belongs to.
+    """
+    first = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    if isinstance(first, dist.ProcessGroupGloo):  # a dry run has groups without communication
+        dist.distributed_c10d._set_pg_timeout(first.options._timeout, group)
 
 
 def _check_launcher_variables() -> None:

@@ -7,6 +7,7 @@ key-value cache are possible and logits are complete; matrices stay sharded.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, assert_never
 
 import torch.nn.functional as F
@@ -123,7 +124,21 @@ class SequenceSharding:
 
 def replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     """Call `forward` in place of the module's own; its parameters, names and hooks stay."""
-    module.forward = forward
+    # Not `module.forward = forward`: torch.compile would compile every layer anew, for that object's identity.
+    kind: Any = type(module)
+    module.__class__ = _build_replaced_class(kind)
+    module.replaced_forward = forward  # type: ignore[assignment]
+
+
+@cache
+def _build_replaced_class(kind: Any) -> Any:
+    """Return a subclass of `kind` that calls the attribute `replaced_forward`."""
+
+    def forward(module: Any, x: Tensor) -> Tensor:
+        result: Tensor = module.replaced_forward(x)
+        return result
+
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def divide_positions(model: Transformer, sharding: SequenceSharding) -> None:

@@ -25,7 +25,6 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -36,6 +35,7 @@ from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.optim.parameter_groups import get_parameter_role
+from llmsys.parallel.fp8 import apply_linear
 from llmsys.parallel.sequence_sharding import SequenceSharding, replace_forward
 
 BY_OUTPUTS, BY_INPUTS = 0, 1
@@ -99,7 +99,8 @@ class ColumnParallelLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return this rank's outputs."""
         bias = self.linear.bias
-        return F.linear(x, get_local_tensor(self.linear.weight), None if bias is None else get_local_tensor(bias))
+        local_bias = None if bias is None else get_local_tensor(bias)
+        return apply_linear(self.linear, x, get_local_tensor(self.linear.weight), local_bias)
 
 
 class RowParallelLinear:
@@ -110,7 +111,9 @@ class RowParallelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return all outputs, of this rank's positions where they are sharded."""
-        y = self.sharding.exit_row_parallel(F.linear(x, get_local_tensor(self.linear.weight)), self.dim)
+        y = self.sharding.exit_row_parallel(
+            apply_linear(self.linear, x, get_local_tensor(self.linear.weight), None), self.dim
+        )
         return y if self.linear.bias is None else y + self.linear.bias
 
 

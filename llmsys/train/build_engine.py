@@ -12,9 +12,9 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.fp8 import convert_to_fp8
-from llmsys.parallel.parallelize import compile_blocks
+from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.precision import DTYPES
@@ -67,11 +67,16 @@ def _build_base_engine(
     }
     model = build_model(config)
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
-    if config.train.matmul_dtype == "fp8":
-        convert_to_fp8(model)
-    apply_activation_checkpoint(model, config.train.activation_checkpoint, compiled=config.train.compile == "block")
-    if config.train.compile == "block":
-        compile_blocks(model)
+    if config.train.matmul_dtype != "compute":
+        convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)
+    if config.train.expert_matmul_dtype != "compute":
+        convert_experts_to_fp8(model, config.train.expert_matmul_dtype)
+    compiled, separates_experts = config.train.compile == "block", meshes.has_separate_experts
+    apply_activation_checkpoint(
+        model, config.train.activation_checkpoint, compiled=compiled, separates_experts=separates_experts
+    )
+    if compiled:
+        compile_blocks(model, separates_experts=separates_experts)
     # Engines are imported where they are built: deepspeed and accelerate are optional and slow to import.
     match config.engine:
         case AccelerateEngineConfig():

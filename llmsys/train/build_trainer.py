@@ -24,6 +24,7 @@ from llmsys.folder_lock import lock_folder
 from llmsys.log import get_logger
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.process_group import (
     TIMEOUT_SECONDS,
@@ -44,7 +45,7 @@ from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import load_initial_weights, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
-from llmsys.train.precision import resolve_precision
+from llmsys.train.precision import resolve_compile, resolve_precision
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
@@ -78,13 +79,15 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         StopRequested: the run was asked to stop; its state is saved.
         LlmsysError: the config, the data or a checkpoint cannot be used, or training cannot continue.
     """
+    bind_to_near_processors(get_local_device())
     with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
         require_rank_agreement(config)
         run_on_rank_zero(lambda: check_config(config, get_world_size()))
         folder = config.run.folder
         run_on_rank_zero(lambda: str(stack.enter_context(lock_folder(folder, LOCK_SECONDS))))
         # Precision first: the memory of a micro-batch depends on it.
-        config = resolve_micro_sequences(resolve_precision(config), get_local_device())
+        config = resolve_compile(resolve_precision(config))
+        config = resolve_micro_sequences(config, get_local_device())
         set_num_threads(config)
         trainer = build_trainer(config, stack, complete_prompts)
         result = trainer.train()
@@ -112,8 +115,9 @@ def check_config(config: RunConfig, ranks: int) -> str:
         LlmsysError: the layout, the data, the device or a task of evaluation does not fit.
     """
     layout = config.resolve_layout(ranks)
-    if config.train.matmul_dtype == "fp8":
-        require_fp8(get_local_device())
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(config.train, key)) != "compute":
+            require_fp8(get_local_device(), recipe, f"train.{key}")
     build_step_batches(config, layout.data_parallel_size, 0)
     build_evaluator(config)
     find_device_profile(config, get_local_device())
@@ -159,6 +163,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     report_phase(resumed or 0, "preparing the first step")
     metric_logger = _build_metric_logger(config, stack, dataset, steps, device, resumed)
     write_prediction(metric_logger, resumed or 0, config, device, profile)
+    trim_allocator(device)  # of initial values and of what a checkpoint was read into
 
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.

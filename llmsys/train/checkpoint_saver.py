@@ -4,6 +4,7 @@ Reads an engine's state; publishes `step-N` folders (`checkpoint_write.py`) and 
 
 Invariants:
 - One save runs at a time; the next waits for it.
+- The state does not change while it is copied: the trainer calls `wait_for_copy` before each optimizer step.
 - A failed save leaves older checkpoints as they were, and the run continues.
 - The second failure in a row ends the run, and so does a failure of the last save.
 """
@@ -22,27 +23,43 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
 from llmsys.parallel.control_group import ControlGroup
-from llmsys.parallel.process_group import get_rank
+from llmsys.parallel.process_group import get_local_device, get_rank
 from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_checkpoints
 from llmsys.train.checkpoint_write import get_checkpoint_path, remove_partial_checkpoints, write_sharded_checkpoint
 
 
 class HostStateCopy:
-    """A copy of a rank's share of the state in host memory, made between two steps and written during later ones.
+    """A copy of a rank's share of the state in host memory, made after one step and written during later ones.
 
-    Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to fill.
+    Buffers are allocated at the first copy and reused: fresh memory costs more to touch than to fill. From an
+    accelerator the copy runs on a stream of its own while the next step computes, until `wait`.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
 
     def copy_from_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of the tensors on the host, sharded as they are. The next call overwrites them."""
-        copies = {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
-        if torch.cuda.is_available():
-            # Copies into pinned memory are asynchronous, and the next step overwrites their source.
-            torch.cuda.current_stream().synchronize()
+        """Return copies of the tensors on the host, sharded as they are. The next call overwrites them.
+
+        Call `wait` before the tensors change, and before the copies are read.
+        """
+        device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+        if device is None:
+            return {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            copies = {name: self._copy_tensor(name, tensor.detach()) for name, tensor in tensors.items()}
+            self._copied = self._stream.record_event()
         return copies
+
+    def wait(self) -> None:
+        """Wait for the last copy from an accelerator."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def _copy_tensor(self, name: str, tensor: Tensor) -> Tensor:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -51,12 +68,16 @@ class HostStateCopy:
             buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
             self._buffers[name] = buffer
         buffer.copy_(local, non_blocking=True)
+        if local.is_cuda and self._stream is not None:
+            # An engine may have made the tensor for this save alone; its memory is not to be reused before it is read.
+            local.record_stream(self._stream)
         if not isinstance(tensor, DTensor):
             return buffer
         # DTensor.from_local would move the buffer to the device of the mesh.
         return DTensor(buffer, tensor._spec, requires_grad=False)
 
 
+CPU = torch.device("cpu")
 CLOSE_SECONDS = 120
 """Seconds that a failed run waits for a save in the background."""
 
@@ -99,6 +120,7 @@ class CheckpointSaver:
         """Allocate the buffers for copies of a state, so that the first save does not stall longer than later ones."""
         if self._rule.mode == "async":
             self._copy.copy_from_device(state.tensors)
+            self._copy.wait()
 
     def save_state(self, state: EngineState, steps: int, run_state: dict[str, Any], **more: Any) -> None:
         """Save the state after `steps` data steps; return when training may continue. Collective.
@@ -122,7 +144,7 @@ class CheckpointSaver:
             self._thread = threading.Thread(
                 # A daemon: a failed run must not wait for its save longer than CLOSE_SECONDS.
                 target=self._write_checkpoint,
-                args=(save, copies, record),
+                args=(save, copies, record, get_local_device()),
                 name="save",
                 daemon=True,
             )
@@ -132,6 +154,13 @@ class CheckpointSaver:
             self._write_checkpoint(save, state.tensors, record)
             save.stalled_seconds = save.seconds
             self._check_save(save)
+
+    def wait_for_copy(self) -> None:
+        """Wait until the state that is being saved may change. Not collective."""
+        began = time.perf_counter()
+        self._copy.wait()
+        if self._last is not None and not self._last.is_finished:
+            self._last.stalled_seconds += time.perf_counter() - began
 
     def wait_for_save(self) -> None:
         """Wait for the save in the background, if there is one. Raises as `save_state` does. Collective."""
@@ -157,8 +186,15 @@ class CheckpointSaver:
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
 
-    def _write_checkpoint(self, save: SaveResult, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    def _write_checkpoint(
+        self, save: SaveResult, tensors: dict[str, Tensor], record: dict[str, Any], device: torch.device = CPU
+    ) -> None:
+        """Write the tensors; `device` is that of a copy, whose end has to come first."""
         try:
+            if device.type == "cuda":
+                # A new thread begins on device 0, where every rank of this host would open a context.
+                torch.cuda.set_device(device)
+            self._copy.wait()
             write_sharded_checkpoint(tensors, save.folder, record, self._control_group)
             if get_rank() == 0:
                 self._verified.mark_verified(save.folder)

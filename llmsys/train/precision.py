@@ -1,6 +1,6 @@
-"""Resolve `train.precision: auto` to the dtype that the devices of this run multiply natively.
+"""Resolve `train.precision: auto` and `train.compile: auto` for the devices of this run.
 
-Reads the processor's flags, oneDNN's environment variables and the run's checkpoints. Nothing is measured for the
+The dtype is the one that the devices multiply natively. Reads the processor's flags, oneDNN's environment variables and the run's checkpoints. Nothing is measured for the
 decision, so equal machines decide alike.
 
 Invariants:
@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,6 +145,23 @@ def resolve_precision(config: RunConfig) -> RunConfig:
 
     precision: Precision = run_on_rank_zero(decide)  # type: ignore[assignment]
     return config.resolve_precision(precision)
+
+
+def resolve_compile(config: RunConfig) -> RunConfig:
+    """Resolve `train.compile=auto` for all ranks and log the choice. Collective.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        The config with `block` or `none` in place of `auto`: block only where every rank can compile for its device.
+    """
+    if config.train.compile != "auto":
+        return config
+    has_triton = min(all_gather_object(get_local_device().type == "cuda" and find_spec("triton") is not None))
+    config = config.resolve_compile(has_triton)
+    log.info("train.compile=auto selects %s", config.train.compile)
+    return config
 
 
 def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precision, str]:

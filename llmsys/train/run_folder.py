@@ -17,6 +17,8 @@ from llmsys.redact import redact_values
 from llmsys.source_code import read_source
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
+RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_")
+"""Prefixes of environment variables that change how a step runs: allocator, flight recorder, network, kernels."""
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:
@@ -32,6 +34,8 @@ def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) 
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "world_size": world_size,
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(RECORDED_VARIABLES)},
+        "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "source": read_source(),
         "data_fingerprint": data_fingerprint,
     }

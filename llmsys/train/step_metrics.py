@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from llmsys.config.run import RunConfig
-from llmsys.estimate.activation_memory import get_sequence_lengths
 from llmsys.estimate.device_profile import DeviceProfile, find_device_by_driver_name, load_device_profile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.prediction_error import format_memory_size
@@ -58,9 +57,18 @@ class FlopsConvention:
 
 
 def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ranks: int) -> FlopsConvention:
-    """Return the convention of a run, without a peak where the device is unknown or every step has other lengths."""
+    """Return the convention of a run, without a peak where the device is unknown or every step has other lengths.
+
+    Args:
+        config: the config with its precision resolved.
+        profile: profile of the device; None: unknown.
+        ranks: number of ranks.
+
+    Returns:
+        Operations per token, and the peak of all ranks.
+    """
     convention, precision = config.flops.convention, config.train.resolved_precision
-    source, target = get_sequence_lengths(config)
+    source, target = config.sequence_lengths
     recompute = config.train.activation_checkpoint
     counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
     whole_windows = config.objective.uses_windows

@@ -21,6 +21,7 @@ from llmsys.engine.engine import Engine, StepResult
 from llmsys.errors import StopRequested
 from llmsys.log import get_logger
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
+from llmsys.parallel.device_setup import trim_allocator
 from llmsys.parallel.process_group import all_gather_object, get_rank
 from llmsys.progress import Progress
 from llmsys.train.evaluator import EvaluationResult
@@ -54,6 +55,7 @@ class Trainer:
         control: step guard, stop request and watchdog.
         observability: events, trackers and meters.
         steps_done: steps before the first one to train; the step of the checkpoint that was resumed.
+        has_trained: whether this process has taken a step.
     """
 
     config: RunConfig
@@ -64,6 +66,7 @@ class Trainer:
     control: RunControl
     observability: Observability
     steps_done: int = 0
+    has_trained: bool = False
 
     def train(self) -> EvaluationResult:
         """Train to the end of the budget and return the final evaluation. Collective.
@@ -120,13 +123,16 @@ class Trainer:
         batches = self.observability.begin_step(step, batches)
         guard.problem = ""  # of the previous step: the guard is not asked when gradients overflow
         stop_flag = self.control.stop_request.to_flag()
-        result = self.engine.train_step(batches, rate, guard.accept_step, (stop_flag,))
+        result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
         self.observability.end_step(result)
         experts = update_expert_balance(self.engine.module, result.is_applied)
         depth = measure_mean_depth(self.engine.module)
         self.steps_done = number
         seconds = time.perf_counter() - began
         self.observability.step_meter.record_step(number, seconds)
+        if not self.has_trained:
+            trim_allocator(self.engine.device)  # compiled kernels have been tuned
+            self.has_trained = True
         batch_tokens = config.batch.get_step_tokens(step)
         shown = self.observability.format_progress(batch_tokens)
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
@@ -137,6 +143,11 @@ class Trainer:
         else:
             self._handle_skipped_step(number, result, progress)
         return result.extras[0] > 0
+
+    def _accept_step(self, loss: float, gradient_norm: float) -> bool:
+        """Ask the step guard. The engine changes its state after this call, so a copy for a save must be complete."""
+        self.checkpointing.saver.wait_for_copy()
+        return self.control.step_guard.accept_step(loss, gradient_norm)
 
     def _handle_step_end(self, is_stop_requested: bool) -> None:
         """Evaluate, save or stop where that is due after a step. Collective."""

@@ -1,9 +1,10 @@
 """Detect hangs: name the rank that hangs, dump the stacks of every rank, and end the run.
 
 The loop reports each phase (`report_phase`). A thread of each rank writes the last report to
-`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes the stacks
-to `heartbeats/rank-N.stacks`. The first live rank compares all heartbeats and names the ranks that are silent or late;
-every rank exits with status 4. On each host the first live rank makes silent ranks dump their stacks.
+`heartbeats/rank-N.json` in the run folder. When a rank makes no progress for the timeout, its thread writes stacks to
+`heartbeats/rank-N.stacks` and the last collectives to `heartbeats/collectives-rank-N` (flight_recorder.py). The first
+live rank compares all heartbeats and names the ranks that are silent or late; every rank exits with status 4. On each
+host the first live rank makes silent ranks dump their stacks.
 
 Invariants:
 - The first time of a phase may exceed the timeout, as compiling does, while a rank works (`work_meter.py`).
@@ -29,6 +30,7 @@ import psutil
 
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
+from llmsys.parallel import flight_recorder
 from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.work_meter import WorkMeter
 
@@ -226,6 +228,8 @@ class Watchdog:
     def _end_run(self) -> None:
         """Report the hanging ranks from the first rank that is not silent, and exit."""
         self._ending.set()
+        # In a thread: a rank that was suspended has EXIT_DELAY_SECONDS before its partners leave.
+        trace = flight_recorder.start_collective_trace(self._folder, get_rank())
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks)
         heartbeats = self._read_heartbeats()
@@ -238,6 +242,7 @@ class Watchdog:
                     request_stack_dump(beat)
         # The report and the stacks of a woken rank must be written before a launcher sees this exit.
         time.sleep(EXIT_DELAY_SECONDS)
+        trace.join(flight_recorder.WRITE_SECONDS)
         # sys.exit would end this thread only.
         os._exit(HUNG)
 
@@ -263,12 +268,15 @@ class Watchdog:
         who = "; ".join(named) or "no single rank hangs: all wait at the same point, see their stacks"
         log.error(
             "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
-            "every rank are in %s. The run ends; the same command continues from the last checkpoint.",
+            "every rank are in %s, and its last collectives in %sN, to compare with `%s`. The run ends; the same "
+            "command continues from the last checkpoint.",
             self._timeout,
             own.phase,
             own.step,
             who,
             self._folder,
+            flight_recorder.FILE_PREFIX,
+            flight_recorder.format_trace_command(self._folder),
         )
         try:
             with EventWriter(self._events) as events:

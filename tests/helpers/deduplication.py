@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.task import Task
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState
 from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
 from data_pipeline.stages.collect import collect_shard

@@ -72,7 +72,7 @@ def build_engine(kind: str, layout: ParallelLayout, clip: float, micro_batches: 
 
     Args:
         kind: "torch", "accelerate", "zero3" or "bitwise", followed by options: "bf16", "fp16", "offload", "ddp",
-            "whole" (unsharded gradient accumulation), "full" or "selective" (activation checkpointing).
+            "whole" (unsharded gradient accumulation), "full" or "selective" (activation checkpointing), "int8" moments.
     """
     device = torch.device("cpu")
     config = build_tiny_config(**changes)
@@ -83,7 +83,9 @@ def build_engine(kind: str, layout: ParallelLayout, clip: float, micro_batches: 
         apply_activation_checkpoint(model, what)  # type: ignore[arg-type]
     common: dict[str, Any] = {
         "meshes": build_device_meshes(layout.resolve(torch.distributed.get_world_size(), config), device),
-        "optimizer": OPTIMIZER.model_copy(update={"max_grad_norm": clip}),
+        "optimizer": OPTIMIZER.model_copy(
+            update={"max_grad_norm": clip, "moments": "int8" if "int8" in words else "fp32"}
+        ),
         "loss": build_training_loss(LossConfig()),
         "compute_dtype": next((dtype for word, dtype in DTYPES.items() if word in words), torch.float32),
         "seed": 7,

@@ -10,7 +10,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
-from llmsys.estimate.saved_tensors import compute_saved_bytes
+from llmsys.estimate.memory_timeline import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
@@ -75,8 +75,7 @@ def estimate_saved_bytes(
         }
     )
     extent = build_activation_shape(config, ParallelLayout(shard=1), ON_CPU)
-    if not documents and extent.mask_table == "documents":
-        extent = replace(extent, mask_table="none")
+    extent = replace(extent, has_documents=extent.has_documents and documents)
     kinds = iter_block_groups(config, extent)
     return sum(len(kind.layers) * compute_saved_bytes(kind.saved_tensors, policy, False, ON_CPU) for kind in kinds)
 

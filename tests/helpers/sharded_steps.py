@@ -15,8 +15,10 @@ from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
+from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8
 from llmsys.train.cross_entropy import build_training_loss
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.model_choices import ARCHITECTURES, LATENT
@@ -42,6 +44,15 @@ EXPERTS: dict[str, ModelConfig] = {
         {"balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5}, "router_bias": True}
     ),
     "experts, all tokens on one": build_tiny_moe_config(ONE_EXPERT),
+    # Widths that two ranks split into blocks of 128.
+    "fp8, experts": build_tiny_moe_config(
+        {"moe_intermediate_size": 128, "num_shared_experts": 2},
+        hidden_size=256,
+        intermediate_size=256,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=128,
+    ),
     "experts, latent attention, multi-token prediction": build_tiny_moe_config(
         DEEPSEEK,
         attention=LATENT,
@@ -66,6 +77,13 @@ def build_named_model(name: str) -> Transformer:
     return model
 
 
+def convert_named_model(name: str, model: Transformer, tensor_ranks: int = 1) -> None:
+    """Make the layers and experts of a model named fp8 multiply in emulated fp8."""
+    if "fp8" in name:
+        convert_to_fp8(model, "fp8_block", tensor_ranks=tensor_ranks, emulate=True)
+        convert_experts_to_fp8(model, "fp8_block", emulate=True)
+
+
 def build_named_batch(name: str, first: int = 0, count: int = ROWS) -> Batch:
     """Rows of packed documents; two are padded, one of them for the most part, so that ranks have uneven work."""
     documents = [[0] * 5 + [1] * 11, [0] * 16, [0, 0, 1, 1, 1, 2, 2, 2, 2] + [PADDING] * 7, [0] * 3 + [PADDING] * 13]
@@ -84,6 +102,7 @@ def build_named_batch(name: str, first: int = 0, count: int = ROWS) -> Batch:
 def compute_plain_gradients(name: str) -> dict[str, Tensor]:
     """Loss, norm, counts of experts and every gradient of one process."""
     model, batch = build_named_model(name), build_named_batch(name)
+    convert_named_model(name, model)
     model.train()
     counts = reduce_token_counts([batch], torch.device("cpu"))
     share, nats = compute_loss_share(model, model, batch, build_training_loss(LOSS), counts)
@@ -99,17 +118,24 @@ def collect_reported_experts(model: Transformer) -> dict[str, Tensor]:
     return {key: torch.tensor(value, dtype=torch.float32) for key, value in report.to_dict().items()} if report else {}
 
 
-def build_sharded_engine(name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none") -> Engine:
-    """The torch engine with the weights of `model_named`."""
+def build_sharded_engine(
+    name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none", compiled: str = ""
+) -> Engine:
+    """The torch engine with the weights of `model_named`, its blocks compiled by a backend of torch.compile."""
     from llmsys.engine.torch_engine import TorchEngine
 
     whole, device = build_named_model(name), torch.device("cpu")
     with torch.device("meta"):
         model = Transformer(whole.config)
-    apply_activation_checkpoint(model, recompute)
+    meshes = build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device)
+    convert_named_model(name, model, layout.tensor)
+    separates_experts = meshes.has_separate_experts
+    apply_activation_checkpoint(model, recompute, compiled=bool(compiled), separates_experts=separates_experts)
+    if compiled:
+        compile_blocks(model, separates_experts=separates_experts, backend=compiled)
     engine = TorchEngine(
         model,
-        meshes=build_device_meshes(layout.resolve(torch.distributed.get_world_size(), whole.config), device),
+        meshes=meshes,
         optimizer=AdamWConfig(max_grad_norm=0.0, betas=(FIRST_BETA, 0.95)),
         loss=build_training_loss(LOSS),
         compute_dtype=torch.float32,
@@ -137,8 +163,12 @@ def take(engine: Engine, values: Mapping[str, Tensor]) -> None:
 def gather_sharded_gradients(
     rank: int, name: str, layout: ParallelLayout, recompute: ActivationCheckpointMode = "none"
 ) -> dict[str, Tensor]:
-    """What `plain_gradients` gives, from a step of the engine: Adam's first moment has a tenth of the gradient."""
-    engine = build_sharded_engine(name, layout, recompute)
+    """What `plain_gradients` gives, from a step of the engine."""
+    return collect_gradients(rank, build_sharded_engine(name, layout, recompute), name, layout)
+
+
+def collect_gradients(rank: int, engine: Engine, name: str, layout: ParallelLayout) -> dict[str, Tensor]:
+    """The numbers and gradients of a first step of an engine: Adam's first moment has a tenth of the gradient."""
     fitted = layout.resolve(torch.distributed.get_world_size(), engine.module.config)
     rows = ROWS // fitted.data_parallel_size
     result = engine.train_step([build_named_batch(name, fitted.get_data_rank(rank) * rows, rows)], 1e-3)

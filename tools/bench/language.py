@@ -18,9 +18,8 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from data_pipeline.language.codes import normalize_language_code
 from data_pipeline.language.identify import identify_languages
-from llmsys.config.language import LanguageConfig
+from llmsys.config.language import LanguageConfig, normalize_language_code
 
 Kind = Literal["combined", "cld2", "py3langid"]
 

@@ -9,7 +9,6 @@ import psutil
 import pytest
 import yaml
 
-from data_pipeline.executors.ray import _try_job_on_node
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from tests.helpers.hosts import Hosts, find_missing_requirement, real_hosts
 from tests.helpers.process import wait_until
@@ -66,6 +65,8 @@ def start_ray(hosts: Hosts, name: str, *words: str) -> None:
 
 def in_a_task(hosts: Hosts, name: str) -> psutil.Process:
     """A worker of a host in the middle of a task: Ray names it after the function that it runs."""
+    from data_pipeline.executors.ray import _try_job_on_node
+
     found: list[psutil.Process] = []
 
     def look() -> list[psutil.Process]:

@@ -8,7 +8,6 @@ import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from data_pipeline.language import naive_bayes
-from data_pipeline.language.codes import BAYES_CODES, COMPACT_CODES, normalize_language_code
 from data_pipeline.language.identify import (
     _EKAVIAN,
     _IJEKAVIAN,
@@ -21,7 +20,7 @@ from data_pipeline.language.identify import (
     identify_languages,
     list_cld2_codes,
 )
-from llmsys.config.language import LanguageConfig
+from llmsys.config.language import BAYES_CODES, COMPACT_CODES, LanguageConfig, normalize_language_code
 
 SENTENCES = {
     "en": "The people of the town walked along the river in the evening and talked about the weather.",

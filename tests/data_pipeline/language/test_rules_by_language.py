@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from data_pipeline.language.codes import list_known_codes
 from data_pipeline.language.rules_by_language import (
     get_character_dedup_flags,
     list_profile_codes,
@@ -21,7 +20,7 @@ from data_pipeline.rules.rule import RuleOutcome
 from data_pipeline.text.word_columns import WordSplitter
 from data_pipeline.text.word_tokenizers import CharacterTokenizer, insert_spaces
 from llmsys.config.data import CrawlConfig
-from llmsys.config.language import LanguageConfig, parse_language_rules
+from llmsys.config.language import LanguageConfig, list_known_codes, parse_language_rules
 from llmsys.config.line_rules import C4DatatroveConfig
 from llmsys.config.quality_rules import FinewebQualityConfig, GopherQualityConfig, GopherRepetitionConfig, RuleConfig
 from llmsys.errors import ConfigError

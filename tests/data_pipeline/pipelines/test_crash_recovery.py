@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from data_pipeline.core.task import Task
 from data_pipeline.executors.base import Job, Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import LocalExecutor
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError

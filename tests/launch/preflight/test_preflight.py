@@ -15,12 +15,14 @@ from launch.hosts.host_checks import HostFinding
 from launch.hosts.hostfile import Host
 from launch.hosts.ssh import SshResult, describe_ssh_remedy, parse_last_json, run_on_all_hosts, run_on_host
 from launch.main import main
-from launch.preflight import host_probe
+from launch.preflight import dry_run_check, host_probe
 from launch.preflight.cluster_checks import check_memory_fit
-from launch.preflight.dry_run_check import check_dry_run
+from launch.preflight.dry_run_check import DryRunWish, check_dry_run
 from launch.preflight.run_preflight import PreflightRequest, check_divisibility
 from llmsys.doctor.toy_dataset import build_toy_config, write_toy_dataset
-from llmsys.errors import LlmsysError
+from llmsys.dryrun.dry_run_request import DryRunRequest
+from llmsys.errors import LaunchError, LlmsysError
+from tests.helpers.dry_runs import RANKS, write_tiny_config
 
 GIB = 1 << 30
 GPU = {"name": "H100", "free_bytes": 79 * GIB, "total_bytes": 80 * GIB}
@@ -171,16 +173,59 @@ def test_a_preflight_without_hosts_says_how_to_name_them(capsys: pytest.CaptureF
     assert "A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE." in capsys.readouterr().err
 
 
+H100 = GPU | {"name": "NVIDIA H100 80GB HBM3"}
+WANTED = DryRunWish(runs=True)
+
+
 def test_a_dry_run_is_offered_with_a_command_for_the_accelerators_that_are_there() -> None:
-    h100 = GPU | {"name": "NVIDIA H100 80GB HBM3"}
-    hosts, facts = [Host("a", 8), Host("b", 8)], {"a": told(h100), "b": told(h100)}
-    [found] = check_dry_run("my config.yaml", ["train.tokens=5"], hosts, facts, runs=False)
+    hosts, facts = [Host("a", 8), Host("b", 8)], {"a": told(H100), "b": told(H100)}
+    [found] = check_dry_run("my config.yaml", ["train.tokens=5"], hosts, facts, DryRunWish())
     assert found.finding.endswith("llmsys dryrun 'my config.yaml' train.tokens=5 nodes=2:8 device=h100-sxm")
     assert not found.remedy
-    assert not list(check_dry_run("c.yaml", [], hosts, {"a": told(), "b": told()}, runs=False))
-    [refused] = check_dry_run("c.yaml", [], hosts, {"a": told(GPU)}, runs=True)
+    assert not list(check_dry_run("c.yaml", [], hosts, {"a": told(), "b": told()}, DryRunWish()))
+    [refused] = check_dry_run("c.yaml", [], hosts, {"a": told(GPU)}, WANTED)
     assert "the hosts have H100, and no device profile is known by that name" in refused.finding
+    assert refused.remedy.startswith("Give device=NAME or device=FILE; names: a100-40gb,")
     uneven = [Host("a", 8), Host("b", 4)]
-    assert not list(check_dry_run("c.yaml", [], uneven, facts, runs=False))
-    [refused] = check_dry_run("c.yaml", [], uneven, facts, runs=True)
+    assert not list(check_dry_run("c.yaml", [], uneven, facts, DryRunWish()))
+    [refused] = check_dry_run("c.yaml", [], uneven, facts, WANTED)
     assert "hosts have 4 to 8 devices, and a dry run needs equally many on each" in refused.finding
+
+
+def test_a_dry_run_is_of_the_largest_rank_and_of_the_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = {
+        "world_size": RANKS, "device": "H100 SXM 80GB", "fits": True, "num_waits": 1, "needed_bytes": GIB,
+        "capacity_bytes": 79 * GIB, "memory": {"peak_bytes": GIB // 2, "peak_phase": "evaluation"},
+    }  # fmt: skip
+    hosts, asked = [Host("a", RANKS)], []
+
+    def run_with_a_large_third_rank(request: DryRunRequest) -> dict[str, Any]:
+        asked.append((request.rank, request.device))
+        parameters = {"largest_rank": 2, "imbalance": 1.5}
+        return result | {"rank": request.rank, "parameters": parameters}
+
+    monkeypatch.setattr(dry_run_check, "run_dry_run", run_with_a_large_third_rank)
+    [found] = check_dry_run("c.yaml", [], hosts, {"a": told(H100)}, WANTED)
+    assert asked == [(0, "h100-sxm"), (2, "h100-sxm")]
+    assert (found.finding.startswith("rank 2 of 8 fits"), found.remedy) == (True, "")
+    small = H100 | {"total_bytes": GIB - 1}
+    [found] = check_dry_run("c.yaml", [], hosts, {"a": told(H100), "b": told(small)}, WANTED)
+    assert "but an accelerator of the hosts has 1.0 GiB" in found.finding
+    assert found.remedy.startswith("Shard more")
+    [found] = check_dry_run("c.yaml", [], hosts, {"a": told()}, DryRunWish(True, "b200"))
+    assert asked[-1] == (2, "b200")
+
+
+def test_a_run_that_cannot_be_run_dry_may_be_trained_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = [str(write_tiny_config()), ["engine.kind=deepspeed"], [Host("a", RANKS)], {"a": told(H100)}, WANTED]
+    [found] = check_dry_run(*request)  # type: ignore[arg-type]
+    assert found.finding.startswith("not run: engine.kind=deepspeed cannot be run on a pretended device")
+    assert not found.remedy
+
+    def crash(request: DryRunRequest) -> None:
+        raise LaunchError("the dry run ended with status 1. Report it with this output:\nTraceback\n  …")
+
+    monkeypatch.setattr(dry_run_check, "run_dry_run", crash)
+    [found] = check_dry_run(*request)  # type: ignore[arg-type]
+    assert (found.finding, "Traceback" in found.remedy) == ("the dry run ended with status 1", False)
+    assert "engine.kind=deepspeed nodes=1:8 device=h100-sxm" in found.remedy

@@ -12,6 +12,7 @@ from launch.process.rank_environment import (
     choose_interface,
     is_launched,
     parse_first_host,
+    set_device_variables,
     strip_local_rank,
 )
 from llmsys.config.run import RunConfig
@@ -174,3 +175,23 @@ def test_ranks_that_cannot_share_a_step_are_refused() -> None:
         build_run_plan(config, 4, 0)
     with pytest.raises(LayoutError, match="Use expert=1"):
         config.layout.model_copy(update={"expert": 2}).resolve(2, config.model)
+
+
+def test_allocator_and_flight_recorder_are_set_where_the_user_has_not() -> None:
+    environment: dict[str, str] = {}
+    set_device_variables(Path("/runs/one/heartbeats"), environment)
+    assert environment == {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_FR_BUFFER_SIZE": "10000",
+        "TORCH_FR_DUMP_TEMP_FILE": "/runs/one/heartbeats/collectives-rank-",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    chosen = {
+        "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/nccl-",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    }
+    kept = dict(chosen)
+    set_device_variables(Path("heartbeats"), kept)
+    assert kept == chosen

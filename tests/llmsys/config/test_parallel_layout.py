@@ -65,7 +65,6 @@ def test_a_model_that_cannot_be_split_says_what_would(
         ({"engine": {"kind": "accelerate"}}, "engine.kind=accelerate does not shard matrices or sequences."),
         ({"engine": {"kind": "torch", "data_parallel": "ddp"}},
          "engine.kind=torch with data_parallel=ddp does not shard matrices "),
-        ({"train": {"compile": "block", "tokens": 100_000_000}}, "train.compile=block does not support collectives"),
         ({"batch": {"sequence_length": 510}}, "batch.sequence_length=510 positions cannot be divided over context=2 × "
          "tensor=2 ranks. Use batch.sequence_length=512, or another multiple of 4."),
     ],

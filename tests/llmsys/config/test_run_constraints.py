@@ -29,10 +29,6 @@ MOE: dict[str, Any] = {
         ({"engine": DDP | {"cpu_offload": "state"}},
          "engine.cpu_offload: state needs FSDP: engine.data_parallel=ddp keeps master weights and gradients "
          "on the compute device. Use engine.cpu_offload=none, or"),
-        ({"train": {"compile": "block", "activation_checkpoint": "full"}, "layout": {"expert": 2}, "model": MOE},
-         "train.activation_checkpoint: full cannot be compiled where the host reads counts inside a block, as for "
-         "layout.expert > 1 and routing by capacity or expert choice. Use train.compile=none or"),
-        ({"train": {"compile": "block", "precision": "fp16"}, "model": MOE}, "needs train.precision=bf16: compiled"),
         ({"train": {"reproducibility": "bitwise"}, "engine": {"kind": "torch", "gradient_accumulation": "whole"}},
          "engine.gradient_accumulation: whole sums over micro-batches before ranks, but "
          "train.reproducibility=bitwise needs its own"),
@@ -44,14 +40,31 @@ MOE: dict[str, Any] = {
         ({"train": {"matmul_dtype": "fp8", "precision": "fp16"}},
          "train.precision=fp16 is not the output dtype of fp8 matmuls. Use train.precision=bf16, or "
          "train.matmul_dtype=compute."),
-        ({"train": {"matmul_dtype": "fp8"}, "layout": {"tensor": 2}},
-         "layout.tensor=2 shards matrices that fp8 scales"),
+        ({"train": {"expert_matmul_dtype": "fp8_block"}, "engine": DDP, "model": MOE},
+         "train.expert_matmul_dtype: fp8_block is not available: engine.data_parallel=ddp casts weights itself."),
+        ({"optimizer": {"kind": "adamw", "moments": "int8"}, "engine": {"kind": "deepspeed"}},
+         "optimizer.moments: int8 is not available: DeepSpeed keeps flat float32 shards. Use engine.kind=torch, or "
+         "optimizer.moments=fp32."),
+        ({"optimizer": {"kind": "adamw", "moments": "bf16"}, "train": {"reproducibility": "bitwise"}},
+         "optimizer.moments: bf16 is not available: train.reproducibility=bitwise rounds nothing by chance."),
     ],
 )  # fmt: skip
 def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as refused:
         RunConfig.model_validate(sections)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "on_accelerators"),
+    [({}, "block"), ({"engine": {"kind": "deepspeed"}}, "none"), ({"train": {"compile": "none"}}, "none"),
+     ({"engine": DDP}, "block"),
+     ({"train": {"reproducibility": "bitwise", "threads_per_process": 1}, "batch": {"micro_sequences": 1}}, "none")],
+)  # fmt: skip
+def test_blocks_are_compiled_by_default_where_triton_can(sections: dict[str, Any], on_accelerators: str) -> None:
+    config = RunConfig.model_validate(sections)
+    assert config.resolve_compile(has_triton=True).train.compile == on_accelerators
+    assert config.resolve_compile(has_triton=False).train.compile == "none"
 
 
 @pytest.mark.parametrize("layout", [{}, {"shard": 1}, {"replicate": 4}])

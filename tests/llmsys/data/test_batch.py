@@ -5,6 +5,7 @@ import torch
 
 from llmsys.data.batch import Batch
 from llmsys.data.dataloader import StepLoader
+from llmsys.data.pinned_buffers import PinnedBuffers
 from tests.helpers.tiny_model import build_tiny_tokens
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1], [7, 7, -1, -1]])
@@ -47,6 +48,6 @@ def test_the_loader_counts_for_accelerators_in_its_thread(pinned: bool, monkeypa
         def get_micro_batches(self, step: int) -> list[Batch]:
             return [_build_batch()]
 
-    monkeypatch.setattr(Batch, "pin_memory", lambda batch: batch)  # needs an accelerator
+    monkeypatch.setattr(PinnedBuffers, "copy_batches", lambda _, batches: batches)  # needs an accelerator
     [(_, [batch])] = StepLoader(OneBatch(), pinned=pinned).iter_steps(0, 1)  # type: ignore[arg-type]
     assert (batch.document_lengths is not None) == pinned

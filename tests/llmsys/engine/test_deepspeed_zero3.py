@@ -19,8 +19,8 @@ from llmsys.model.initialization import initialize_parameters
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
+from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.parallel.parallelize import compile_blocks
 from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.model_choices import LATENT, build_choice_config
 from tests.helpers.ranks import run_ranks

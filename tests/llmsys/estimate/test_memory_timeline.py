@@ -8,7 +8,7 @@ import pytest
 from llmsys.config.load import load_model_config
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
+from llmsys.estimate.memory_timeline import GIB, MemorySnapshot, MemoryTimeline
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.software_profile import MemoryProfile
@@ -19,9 +19,12 @@ from tools.bench.memory_korthikanti import iter_analytical_rows
 LLAMA = load_model_config("model/llama3.1-8b")
 NAMES = [
     "between steps",
+    "at the start of forward",
+    "before the last block",
     "at the end of forward",
     "in the loss",
     "in the backward of the last block",
+    "in the backward of the second block",
     "in the backward of the first block",
     "at the end of backward",
     "in the optimizer step",
@@ -40,6 +43,10 @@ def run_of(**sections: Any) -> RunConfig:
 def ledger_of(system: MemoryProfile | None = None, **sections: Any) -> MemoryTimeline:
     config = run_of(**sections)
     return estimate_peak_memory(config, config.layout, system=system or MemoryProfile())
+
+
+def find_instant(ledger: MemoryTimeline, name: str) -> MemorySnapshot:
+    return next(one for one in ledger.instants if one.name == name)
 
 
 def test_instants_are_named_in_their_order_and_the_peak_is_the_fullest() -> None:
@@ -119,7 +126,10 @@ def test_muon_has_one_moment_for_the_matrices_of_blocks() -> None:
 
 def test_ranks_that_share_a_sequence_share_its_activations() -> None:
     alone, context, tensor = (
-        {item.name: item.bytes for item in estimate_peak_memory(run_of(), layout).instants[1].items}
+        {
+            item.name: item.bytes
+            for item in find_instant(estimate_peak_memory(run_of(), layout), "at the end of forward").items
+        }
         for layout in (ParallelLayout(shard=8), ParallelLayout(shard=8, context=2), ParallelLayout(shard=8, tensor=2))
     )
     kept = "activations saved by blocks"

@@ -9,7 +9,7 @@ from torch.nn.attention import flex_attention
 from llmsys.config.model import ModelConfig
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.parallelize import compile_blocks
+from llmsys.parallel.block_compilation import compile_blocks
 from tests.helpers.model_choices import ARCHITECTURES
 from tests.helpers.pretended_accelerator import pretend_accelerator
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_model, build_tiny_moe_config, build_tiny_tokens

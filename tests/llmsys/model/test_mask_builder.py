@@ -121,7 +121,7 @@ def test_a_planted_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_accelerator(monkeypatch)
 
     def plant_table(self: MaskBuilder, inputs: Any, *_: Any) -> Any:
-        return next(iter(self._build_tables(inputs, self.windows).values()))
+        return next(iter(self.build_tables(inputs, self.windows).values()))
 
     monkeypatch.setattr(MaskBuilder, "_build_chosen_mask", plant_table)
     config = _build_config("llama", max_position_embeddings=LONG)

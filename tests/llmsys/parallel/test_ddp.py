@@ -12,9 +12,9 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import Batch
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.transformer import Transformer
+from llmsys.parallel.block_compilation import compile_blocks
 from llmsys.parallel.ddp import list_unused_parameters
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.parallel.parallelize import compile_blocks
 from llmsys.train import checkpoint_load
 from llmsys.train.cross_entropy import build_training_loss
 from tests.helpers.parity_runs import LEARNING_RATE, OPTIMIZER, gather_full_state, select_rank_batches

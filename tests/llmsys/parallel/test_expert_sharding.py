@@ -17,7 +17,7 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.state_memory import count_local_elements
+from llmsys.estimate.rank_parameters import count_local_elements
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp

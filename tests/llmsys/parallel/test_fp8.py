@@ -1,6 +1,9 @@
 """fp8 products: which layers they are for, and who is told that there are none. (No GPU is needed to know.)"""
 
 import importlib.util
+import math
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,8 @@ import torch
 from llmsys.config.model import ModelConfig
 from llmsys.errors import LaunchError
 from llmsys.model.transformer import Transformer
-from llmsys.parallel.fp8 import convert_to_fp8, list_fp8_layers, require_fp8
+from llmsys.parallel.fp8 import convert_experts_to_fp8, convert_to_fp8, list_fp8_layers, require_fp8
+from llmsys.parallel.fp8_emulation import emulate_fp8_matmul
 
 MODEL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -50,12 +54,93 @@ def test_a_machine_without_torchao_is_told_what_to_install(monkeypatch: pytest.M
         require_fp8(torch.device("cuda"))
 
 
+def test_block_scales_need_a_gpu_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = SimpleNamespace(get_device_capability=lambda device: (8, 9), get_device_name=lambda device: "L40")
+    monkeypatch.setattr(torch, "cuda", known)
+    message = (
+        r"train\.expert_matmul_dtype=fp8_block: L40 has compute capability 8\.9, but fp8 matmuls need 9\.0\. Use a"
+    )
+    with pytest.raises(LaunchError, match=message):
+        require_fp8(torch.device("cuda"), "fp8_block", "train.expert_matmul_dtype")
+
+
+def test_shards_of_matrices_must_suit_too() -> None:
+    model = Transformer(ModelConfig.model_validate(MODEL))
+    assert len(list_fp8_layers(model, "fp8", 2)) < len(list_fp8_layers(model))
+    assert not list_fp8_layers(model, "fp8_block")
+
+
 def test_converted_layers_keep_names_and_shapes_and_round_a_little() -> None:
-    pytest.importorskip("torchao")
     model = Transformer(ModelConfig.model_validate(MODEL)).bfloat16()
     tokens = torch.arange(12).view(2, 6)
-    before, exact = {name: p.shape for name, p in model.named_parameters()}, model(tokens)
+    before, outputs = {name: p.shape for name, p in model.named_parameters()}, [model(tokens).detach()]
     convert_to_fp8(model, emulate=True)
+    outputs.append(model(tokens).detach())
+    convert_experts_to_fp8(model, "fp8", emulate=True)
+    outputs.append(model(tokens).detach())
     assert before == {name: p.shape for name, p in model.named_parameters()}
-    error = float(((model(tokens) - exact).norm() / exact.norm()).detach())
-    assert 0 < error < 0.1
+    for plain, rounded in pairwise(outputs):
+        assert 0 < float((rounded - plain).norm() / plain.norm()) < 0.1
+
+
+ALL = 10**6
+
+
+def round_one_by_one(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A matrix rounded to e4m3 in rectangles of up to `rows` × `columns`, each with its own scale: the plain twin."""
+    result = torch.empty_like(x)
+    for top in range(0, len(x), rows):
+        for left in range(0, x.shape[1], columns):
+            part = x[top : top + rows, left : left + columns]
+            scale = part.abs().max().clamp(min=1e-12) / 448
+            if ALL in (rows, columns):
+                scale = 2.0 ** math.ceil(math.log2(scale))
+            result[top : top + rows, left : left + columns] = (part / scale).to(torch.float8_e4m3fn).float() * scale
+    return result
+
+
+@pytest.mark.parametrize(
+    ("in_blocks", "length", "forward_tile", "backward_tile"),
+    [(True, 128, (128, 128), (128, 128)), (False, ALL, (ALL, 1), (1, ALL))],
+)
+def test_every_product_rounds_along_the_dim_that_it_sums_over(
+    in_blocks: bool, length: int, forward_tile: tuple[int, int], backward_tile: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    ends = [0, 130, 130, 200]  # the second of three experts has no rows
+    x, weight = torch.randn(200, 256).requires_grad_(), torch.randn(3, 256, 128).requires_grad_()
+    gradient = torch.randn(200, 128)
+    y = emulate_fp8_matmul(x, weight, torch.tensor(ends[1:], dtype=torch.int32), in_blocks)
+    y.backward(gradient)
+    assert x.grad is not None
+    assert weight.grad is not None
+    for expert, (start, end) in enumerate(pairwise(ends)):
+        rows, w, dy = x.detach()[start:end], weight.detach()[expert], gradient[start:end]
+        expected = round_one_by_one(rows, 1, length) @ round_one_by_one(w, *forward_tile)
+        torch.testing.assert_close(y[start:end], expected)
+        expected = round_one_by_one(dy, 1, length) @ round_one_by_one(w, *backward_tile).T
+        torch.testing.assert_close(x.grad[start:end], expected)
+        expected = round_one_by_one(rows, length, 1).T @ round_one_by_one(dy, length, 1)
+        torch.testing.assert_close(weight.grad[expert], expected)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_the_emulation_is_that_of_torchao(experts: bool) -> None:
+    """Where torchao is installed: its rowwise linear layers and its block-scaled experts, which it can emulate."""
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    x, ends_E = torch.randn(256, 256, dtype=torch.bfloat16), torch.tensor([128, 256], dtype=torch.int32)
+    if experts:
+        grouped = pytest.importorskip("torchao.prototype.moe_training.blockwise_fp8.grouped_mm")
+        weight = torch.randn(2, 128, 256, dtype=torch.bfloat16).transpose(1, 2)
+        theirs = grouped._to_fp8_blockwise_then_emulated_scaled_grouped_mm(x, weight, ends_E)
+        ours = emulate_fp8_matmul(x, weight, ends_E, True)
+    else:
+        from torchao.float8 import Float8LinearConfig
+        from torchao.float8.float8_linear import Float8Linear
+
+        linear = torch.nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
+        config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=True)
+        theirs = Float8Linear.from_float(linear, config)(x)
+        ours = emulate_fp8_matmul(x, linear.weight.t()[None], ends_E[1:], False)
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)

@@ -1,9 +1,11 @@
 """Saving: in the background as at once, on several ranks, killed or refused in any phase; the last good one stays."""
 
+import contextlib
 import hashlib
 import multiprocessing
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.errors import CheckpointError
-from llmsys.train import checkpoint_write
+from llmsys.train import checkpoint_saver, checkpoint_write
 from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
 from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
@@ -229,3 +231,107 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
     damage = "__1_0.distcp is damaged (its digest differs from the recorded one)"
     assert [result["share"] for result in results] == [None, damage]
     assert not (tmp_path / "async" / "step-00000003").exists()
+
+
+class FakeDevice:
+    """Streams of a device that copies when it is waited for, and the order of what they are asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.pending: list[Callable[[], object]] = []
+        self.lock = threading.Lock()
+
+    def build_stream(self, device: torch.device) -> "FakeDevice":
+        self.calls.append(f"new stream on {device}")
+        return self
+
+    def wait_stream(self, other: str) -> None:
+        self.calls.append(f"wait for {other}")
+
+    @contextlib.contextmanager
+    def enter(self, stream: object) -> Iterator[None]:
+        assert stream is self
+        self.calls.append("enter")
+        yield
+        self.calls.append("leave")
+
+    def record_event(self) -> "FakeDevice":
+        self.calls.append("record")
+        return self
+
+    def synchronize(self) -> None:
+        with self.lock:  # the loop and the thread of the save wait for the same copy
+            self.calls.append("synchronize")
+            while self.pending:
+                self.pending.pop(0)()
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor that says it is on the third device; copies from it happen when the device is waited for."""
+
+    fake: FakeDevice
+    is_cuda = True  # type: ignore[assignment]
+    device = torch.device("cuda", 2)  # type: ignore[assignment]
+
+    def detach(self) -> "DeviceTensor":
+        return self
+
+    def record_stream(self, stream: object) -> None:
+        assert stream is self.fake
+        self.fake.calls.append("keep memory")
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.copy_:
+            target, source = args
+            assert kwargs == {"non_blocking": True}
+            cls.fake.pending.append(lambda: target.copy_(source.as_subclass(torch.Tensor)))
+            return target
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.fixture
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    fake, empty = FakeDevice(), torch.empty
+
+    def allocate(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            fake.calls.append("pin")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(DeviceTensor, "fake", fake, raising=False)
+    monkeypatch.setattr(torch, "empty", allocate)
+    monkeypatch.setattr(torch.cuda, "Stream", fake.build_stream)
+    monkeypatch.setattr(torch.cuda, "stream", fake.enter)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: fake.calls.append(f"thread uses {device}"))
+    monkeypatch.setattr(checkpoint_saver, "get_local_device", lambda: DeviceTensor.device)
+    return fake
+
+
+def test_a_copy_runs_on_a_stream_of_its_own_until_the_state_changes(
+    tmp_path: Path, fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save from the third device: its first step, and a second save into the same memory."""
+    state = build_state(1)
+    on_device = torch.full((64, 64), 7.0).as_subclass(DeviceTensor)
+    state.tensors["parameter/w"] = on_device
+    written: list[dict[str, torch.Tensor]] = []
+    monkeypatch.setattr(checkpoint_saver, "write_sharded_checkpoint", lambda tensors, *_: written.append(dict(tensors)))
+    saver = CheckpointSaver(tmp_path, CheckpointConfig(mode="async"))
+    saver.allocate_buffers(state)
+    start = ["new stream on cuda:2"]
+    copy = ["wait for the stream of cuda:2", "enter", "keep memory", "leave"]
+    assert [call for call in fake_device.calls if call not in ("pin", "record")] == [*start, *copy, "synchronize"]
+    assert fake_device.calls.count("pin") == 1
+    fake_device.calls.clear()
+    saver.save_state(state, 1, {})
+    saver.wait_for_copy()  # as the trainer does before the optimizer changes the parameters
+    on_device.as_subclass(torch.Tensor).fill_(8.0)
+    saver.wait_for_save()
+    assert "thread uses cuda:2" in fake_device.calls
+    assert fake_device.calls.index("record") < fake_device.calls.index("synchronize")
+    assert "pin" not in fake_device.calls
+    assert (written[0]["parameter/w"] == 7).all()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from launch.commands.train import format_evaluation
-from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig, find_task_violations
+from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig
+from llmsys.config.run_constraints import find_task_violations
 from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
 from llmsys.train.evaluator import TargetEvaluation, compute_row_metrics

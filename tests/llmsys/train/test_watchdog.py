@@ -4,6 +4,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -86,6 +88,12 @@ def read_stacks(folder: Path, rank: int) -> str:
     return (folder / "heartbeats" / f"rank-{rank:05d}.stacks").read_text()
 
 
+def read_collectives(folder: Path, rank: int) -> list[dict[str, Any]]:
+    trace = pickle.loads((folder / "heartbeats" / f"collectives-rank-{rank}").read_bytes())
+    entries: list[dict[str, Any]] = trace["entries"]
+    return entries
+
+
 @pytest.mark.distributed
 def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path) -> None:
     with start_two_ranks(tmp_path) as ranks:
@@ -104,6 +112,11 @@ def test_a_stopped_rank_is_named_and_everyone_leaves_with_stacks(tmp_path: Path)
     assert event["event"] == "hang"
     assert event["named"][0].startswith("rank 0")
     assert all("in _rank\n" in read_stacks(tmp_path, rank) for rank in range(2))
+    command = f"fr_trace --allow-incomplete-ranks --prefix collectives-rank- {tmp_path / 'heartbeats'}`"
+    assert command in said
+    calls = [read_collectives(tmp_path, rank)[-1] for rank in range(2)]
+    assert [call["profiling_name"] for call in calls] == ["gloo:all_reduce"] * 2
+    assert calls[1]["input_sizes"] == [[1]]
 
 
 @pytest.mark.distributed

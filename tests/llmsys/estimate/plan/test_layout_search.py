@@ -24,7 +24,7 @@ from llmsys.estimate.plan.layout_candidate import (
 )
 from llmsys.estimate.plan.layout_check import find_layout_violations, parse_layout
 from llmsys.estimate.plan.layout_search import search_layouts
-from llmsys.estimate.precision import resolve_for_profile
+from llmsys.estimate.software_profile import resolve_for_profile
 from tests.helpers.published_layouts import PUBLISHED
 
 H100 = load_device_profile("h100-sxm")

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.task import Task
 from data_pipeline.executors.base import EagerTaskEvent, Event, Job, Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import MAX_WAITING_PER_WORKER, LocalExecutor
-from data_pipeline.executors.retry import TaskRetry
-from data_pipeline.graph.eager_tasks import NextStage
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.graph.stage_runner import StageProgress, StageRunner
+from data_pipeline.graph.tasks import NextStage, Task, TaskRetry
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
 from llmsys.folder_lock import lock_folder

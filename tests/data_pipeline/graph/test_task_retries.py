@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from data_pipeline.core.journal import TaskRecord
-from data_pipeline.core.task import Task
 from data_pipeline.executors.base import InlineExecutor, Report, TaskDone, TaskFailed, TaskProgress
-from data_pipeline.executors.retry import TaskRetry, run_with_retries
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.graph.tasks import Task, TaskRetry, run_with_retries
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.stages.extract_text import extract_file
 from launch.main import main

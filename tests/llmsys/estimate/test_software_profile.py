@@ -9,8 +9,8 @@ from llmsys.config.train import Precision
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.precision import resolve_for_profile, select_precision
 from llmsys.estimate.run_estimate import estimate_run
+from llmsys.estimate.software_profile import resolve_for_profile, select_precision
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.estimate.summary_table import format_estimate
 from tests.helpers.device_profile import build_abacus

@@ -1,0 +1,76 @@
+"""Compiled blocks against plain ones, on two ranks: gradients in fp32, graphs, graph breaks, and further steps."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.data.batch import Batch
+from tests.helpers.ranks import run_ranks
+from tests.helpers.sharded_steps import (
+    ROWS,
+    build_named_batch,
+    build_sharded_engine,
+    collect_gradients,
+    compute_plain_gradients,
+)
+from tests.helpers.tiny_model import compute_relative_error
+
+EXPERTS = "experts, evenness over the batch"
+MANY = "experts, latent attention, multi-token prediction"
+
+
+class Compilation(NamedTuple):
+    """Graphs after each step, graph breaks, and frames that dynamo gave up."""
+
+    graphs: list[int]
+    breaks: int
+    skipped: int
+
+
+# Model, layout, recomputation, and the number of graphs: kinds of blocks × pieces.
+CASES: list[tuple[str, ParallelLayout, str, int]] = [
+    ("llama", ParallelLayout(context=2), "selective", 1),
+    (EXPERTS, ParallelLayout(expert=2), "full", 5),
+    (MANY, ParallelLayout(tensor=2, expert=2), "selective", 6),
+]
+
+
+def turn_rows(batch: Batch, by: int) -> Batch:
+    """The same batch with its rows in another order: other documents in every row."""
+    tensors = ("tokens_BT", "targets_BT", "documents_BT")
+    return replace(batch, **{name: getattr(batch, name).roll(by, 0) for name in tensors})
+
+
+def train_compiled(rank: int) -> list[tuple[dict[str, Any], Compilation]]:
+    """The gradients of a first step of each case, and what two steps with other documents compile."""
+    counters, found = torch._dynamo.utils.counters, []
+    for name, layout, recompute, _ in CASES:
+        torch._dynamo.reset()
+        counters.clear()
+        engine = build_sharded_engine(name, layout, recompute, compiled="aot_eager")  # type: ignore[arg-type]
+        gradients = collect_gradients(rank, engine, name, layout)
+        graphs = [counters["stats"]["unique_graphs"]]
+        rows = ROWS // layout.resolve(2, engine.module.config).data_parallel_size
+        for step in (1, 2):
+            engine.train_step([turn_rows(build_named_batch(name, 0, rows), step)], 1e-3)
+            graphs.append(counters["stats"]["unique_graphs"])
+        frames = counters["frames"]
+        compilation = Compilation(graphs, len(counters["graph_break"]), frames["total"] - frames["ok"])
+        found.append(({key: value.numpy() for key, value in gradients.items()}, compilation))
+    return found
+
+
+@pytest.mark.distributed
+def test_compiled_blocks_agree_on_two_ranks_and_are_compiled_once() -> None:
+    for case, (found, compilation) in zip(CASES, run_ranks(train_compiled, 2)[0], strict=True):
+        name, *_, graphs = case
+        assert compilation == Compilation([graphs] * 3, 0, 0), case
+        expected = compute_plain_gradients(name)
+        largest = max(float(value.norm()) for value in expected.values())
+        for key, value in expected.items():
+            ours = torch.from_numpy(found[key])
+            close = compute_relative_error(ours, value) < 2e-5 or float((ours - value).norm()) < 1e-7 * largest
+            assert close, f"{case}: {key} is off by {compute_relative_error(ours, value):.1e}"

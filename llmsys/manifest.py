@@ -18,7 +18,13 @@ from pydantic import Field, ValidationError
 
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
-from llmsys.manifest_section import DecontaminationSummary, ManifestSection, ThresholdReport
+from llmsys.manifest_section import (
+    DecontaminationSummary,
+    ManifestSection,
+    ThresholdReport,
+    TokenBatch,
+    TokenIndex,
+)
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -26,25 +32,11 @@ SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
 """Documents or targets to train on and to evaluate; of pairs also their sources, row for row."""
 
 
-class TokenBatch(ManifestSection):
-    """One Arrow record batch of a token file, in the bytes `begin` to `end` of the file.
-
-    Each checksum is the xxh64 (hex) of a portion that is read separately.
-    """
-
-    rows: int
-    tokens: int
-    begin: int
-    end: int
-    checksum: str  # over the token ids
-    lengths_checksum: str  # over tokens per document and text bytes per document, both int64
-    lineage_checksum: str  # over the buffers of the side columns id, file, offset, url_hash
-
-
 class TokenFile(ManifestSection):
     """One Arrow file of tokens; `digest` is the xxh3_128 (hex) of all its bytes, `text_bytes` counts UTF-8.
 
-    `frame_checksum` is the xxh64 (hex) of the bytes outside the data of the batches, which Arrow parses unchecked.
+    A file with a page table has `page_root`, the xxh3_64 (hex) of the table's head (llmsys/token_file.py). Others have
+    `batches` and `frame_checksum`, the xxh64 (hex) of the bytes outside the data of the batches.
     """
 
     name: str
@@ -53,8 +45,9 @@ class TokenFile(ManifestSection):
     text_bytes: int
     size: int
     digest: str
-    frame_checksum: str
-    batches: tuple[TokenBatch, ...]
+    frame_checksum: str = ""
+    batches: tuple[TokenBatch, ...] = ()
+    page_root: str = ""
 
 
 class DocumentFile(ManifestSection):
@@ -73,12 +66,21 @@ class DocumentFiles(ManifestSection):
 
 
 class Split(ManifestSection):
-    """The token files of one split and their sums; `bytes` counts the UTF-8 text that the tokens stand for."""
+    """The token files of one split and their sums; `bytes` counts the UTF-8 text that the tokens stand for.
+
+    The files are listed in `index`, or in `files` where there is none.
+    """
 
     documents: int
     tokens: int
     bytes: int
-    files: tuple[TokenFile, ...]
+    files: tuple[TokenFile, ...] = ()
+    index: TokenIndex | None = None
+
+    @property
+    def num_files(self) -> int:
+        """Number of token files."""
+        return len(self.files) if self.index is None else self.index.files
 
 
 class DropExample(ManifestSection):
@@ -198,6 +200,7 @@ class Manifest(ManifestSection):
     usage: TokenizerUsage | None = None  # of the tokenizer, when there are tokens
     decontamination: DecontaminationSummary | None = None  # when evaluation sets were looked for
     borders: tuple[ThresholdReport, ...] = ()  # the documents nearest to each threshold
+    order: Literal[1, 2] = 1  # of the windows of a run; 2: llmsys/data/stream_windows.py
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
     checksum: str = ""  # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
 

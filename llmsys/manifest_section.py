@@ -1,9 +1,11 @@
-"""Base class of the mappings in manifest.json, and reports that both the pipeline and the page read.
+"""Base class of the mappings in manifest.json, and sections that both the pipeline and the page read.
 
-The sections are about evaluation items found in documents, and about the documents nearest to a threshold.
+The sections are about evaluation items found in documents, the documents nearest to a threshold, token files, and the
+location of a record in its input file.
 """
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -118,3 +120,54 @@ class DecontaminationSummary(ManifestSection):
 
     sets: dict[str, SetContamination]
     exempt_ngrams: int
+
+
+class TokenBatch(ManifestSection):
+    """One Arrow record batch of a token file, in the bytes `begin` to `end` of the file.
+
+    Each checksum is the xxh64 (hex) of a portion that is read separately.
+    """
+
+    rows: int
+    tokens: int
+    begin: int
+    end: int
+    checksum: str  # over the token ids
+    lengths_checksum: str  # over tokens per document and text bytes per document, both int64
+    lineage_checksum: str  # over the buffers of the side columns id, file, offset, url_hash
+
+
+class TokenIndex(ManifestSection):
+    """The Arrow file in tokens/ that lists the token files of a split; `digest` is the xxh3_128 (hex) of its bytes."""
+
+    name: str
+    files: int
+    digest: str
+
+
+_COUNTED_IN_ROWS = frozenset({".parquet", ".pq", ".arrow", ".feather", ".ipc"})
+
+
+def is_counted_in_rows(file: str) -> bool:
+    """Return True when the offsets of a file are row numbers instead of bytes.
+
+    Args:
+        file: The name or path of the file. Its suffix decides.
+
+    Returns:
+        True for Parquet and Arrow files.
+    """
+    return PurePosixPath(file).suffix.lower() in _COUNTED_IN_ROWS
+
+
+def format_record_place(file: str, offset: int) -> str:
+    """Format the location of a record.
+
+    Args:
+        file: The name or path of the file.
+        offset: The row number or byte offset.
+
+    Returns:
+        `FILE at byte 1,234`, or `FILE at row 12`.
+    """
+    return f"{file} at {'row' if is_counted_in_rows(file) else 'byte'} {offset:,}"

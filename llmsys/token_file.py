@@ -1,35 +1,43 @@
-"""Count and hash the Arrow files of a dataset for the manifest, and map token files that agree with it into memory.
+"""Count and hash the Arrow files of a dataset for the manifest; write the page table of a token file.
 
-Reads: files in documents/, dropped/ and tokens/.
+Reads: files in documents/, dropped/ and tokens/. Writes: tokens/*.pages.
+
+A page table holds a checksum of every page of a token file, so that a reader verifies the pages that it reads and no
+others, and the places of the tokens of every record batch, so that it parses no Arrow. Its head is the struct
+`PAGE_HEAD`, an int64 (batches, 4) table, and the checksums of the pages of its body, padded to whole pages. Its body is
+the uint32 checksums of the pages of the token file. The manifest has the xxh3_64 of the head.
 
 Invariants:
-- Sizes are checked when the file is opened, the tokens of a batch before the first of them is returned.
-- A file that vanishes or shrinks during a run gives an error with its name instead of a bus error.
 - Buffers are hashed as raw bytes, before any code decodes them.
 """
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from llmsys.arrow_file import (
-    DAMAGED,
-    NEXT_STEP,
-    REMAKE,
-    Integers,
-    Tokens,
     get_document_lengths,
     get_text_bytes,
     map_file,
     open_arrow,
     read_batch,
 )
-from llmsys.errors import DataError
-from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
+from llmsys.atomic_write import write_bytes_atomically
+from llmsys.manifest import DocumentFile, TokenFile
+from llmsys.manifest_section import TokenBatch
 
 SIDE_COLUMNS = ("id", "file", "offset", "url_hash")
+PAGE_BYTES = 4096
+SUMS_PER_PAGE = PAGE_BYTES // 4
+PAGE_HEAD = struct.Struct("<8sQQQ")
+"""Magic, bytes of the token file, its pages, its record batches."""
+PAGE_MAGIC = b"LLMPAGE1"
 
 
 def compute_file_digest(path: Path) -> str:
@@ -144,83 +152,76 @@ def describe_document_file(path: Path) -> DocumentFile:
     return DocumentFile(name=path.name, rows=rows, size=path.stat().st_size, digest=compute_file_digest(path))
 
 
-class MappedTokenFile:
-    """The record batches of one token file. DataError when it is missing, of another size, or damaged."""
+def get_page_table_path(path: Path) -> Path:
+    """Return the path of the page table of a token file.
 
-    def __init__(self, path: Path, entry: TokenFile) -> None:
-        if not path.exists():
-            raise DataError(f"{path} is missing, but the manifest lists it. {REMAKE}")
-        if (size := path.stat().st_size) != entry.size:
-            raise DataError(f"{path} has {size:,} bytes, expected from the manifest: {entry.size:,}. {NEXT_STEP}")
-        self.path, self.entry = path, entry
-        data = map_file(path)
-        if (
-            found := compute_frame_checksum(data, entry.batches)
-        ) != entry.frame_checksum:  # Arrow may crash on a bad header
-            raise DataError(
-                f"{path}, headers: their checksum is {found}, expected from the manifest: "
-                f"{entry.frame_checksum}: {DAMAGED} {NEXT_STEP}"
-            )
-        arrow = open_arrow(path, data)
-        self.batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
-        self.views = [self._view_batch(index) for index in range(len(self.batches))]
-        self.tokens_checked = [False] * len(self.batches)
-        self.lineage_checked = [False] * len(self.batches)
+    Args:
+        path: The token file.
 
-    def _view_batch(self, index: int) -> tuple[Tokens, Integers]:
-        """Return values and offsets of one batch with checked lengths: packing uses them before it reads a token."""
-        batch, expected = self.batches[index], self.entry.batches[index]
-        column = batch.column("tokens")
-        values, offsets = column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy()
-        found = (batch.num_rows, len(values), compute_lengths_checksum(batch))
-        if found != (expected.rows, expected.tokens, expected.lengths_checksum):
-            raise self._build_corruption_error(index, "document lengths", found[2], expected.lengths_checksum)
-        return values, offsets
+    Returns:
+        The path next to it, with the suffix .pages.
+    """
+    return path.with_suffix(".pages")
 
-    def _build_corruption_error(self, index: int, part: str, found: str, expected: str) -> DataError:
-        batch = self.entry.batches[index]
-        return DataError(
-            f"{self.path}, record batch {index}: the checksum of its {part} is {found}, expected from the "
-            f"manifest: {expected} (bytes {batch.begin:,} to {batch.end:,}): {DAMAGED} {NEXT_STEP}"
-        )
 
-    def get_document_tokens(self, index: int, row: int) -> Tokens:
-        """Return the tokens of one document of batch `index`."""
-        offsets = self.views[index][1]
-        return self.get_batch_tokens(index)[offsets[row] : offsets[row + 1]]
+def write_page_table(path: Path) -> TokenFile:
+    """Write the page table of a token file.
 
-    def get_batch_tokens(self, index: int) -> Tokens:
-        """Return the tokens of all documents of batch `index`, concatenated."""
-        values = self.views[index][0]
-        if not self.tokens_checked[index]:
-            self.require_complete()  # hashing what was cut off would be a bus error
-            expected = self.entry.batches[index].checksum
-            if (found := xxhash.xxh64_hexdigest(values.data)) != expected:
-                raise self._build_corruption_error(index, "tokens", found, expected)
-            self.tokens_checked[index] = True
-        return values
+    Args:
+        path: The token file. Its page table is written next to it.
 
-    def require_complete(self) -> None:
-        """Raise DataError when the file is gone or has another size: reading its map may be a bus error."""
-        try:
-            size = self.path.stat().st_size
-        except FileNotFoundError:
-            raise DataError(
-                f"{self.path} disappeared during the run. Restore it, or run llmsys prepare CONFIG, which "
-                "makes only missing files. Then start again."
-            ) from None
-        if size != self.entry.size:
-            raise DataError(
-                f"{self.path} changed during the run: {size:,} bytes, expected from the manifest: "
-                f"{self.entry.size:,}. {NEXT_STEP}"
-            )
+    Returns:
+        The entry of the token file in the index, counted and hashed from disk.
 
-    def get_lineage(self, index: int, row: int) -> dict[str, str | int]:
-        """Return the side columns of one document of batch `index`: id, file, offset and URL hash."""
-        batch = self.batches[index]
-        if not self.lineage_checked[index]:
-            expected = self.entry.batches[index].lineage_checksum
-            if (found := compute_lineage_checksum(batch)) != expected:
-                raise self._build_corruption_error(index, "lineage", found, expected)
-            self.lineage_checked[index] = True
-        return {name: batch.column(name)[row].as_py() for name in SIDE_COLUMNS}
+    Raises:
+        DataError: The token file is damaged, or the table cannot be written.
+    """
+    data = map_file(path)
+    arrow = open_arrow(path, data)
+    batches, text_bytes, rows, tokens = [], 0, 0, 0
+    for index in range(arrow.num_record_batches):
+        batch = read_batch(path, arrow, index)
+        _, offsets, _, values = batch.column("tokens").buffers()
+        places = [0 if buffer is None else buffer.address - data.address for buffer in (offsets, values)]
+        batches.append([rows, tokens, *places])
+        rows, tokens = rows + batch.num_rows, tokens + len(batch.column("tokens").values)
+        text_bytes += int(get_text_bytes(batch).sum())
+    body = compute_page_sums(memoryview(data))
+    head = PAGE_HEAD.pack(PAGE_MAGIC, data.size, len(body), len(batches)) + np.array(batches, np.int64).tobytes()
+    head += compute_page_sums(memoryview(body.tobytes())).tobytes()
+    head += bytes(-len(head) % PAGE_BYTES)
+    write_bytes_atomically(get_page_table_path(path), head + body.tobytes())
+    return TokenFile(
+        name=path.name,
+        rows=rows,
+        tokens=tokens,
+        text_bytes=text_bytes,
+        size=data.size,
+        digest=compute_file_digest(path),
+        page_root=xxhash.xxh3_64_hexdigest(head),
+    )
+
+
+def compute_page_sums(data: memoryview) -> NDArray[np.uint32]:
+    """Hash every page of some bytes.
+
+    Args:
+        data: The bytes; the last page may be short.
+
+    Returns:
+        The low 32 bits of the xxh3_64 of each page, (pages,) uint32.
+    """
+    pages = (data[begin : begin + PAGE_BYTES] for begin in range(0, len(data), PAGE_BYTES))
+    return np.fromiter((compute_page_sum(page) for page in pages), np.uint32)
+
+
+def compute_page_sum(page: Any) -> int:
+    """Hash one page.
+
+    Args:
+        page: Its bytes, as a buffer.
+
+    Returns:
+        The low 32 bits of the xxh3_64.
+    """
+    return xxhash.xxh3_64_intdigest(page) & 0xFFFFFFFF

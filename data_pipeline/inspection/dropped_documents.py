@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from data_pipeline.graph.quarantine import read_quarantine_rows
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
-from llmsys.record_location import format_record_place
+from llmsys.manifest_section import format_record_place
 from llmsys.token_shards import read_batches
 
 FIELDS = ("stage", "rule", "test")

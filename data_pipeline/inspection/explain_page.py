@@ -25,7 +25,7 @@ from data_pipeline.stages.near_thresholds import LanguageThresholds
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
-from llmsys.record_location import format_record_place
+from llmsys.manifest_section import format_record_place
 from llmsys.token_shards import read_batches
 
 EXCERPT_CHARACTERS = 1_000

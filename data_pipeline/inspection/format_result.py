@@ -51,7 +51,7 @@ def format_inspection(inspection: InspectionResult) -> str:
     manifest = inspection.manifest
     lines = [f"{inspection.folder}: {inspection.files} files, {inspection.bytes:,} bytes read and hashed"]
     for name, split in manifest.splits.items():
-        lines.append(f"  {name:<10} {split.documents:>12,} documents {split.tokens:>15,} tokens in {len(split.files)}")
+        lines.append(f"  {name:<10} {split.documents:>12,} documents {split.tokens:>15,} tokens in {split.num_files}")
     for subfolder, listing in (("documents", manifest.documents), ("dropped", manifest.dropped)):
         lines.append(f"  {subfolder:<10} {sum(file.rows for file in listing.files):>12,} in {len(listing.files)} files")
     if manifest.usage is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
-from llmsys.record_location import format_record_place
+from llmsys.manifest_section import format_record_place
 from llmsys.token_shards import open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 

@@ -3,7 +3,7 @@
 Reads every file and changes nothing. Progress is in bytes of files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from data_pipeline.inspection.verify_files import DatasetFinding, verify_documen
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_dataset_fingerprint, load_manifest
 from llmsys.progress import Progress
+from llmsys.token_file import get_page_table_path
+from llmsys.token_split import iter_token_files
 from llmsys.tokenizer import Tokenizer, load_tokenizer
 
 SUBFOLDERS = ("documents", "dropped", "tokens")
@@ -44,12 +46,13 @@ def verify_dataset(folder: Path, samples: int) -> InspectionResult:
     """
     inspection = InspectionResult(folder, load_manifest(folder))
     manifest, findings = inspection.manifest, inspection.findings
-    findings += _verify_manifest(manifest)
+    entries = _list_entries(folder, manifest, findings)
+    findings += _verify_manifest(manifest, entries)
     tokenizer = _load_dataset_tokenizer(folder, manifest, findings)
-    findings += _find_unlisted_files(folder, manifest)
+    findings += _find_unlisted_files(folder, manifest, entries)
     end = tokenizer.eos_id if tokenizer is not None and not manifest.labels else None
-    with Progress("inspect", sum(entry.size for _, entry in _iter_entries(manifest)), "B") as progress:
-        for subfolder, entry in _iter_entries(manifest):
+    with Progress("inspect", sum(entry.size for _, entry in entries), "B") as progress:
+        for subfolder, entry in entries:
             findings += _verify_entry(folder, subfolder, entry, manifest.vocab_size or 0, end)
             inspection.files += 1
             inspection.bytes += entry.size
@@ -60,17 +63,24 @@ def verify_dataset(folder: Path, samples: int) -> InspectionResult:
     return inspection
 
 
-def _iter_entries(manifest: Manifest) -> Iterator[tuple[str, TokenFile | DocumentFile]]:
+def _list_entries(
+    folder: Path, manifest: Manifest, findings: list[DatasetFinding]
+) -> list[tuple[str, TokenFile | DocumentFile]]:
+    """Return (folder, entry) of every file that the manifest or an index lists. An unusable index is a finding."""
+    entries: list[tuple[str, TokenFile | DocumentFile]] = []
     for split in manifest.splits.values():
-        for tokens in split.files:
-            yield "tokens", tokens
+        try:
+            entries += [("tokens", entry) for entry in iter_token_files(folder, [split])]
+        except DataError as error:
+            assert split.index is not None
+            findings.append(DatasetFinding(f"tokens/{split.index.name}", "", str(error)))
     for subfolder, listing in (
         ("documents", manifest.documents),
         ("dropped", manifest.dropped),
         ("documents", manifest.copies),
     ):
-        for documents in listing.files:
-            yield subfolder, documents
+        entries += [(subfolder, entry) for entry in listing.files]
+    return entries
 
 
 def _verify_entry(
@@ -87,23 +97,26 @@ def _verify_entry(
         return [DatasetFinding(f"{subfolder}/{entry.name}", "", f"it cannot be read: {error}")]
 
 
-def _verify_manifest(manifest: Manifest) -> Iterator[DatasetFinding]:
+def _verify_manifest(
+    manifest: Manifest, entries: Sequence[tuple[str, TokenFile | DocumentFile]]
+) -> Iterator[DatasetFinding]:
     """Yield wrong sums and a wrong fingerprint of the manifest itself."""
+    tokens = [entry for _, entry in entries if isinstance(entry, TokenFile)]
     for name, split in manifest.splits.items():
-        yield from _verify_split_sums(name, split)
+        yield from _verify_split_sums(name, split, [file for file in tokens if file.name.startswith(f"{name}-")])
     # A dataset without tokens is identified by its documents.
-    files = [entry for split in manifest.splits.values() for entry in split.files] or manifest.documents.files
+    files = tokens or manifest.documents.files
     expected = compute_dataset_fingerprint(manifest.tokenizer_fingerprint, [entry.digest for entry in files])
     if manifest.fingerprint != expected:
         problem = f"it is {manifest.fingerprint}, but the files and tokenizer that it lists have {expected}"
         yield DatasetFinding("manifest.json", "fingerprint", problem)
 
 
-def _verify_split_sums(name: str, split: Split) -> Iterator[DatasetFinding]:
+def _verify_split_sums(name: str, split: Split, files: Sequence[TokenFile]) -> Iterator[DatasetFinding]:
     sums = {
-        "documents": (split.documents, sum(file.rows for file in split.files)),
-        "tokens": (split.tokens, sum(file.tokens for file in split.files)),
-        "bytes": (split.bytes, sum(file.text_bytes for file in split.files)),
+        "documents": (split.documents, sum(file.rows for file in files)),
+        "tokens": (split.tokens, sum(file.tokens for file in files)),
+        "bytes": (split.bytes, sum(file.text_bytes for file in files)),
     }
     for unit, (listed, found) in sums.items():
         if listed != found:
@@ -130,9 +143,15 @@ def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[Dat
     return None
 
 
-def _find_unlisted_files(folder: Path, manifest: Manifest) -> Iterator[DatasetFinding]:
+def _find_unlisted_files(
+    folder: Path, manifest: Manifest, entries: Sequence[tuple[str, TokenFile | DocumentFile]]
+) -> Iterator[DatasetFinding]:
     """Yield files that look like part of the dataset and that no reader would read."""
-    named = {f"{subfolder}/{entry.name}" for subfolder, entry in _iter_entries(manifest)}
+    named = {f"{subfolder}/{entry.name}" for subfolder, entry in entries}
+    for _, entry in entries:
+        if isinstance(entry, TokenFile) and entry.page_root:
+            named.add(f"tokens/{get_page_table_path(Path(entry.name))}")
+    named |= {f"tokens/{split.index.name}" for split in manifest.splits.values() if split.index is not None}
     for subfolder in SUBFOLDERS if manifest.splits else SUBFOLDERS[:2]:
         for path in sorted((folder / subfolder).glob("*")):
             if (name := f"{subfolder}/{path.name}") not in named and not path.name.startswith("."):

@@ -20,9 +20,12 @@ from llmsys.arrow_file import (
     open_arrow,
     read_batch,
 )
+from llmsys.checked_file import CheckedFile
 from llmsys.errors import DataError
-from llmsys.manifest import DocumentFile, TokenBatch, TokenFile
+from llmsys.manifest import DocumentFile, TokenFile
+from llmsys.manifest_section import TokenBatch
 from llmsys.token_file import (
+    PAGE_BYTES,
     compute_file_digest,
     compute_frame_checksum,
     describe_batch,
@@ -93,8 +96,13 @@ def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | 
     if (size := path.stat().st_size) != entry.size:
         yield DatasetFinding(name, "", f"it has {size:,} bytes, expected from the manifest: {entry.size:,}")
         return
+    if entry.page_root:
+        damage = list(_verify_pages(path, name, entry))
+        yield from damage
+        if damage:
+            return
     data = map_file(path)
-    if (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:
+    if not entry.page_root and (frame := compute_frame_checksum(data, entry.batches)) != entry.frame_checksum:
         yield DatasetFinding(
             name, "headers", f"their checksum is {frame}, expected from the manifest: {entry.frame_checksum}"
         )
@@ -102,15 +110,28 @@ def verify_token_file(path: Path, entry: TokenFile, vocab_size: int, end: int | 
     arrow = open_arrow(path, data)
     batches = [read_batch(path, arrow, index) for index in range(arrow.num_record_batches)]
     damaged = False
-    for index, (batch, expected) in enumerate(zip(batches, entry.batches, strict=True)):
-        found = list(_verify_batch(name, index, describe_batch(data, batch), expected))
+    for index, batch in enumerate(batches):
+        found = [] if entry.page_root else list(_verify_batch(name, index, describe_batch(data, batch), entry))
         damaged |= bool(found)
         yield from found or _verify_tokens(name, index, batch, vocab_size, end)
     if not damaged:
         yield from _verify_totals(name, entry, batches, compute_file_digest(path))
 
 
-def _verify_batch(name: str, index: int, found: TokenBatch, expected: TokenBatch) -> Iterator[DatasetFinding]:
+def _verify_pages(path: Path, name: str, entry: TokenFile) -> Iterator[DatasetFinding]:
+    """Yield the damaged pages of a file with a page table, before Arrow parses any of them."""
+    try:
+        damaged = CheckedFile(path, entry).find_damaged_pages()
+    except DataError as error:
+        yield DatasetFinding(name, "page table", str(error))
+        return
+    for page in damaged:
+        begin, end = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, entry.size)
+        yield DatasetFinding(name, f"page {page}", f"its checksum differs (bytes {begin:,} to {end:,})")
+
+
+def _verify_batch(name: str, index: int, found: TokenBatch, entry: TokenFile) -> Iterator[DatasetFinding]:
+    expected = entry.batches[index]
     for field, name_of_field in _FIELD_NAMES.items():
         ours, theirs = getattr(found, field), getattr(expected, field)
         if ours != theirs:

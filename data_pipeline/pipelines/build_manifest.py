@@ -23,6 +23,7 @@ from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.stages.apply_rules import list_stage_names
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.encode_documents import collect_usage
+from data_pipeline.tokenize.shuffle_documents import SPLITS
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
@@ -37,13 +38,13 @@ from llmsys.manifest import (
     ReadSummary,
     SkippedInput,
     Split,
-    TokenFile,
+    SplitName,
     TokenizerUsage,
     compute_dataset_fingerprint,
     load_manifest,
     write_manifest,
 )
-from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
+from llmsys.manifest_section import DecontaminationSummary, ThresholdReport, TokenIndex
 from llmsys.redact import redact_values
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import load_tokenizer
@@ -66,6 +67,7 @@ class StageRecords:
         tokenizer: None if the preparation stops before it.
         encoded: One record per document file.
         tokens: One record per token file. None if the preparation stops before them.
+        indexes: One record per split, with its sums.
     """
 
     inputs: Sequence[str]
@@ -78,6 +80,7 @@ class StageRecords:
     tokenizer: TaskRecord | None = None
     encoded: list[TaskRecord] = field(default_factory=list)
     tokens: list[TaskRecord] | None = None
+    indexes: list[TaskRecord] = field(default_factory=list)
 
     def sum_counts(self) -> FunnelCounts:
         """Return the funnel counts of all stages."""
@@ -126,14 +129,12 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
     # The digest is over redacted values: a rotated secret is no other dataset.
     config = redact_values(to_recorded_names(config))
     tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
-    splits = _build_splits(outcome.tokens) if outcome.tokens is not None else {}
+    splits = _build_splits(outcome.indexes)
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
-    files: list[TokenFile] | list[DocumentFile] = [file for split in splits.values() for file in split.files]
+    digests = [record.digests[0] for record in outcome.tokens or ()] or [file.digest for file in documents.files]
     return Manifest(
         name=data.name,
-        fingerprint=compute_dataset_fingerprint(
-            tokenizer_result.get("fingerprint"), [file.digest for file in files or documents.files]
-        ),
+        fingerprint=compute_dataset_fingerprint(tokenizer_result.get("fingerprint"), digests),
         config=config,
         config_digest=compute_json_digest(config),
         vocab_size=tokenizer_result.get("vocab_size"),
@@ -150,6 +151,7 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
         usage=_compute_usage(data.folder, outcome),
         decontamination=_build_decontamination_summary(outcome.collected),
         borders=outcome.borders,
+        order=2 if splits else 1,
     )
 
 
@@ -164,6 +166,9 @@ def publish_manifest(runner: StageRunner, manifest: Manifest) -> Manifest:
         The published manifest. A dataset that is complete already is not touched.
     """
     folder, leftovers, present = runner.folder, runner.find_orphaned_files(), _find_manifest(runner.folder)
+    if present is not None and present.fingerprint == manifest.fingerprint:
+        # The same tokens: runs over them continue in the order that they began with.
+        manifest = manifest.model_copy(update={"order": present.order})
     if present is not None and _is_up_to_date(present, manifest):
         manifest = present
         if not leftovers and not runner.num_run and not is_change_unfinished(folder):
@@ -185,7 +190,7 @@ def _is_up_to_date(present: Manifest, manifest: Manifest) -> bool:
     if present == manifest:
         return True
     # A run up to the documents must not withdraw tokens that are still valid.
-    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage"}
+    later = {"fingerprint", "vocab_size", "token_dtype", "tokenizer_fingerprint", "splits", "usage", "order"}
     same_documents = present.model_dump(exclude=later) == manifest.model_dump(exclude=later)
     asked_tokenizer = manifest.tokenizer_fingerprint in (None, present.tokenizer_fingerprint)
     return same_documents and asked_tokenizer and not manifest.splits
@@ -213,17 +218,12 @@ def _compute_usage(folder: Path, outcome: StageRecords) -> TokenizerUsage | None
     return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
 
 
-def _build_splits(tokens: Sequence[TaskRecord]) -> dict[str, Split]:
-    files = [TokenFile.model_validate(record.result) for record in tokens]
-    splits = {}
-    for name in ("train", "heldout"):
-        own = tuple(file for file in files if file.name.startswith(f"{name}-"))
-        splits[name] = Split(
-            documents=sum(file.rows for file in own),
-            tokens=sum(file.tokens for file in own),
-            bytes=sum(file.text_bytes for file in own),
-            files=own,
-        )
+def _build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
+    splits: dict[SplitName, Split] = {}
+    for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
+        output, sums = record.outputs[0], dict(record.result)
+        index = TokenIndex(name=Path(output.name).name, files=sums.pop("files"), digest=output.digest)
+        splits[name] = Split(**sums, index=index)
     return splits
 
 

@@ -30,6 +30,7 @@ from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
 from data_pipeline.pipelines.output_stages import (
     run_encoding_stage,
     run_export_stage,
+    run_index_stage,
     run_threshold_stage,
     run_token_stage,
     run_tokenizer_stage,
@@ -86,6 +87,7 @@ class DocumentPipeline:
             return outcome
         outcome.encoded = run_encoding_stage(self.data, self._run_stage, outcome.collected, outcome.tokenizer)
         outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, outcome.tokenizer)
+        outcome.indexes = run_index_stage(self.data, self._run_stage, outcome.tokens)
         return outcome
 
     @cached_property

@@ -14,13 +14,14 @@ from data_pipeline.stages.near_thresholds import (
     summarize_near_thresholds,
 )
 from data_pipeline.tokenize.encode_documents import encode_file
-from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_token_file
+from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_index, write_token_file
 from data_pipeline.tokenize.tokenizer_files import SENTENCEPIECE_FILES
 from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
 from llmsys.manifest_section import ThresholdReport
+from llmsys.token_file import get_page_table_path
 
 
 def run_tokenizer_stage(
@@ -86,8 +87,21 @@ def run_token_stage(
                 batch_tokens=data.tokens.batch_tokens,
             )
             depends_on = [digests, split, plan.first, plan.last, data.tokens.batch_tokens]
-            tasks.append(Task(f"tokens/{plan.name}", depends_on, [output], job, plan.tokens))
+            outputs = [output, str(get_page_table_path(Path(output)))]
+            tasks.append(Task(f"tokens/{plan.name}", depends_on, outputs, job, plan.tokens))
     return stage("tokens", tasks, "tok")
+
+
+def run_index_stage(data: CrawlConfig, stage: Stage, tokens: list[TaskRecord]) -> list[TaskRecord]:
+    """Write the list of the token files of each split. Return one record per split."""
+    tasks = []
+    for split in SPLITS:
+        own = [record for record in tokens if record.result["name"].startswith(f"{split}-")]
+        output = f"tokens/{split}.index"
+        entries = [record.result for record in own]
+        job = partial(write_index, output=get_write_path(data.folder, output), entries=entries)
+        tasks.append(Task(f"token_index/{split}", [record.digests for record in own], [output], job, len(own)))
+    return stage("token_index", tasks, "file")
 
 
 def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:

@@ -111,7 +111,10 @@ DOCUMENT_STAGES = {
     "tokenizer": _describe_code(1, _TOKENIZER, "sentencepiece tokenizers"),
     "encode": _describe_code(1, (*_ENCODE, _ARRAYS), "pyarrow numpy sentencepiece tokenizers xxhash"),
     "tokens": _describe_code(
-        1, ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", _ARRAYS), "pyarrow numpy xxhash"
+        2, ("tokenize/shuffle_documents.py", "tokenize/encode_documents.py", _ARRAYS), "pyarrow numpy xxhash"
+    ),
+    "token_index": StageCode(
+        1, (*_COMMON, "llmsys/token_split.py", "data_pipeline/tokenize/shuffle_documents.py"), ("pyarrow",)
     ),
 }
 """Stages of a dataset of documents, by the name of the stage."""

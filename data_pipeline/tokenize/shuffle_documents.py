@@ -1,7 +1,7 @@
 """Shuffle encoded documents over the whole dataset into token files of about equal size, by split.
 
-Reads encoded files, memory-mapped. A document's place in the shuffle is a hash of its id, and a token file is a range
-of places.
+Reads encoded files, memory-mapped. Writes token files, their page tables, and the index of a split. A document's place
+in the shuffle is a hash of its id, and a token file is a range of places.
 
 Invariants:
 - Every file is written independently; no list of all documents is needed.
@@ -21,10 +21,12 @@ from data_pipeline.core.document_schema import concat_batches
 from data_pipeline.executors.base import Report
 from llmsys.token_shards import (
     ArrowFileWriter,
+    TokenFile,
     build_token_schema,
     choose_token_dtype,
-    describe_token_file,
     read_batches,
+    write_page_table,
+    write_token_index,
 )
 
 CELLS_BITS = 16  # places are divided into 65,536 cells; a file is a run of cells
@@ -92,12 +94,12 @@ def write_token_file(
         report: progress callback, in tokens.
         plan: the file.
         sources: encoded files, in the order that `plan_files` got.
-        output: the file to write.
+        output: the file to write; its page table is written next to it.
         vocab_size: size of the vocabulary, which decides the dtype of tokens.
         batch_tokens: minimum tokens of a record batch.
 
     Returns:
-        The entry of the file in the manifest.
+        The entry of the file in the index.
     """
     schema = build_token_schema(choose_token_dtype(vocab_size))
     batches = [batch for source in sources for batch in read_batches(source)]
@@ -106,7 +108,29 @@ def write_token_file(
             batch = _gather_rows(batches, rows, schema)
             writer.write(batch)
             report(len(batch.column("tokens").values), 0)
-    return describe_token_file(output).model_dump()
+    return write_page_table(output).model_dump()
+
+
+def write_index(report: Report, *, output: Path, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Write the index of a split.
+
+    Args:
+        report: progress callback, in files.
+        output: the file to write.
+        entries: what `write_token_file` returned for each file of the split.
+
+    Returns:
+        The sums of the split: documents, tokens, bytes and files.
+    """
+    files = [TokenFile.model_validate(entry) for entry in entries]
+    write_token_index(output, files)
+    report(len(files), 0)
+    return {
+        "documents": sum(file.rows for file in files),
+        "tokens": sum(file.tokens for file in files),
+        "bytes": sum(file.text_bytes for file in files),
+        "files": len(files),
+    }
 
 
 def _iter_row_tables(batches: Sequence[pa.RecordBatch], plan: TokenFilePlan, batch_tokens: int) -> Iterator[Any]:

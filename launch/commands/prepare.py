@@ -10,7 +10,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.manifest import Manifest, SkippedInput, load_manifest
-from llmsys.record_location import format_record_place
+from llmsys.manifest_section import format_record_place
 
 QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llmsys.config.attention_kernel import AttentionDevice
     from llmsys.config.attention_layers import AttentionGroup
     from llmsys.config.load import LoadedConfig
+    from llmsys.config.run import RunConfig
 
 CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0)}
 """Devices that need no profile."""
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print YAML that loads back to the same config; with --json, {config, differences} or {kernels}."""
+    """Print YAML that loads back to the same config, and how a pipeline is cut; with --json, the same as one object."""
     if arguments.schema:
         from llmsys.config.json_schema import build_json_schema
 
@@ -57,14 +58,38 @@ def _print_config(resolved: "LoadedConfig", *, as_json: bool) -> None:
     origins = resolved.origins
     if resolved.is_model_only:
         origins = {keys[1:]: where for keys, where in origins.items() if keys[:1] == ("model",)}
+    stages = list(_iter_stages(resolved.run))
     if as_json:
         changed = {
             one.key: {"value": one.value, "default": one.default, "origin": one.origin}
             for one in find_differences(config, origins)
         }
-        print(json.dumps({"config": config.model_dump(mode="json"), "differences": changed}, ensure_ascii=False))
+        shown = {"config": config.model_dump(mode="json"), "differences": changed}
+        print(json.dumps(shown | ({"stages": stages} if stages else {}), ensure_ascii=False))
     else:
         print(format_annotated_yaml(config, origins), end="")
+        for number, stage in enumerate(stages):
+            print(
+                f"# stage {number} on pipeline rank {stage['rank']}: {_format_layers(stage['layers'])}, "
+                f"{stage['operations']:.1%} of the operations, {stage['parameters']:,} parameters"
+            )
+
+
+def _iter_stages(config: "RunConfig") -> Iterator[dict[str, Any]]:
+    """Yield the stages of a pipeline; nothing without one."""
+    if config.layout.pipeline == 1:
+        return
+    from llmsys.estimate.pipeline_stages import LayerCosts, cut_layers
+
+    costs = LayerCosts(config.model, config.batch.sequence_length)
+    cut = cut_layers(config.model, config.layout, config.batch.sequence_length)
+    for number, layers in enumerate(cut.stages):
+        yield {
+            "rank": number % cut.ranks,
+            "layers": list(layers),
+            "operations": sum(costs.operations[layer] for layer in layers) / sum(costs.operations),
+            "parameters": sum(costs.parameters[layer] for layer in layers),
+        }
 
 
 def _print_kernels(resolved: "LoadedConfig", name: str | None, *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from launch.commands.arguments import split_arguments
 from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
-from llmsys.record_location import format_record_place
+from llmsys.manifest_section import format_record_place
 
 OWN_NAMES = ("step", "url", "document")
 

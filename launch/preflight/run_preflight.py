@@ -119,7 +119,7 @@ def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:
     except LlmsysError as error:
         yield build_problem(ALL, "layout", str(error))
         return
-    axes = ", ".join(f"{axis}={size}" for axis, size in layout.model_dump().items())
+    axes = ", ".join(f"{axis}={size}" for axis, size in layout.axes.items())
     yield HostFinding(ALL, "layout", f"{request.num_ranks} ranks: {axes}")
     try:
         if request.config.objective.uses_windows:

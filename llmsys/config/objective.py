@@ -4,11 +4,14 @@ The default objective follows from the model: next-token prediction for a decode
 masked language modelling or classification for an encoder, by its head.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.section import Section
+from llmsys.config.batch import BatchConfig
+from llmsys.config.model import ModelConfig
+from llmsys.config.section import Section, Violation
 
 # What each objective needs: the model's family, its head, and the kind of the data.
 NEEDS = {
@@ -25,6 +28,10 @@ class _BaseObjectiveConfig(Section):
 
     has_padding: ClassVar[bool] = False  # rows are texts of their own length, padded to the longest
     uses_windows: ClassVar[bool] = False  # rows are windows of one length, cut from packed documents
+
+    def count_lengths(self, length: int) -> tuple[int, int] | None:
+        """Return the tokens of source and target that a window becomes; None where it is used as it is."""
+        return None
 
 
 class NextTokenConfig(_BaseObjectiveConfig):
@@ -115,6 +122,23 @@ def infer_objective(
     if head == "mlm":
         return MaskedLmConfig()
     return ClassificationConfig() if head == "classification" else NextTokenConfig()
+
+
+def find_scope_violations(objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig) -> Iterator[Violation]:
+    """Yield a violation where documents of one window are to be kept apart, and nothing does.
+
+    Args:
+        objective: the `objective:` section.
+        model: the `model:` section.
+        batch: the `batch:` section.
+    """
+    mixes = {
+        f"model.attention.kind={model.attention.kind}": model.attention.mixes_documents and objective.uses_windows,
+        f"objective.kind={objective.kind}": isinstance(objective, SpanCorruptionConfig),
+    }
+    if batch.attention_scope == "document" and (found := [choice for choice, is_mixed in mixes.items() if is_mixed]):
+        text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
+        yield Violation("batch.attention_scope", text)
 
 
 class LossConfig(Section):

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from llmsys.config.engine import EngineConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
+from llmsys.config.pipeline import OneForwardOneBackwardConfig, PipelineScheduleConfig, find_stage_violations
 from llmsys.config.section import Section, Violation, format_choices, list_divisors
 from llmsys.errors import LayoutError
 
@@ -129,8 +131,9 @@ def _iter_sharded_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
 
 
 class ParallelLayout(Section):
-    """Axes of the device mesh: replicate × shard × context × tensor = world size; `expert` divides the last three.
+    """Axes of the device mesh: pipeline × replicate × shard × context × tensor = world size; expert: of the last 3.
 
+    - Ranks that differ in `pipeline` alone run other layers on the same sequences.
     - Ranks that differ in `replicate` or `shard` train on different sequences.
     - Ranks of a context group share sequences. Ranks of a tensor group share sequences and matrices.
     - Dense parameters are sharded over shard · context ranks, and within a layer over `tensor`.
@@ -160,14 +163,33 @@ class ParallelLayout(Section):
         "parallelism).",
     )
 
+    pipeline: int = Field(1, ge=1, description="Ranks that share the layers of a replica (pp): groups of stages.")
+    pipeline_schedule: PipelineScheduleConfig = Field(
+        OneForwardOneBackwardConfig(), description="Order of forward and backward passes in a pipeline."
+    )
+    layers_per_stage: tuple[int, ...] | None = Field(
+        None, description="Layers of each stage, first to last. null: cut so that the costliest stage costs least."
+    )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The size of each axis by name; of the pipeline only where there is one."""
+        names = ("replicate", "shard", "expert", "context", "tensor", *(("pipeline",) if self.pipeline > 1 else ()))
+        return {name: getattr(self, name) for name in names}
+
     @property
     def world_size(self) -> int:
         """Number of ranks. Requires a resolved layout."""
+        return self.pipeline * self.ranks_per_stage
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Ranks with the same layers: all, without a pipeline. Requires a resolved layout."""
         return self.replicate * self.ranks_per_replica
 
     @property
     def ranks_per_replica(self) -> int:
-        """Ranks of one model replica. Requires a resolved layout."""
+        """Ranks of one model replica; in a pipeline, of one index on it. Requires a resolved layout."""
         return self.shard * self.context * self.tensor
 
     @property
@@ -182,8 +204,12 @@ class ParallelLayout(Section):
 
     def get_data_rank(self, rank: int) -> int:
         """Return the index of the data-parallel group of a global rank."""
-        # Tensor is the innermost axis, then context.
-        return rank // self.sequence_parallel_size
+        # Tensor is the innermost axis, then context; the pipeline is the outermost one.
+        return rank % self.ranks_per_stage // self.sequence_parallel_size
+
+    def has_own_rows(self, rank: int) -> bool:
+        """Return whether a global rank counts for all that hold the same sequences, in sums over ranks."""
+        return rank < self.ranks_per_stage and rank % self.sequence_parallel_size == 0
 
     def resolve(self, world_size: int, model: ModelConfig) -> "ParallelLayout":
         """Return the layout with `shard` resolved for `world_size` ranks.
@@ -198,18 +224,24 @@ class ParallelLayout(Section):
             raise LayoutError(problem)
         for broken in find_model_sharding_violations(self.tensor, self.context, model):
             raise LayoutError(broken.message)
+        for broken in self.find_stage_violations(model):
+            raise LayoutError(broken.message)
         if fitted.ranks_per_replica % self.expert:
             legal = [n for n in list_divisors(fitted.ranks_per_replica) if model.moe and model.moe.num_experts % n == 0]
             raise LayoutError(
                 f"expert={self.expert} does not divide {fitted._replica_text}, the ranks of one replica of the "
                 f"model. Use expert={format_choices(legal)}, or a number of ranks that is a multiple of "
-                f"{self.replicate * self.expert}."
+                f"{self.pipeline * self.replicate * self.expert}."
             )
         return fitted
 
+    def find_stage_violations(self, model: ModelConfig) -> Iterator[Violation]:
+        """Yield the violations of the pipeline axis that follow from the model alone."""
+        return find_stage_violations(self.pipeline, self.pipeline_schedule, self.layers_per_stage, model)
+
     @property
     def _non_shard_ranks(self) -> int:
-        return self.replicate * self.context * self.tensor
+        return self.pipeline * self.replicate * self.context * self.tensor
 
     @property
     def _replica_text(self) -> str:
@@ -222,7 +254,7 @@ class ParallelLayout(Section):
         elif self.shard != -1 and self.shard < 1:
             yield (f"layout.shard={self.shard} is not a number of ranks. Use 1 or more, or -1 for all remaining ranks.")
         elif world_size % self._non_shard_ranks:
-            names = [name for name in ("replicate", "context", "tensor") if getattr(self, name) > 1]
+            names = [name for name in ("pipeline", "replicate", "context", "tensor") if getattr(self, name) > 1]
             wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)
             parts = "copies" if names == ["replicate"] else "parts"
             remedy = (
@@ -235,7 +267,7 @@ class ParallelLayout(Section):
                 f"{remedy} a multiple of {self._non_shard_ranks} processes."
             )
         elif self.shard not in (-1, world_size // self._non_shard_ranks):
-            sizes = {"replicate": self.replicate, "shard": self.shard, "context": self.context, "tensor": self.tensor}
+            sizes = {name: getattr(self, name) for name in ("pipeline", "replicate", "shard", "context", "tensor")}
             product = " × ".join(
                 f"{name}={size}" for name, size in sizes.items() if name in ("replicate", "shard") or size > 1
             )
@@ -244,25 +276,3 @@ class ParallelLayout(Section):
                 f"Use shard={world_size // self._non_shard_ranks}, or shard=-1, or start "
                 f"{self._non_shard_ranks * self.shard} processes."
             )
-
-
-def find_expert_violations(expert: int, model: ModelConfig) -> Iterator[str]:
-    """Yield messages if the experts of a model cannot be distributed over `expert` ranks.
-
-    Args:
-        expert: size of the expert axis.
-        model: the architecture.
-
-    Returns:
-        An iterator over messages, for `layout.expert`.
-    """
-    if model.moe is None:
-        if expert > 1:
-            yield f"A dense model has no experts to split over expert={expert}. Use expert=1, or add model.moe."
-    elif model.moe.num_experts % expert:
-        experts = model.moe.num_experts
-        yield (
-            f"{experts} experts cannot be split over expert={expert}. Use "
-            f"expert={format_choices(list_divisors(experts))}, "
-            f"or set model.moe.num_experts to a multiple of {expert}."
-        )

@@ -14,13 +14,13 @@ from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.data import CrawlConfig, DataConfig
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, SpanCorruptionConfig, infer_objective
+from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
-    find_expert_violations,
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
@@ -29,9 +29,11 @@ from llmsys.config.run_constraints import (
     find_generation_violations,
     find_moments_violations,
     find_noise_scale_violations,
+    find_pipeline_violations,
     find_retention_violations,
     find_task_violations,
     find_torch_violations,
+    require_pipeline_micro_batches,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -95,8 +97,8 @@ class RunConfig(Section):
     def sequence_lengths(self) -> tuple[int, int]:
         """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
         length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
-        if isinstance(self.objective, SpanCorruptionConfig):  # a source is shorter than its window
-            return self.objective.count_lengths(length)
+        if (spans := self.objective.count_lengths(length)) is not None:
+            return spans
         return length, target if target is not None and self.model.family == "encoder_decoder" else length
 
     def _find_violations(self) -> Iterator[Violation]:
@@ -125,6 +127,7 @@ class RunConfig(Section):
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        yield from find_pipeline_violations(self.engine, self.layout, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
@@ -155,6 +158,7 @@ class RunConfig(Section):
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
+            *layout.find_stage_violations(self.model),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -173,12 +177,8 @@ class RunConfig(Section):
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         windows = self.objective.uses_windows
-        mixes = {f"model.attention.kind={self.model.attention.kind}": self.model.attention.mixes_documents}
-        mixes["objective.kind=span_corruption"] = kind == "span_corruption"
-        found = [choice for choice, mixed in mixes.items() if mixed and windows]
-        if found and self.batch.attention_scope == "document" and self.model_fields_set & {"batch", "data"}:
-            text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
-            yield Violation("batch.attention_scope", text)
+        if self.model_fields_set & {"batch", "data"}:
+            yield from find_scope_violations(self.objective, self.model, self.batch)
         problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
         yield from (Violation(f"batch.{key}", message) for key, message in problems)
 
@@ -283,9 +283,11 @@ class RunConfig(Section):
         """Return the layout with every axis resolved for `ranks` ranks.
 
         Raises:
-            LayoutError: the axes do not divide the ranks or the model.
+            LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
         """
-        return resolve_layout(self.layout, self.engine, self.model, ranks)
+        layout = resolve_layout(self.layout, self.engine, self.model, ranks)
+        require_pipeline_micro_batches(layout, self.batch)
+        return layout
 
     @property
     def evaluation_sequences(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.data.packed_windows import PackedDocuments, WindowBatch
+from llmsys.data.packed_windows import SourceWindows, WindowBatch
 from llmsys.errors import ConfigError
 from llmsys.manifest import combine_fingerprints
 
@@ -105,7 +105,7 @@ def _rank_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
 class MixtureWindows:
     """Windows of several datasets in the order of a `MixtureOrder`; each source has its own epochs."""
 
-    def __init__(self, sources: Sequence[PackedDocuments], names: Sequence[str], stages: Stages) -> None:
+    def __init__(self, sources: Sequence[SourceWindows], names: Sequence[str], stages: Stages) -> None:
         self.sources, self.names, self.order = list(sources), list(names), MixtureOrder(stages)
         self.length = sources[0].length
         prints = [source.fingerprint for source in sources]

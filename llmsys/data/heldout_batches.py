@@ -30,7 +30,8 @@ class HeldoutWindows:
         separate_documents: bool = False,
         max_tokens: int = 0,
     ) -> None:
-        ends = np.cumsum(shards.lengths)
+        lengths, text_bytes = shards.read_leading_sizes(max_tokens)
+        ends = np.cumsum(lengths)
         count = len(ends)
         if max_tokens and ends[-1] > max_tokens:
             count = max(1, int(np.searchsorted(ends, max_tokens, side="right")))
@@ -41,7 +42,7 @@ class HeldoutWindows:
         parts = [np.array([opening_token])] + [shards.get_tokens(document) for document in self.documents]
         self.stream = np.concatenate(parts).astype(np.int64)
         self.tokens = len(self.stream) - 1
-        self.text_bytes = int(shards.text_bytes[:count].sum())
+        self.text_bytes = int(text_bytes[:count].sum())
         self.windows = -(-self.tokens // length)
 
     @property

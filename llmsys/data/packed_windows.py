@@ -1,5 +1,7 @@
 """Windows: training sequences of one length, cut from the shuffled and concatenated documents of an epoch.
 
+Order 1 of a manifest, for runs over datasets of earlier versions: it holds the lengths and the order of all documents.
+
 Reads token shards. A window has `length + 1` tokens: inputs and, shifted by one, targets.
 
 Invariants:
@@ -73,6 +75,27 @@ class WindowDataset(Protocol):
         ...
 
 
+class SourceWindows(WindowDataset, Protocol):
+    """The sequences of one dataset, over all its epochs."""
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """Number of windows before the next epoch begins."""
+        ...
+
+    def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
+        """List the sequences among the first `count` of a run that have tokens of a document, in order."""
+        ...
+
+
+def build_size_error(tokens: int, length: int) -> DataError:
+    """Return the error for data that do not fill one window."""
+    return DataError(
+        f"{tokens} training tokens do not fill one sequence of {length}. "
+        f"Use a smaller batch.sequence_length or prepare more data."
+    )
+
+
 class DocumentSpans(NamedTuple):
     """Spans of windows within one document each, in order.
 
@@ -126,10 +149,7 @@ class PackedDocuments:
         self.tokens = int(shards.lengths.sum())
         self.windows_per_epoch = (self.tokens - 1) // length  # the last window needs one target more
         if self.windows_per_epoch < 1:
-            raise DataError(
-                f"{self.tokens} training tokens do not fill one sequence of {length}. "
-                f"Use a smaller batch.sequence_length or prepare more data."
-            )
+            raise build_size_error(self.tokens, length)
         self.tokens_left_over_per_epoch = self.tokens - 1 - self.windows_per_epoch * length
         # Two epochs: a step at the border reads from both.
         self._epoch = lru_cache(maxsize=2)(self._order_epoch)

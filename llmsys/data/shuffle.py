@@ -3,9 +3,12 @@
 Invariants:
 - The same (fingerprint, seed, epoch, name) gives the same permutation on every machine and with any version of numpy.
   numpy's generators are not used: their streams may change between versions.
+- A `KeyedPermutation` of any size takes constant memory, and has an inverse.
 """
 
 import hashlib
+import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,3 +50,63 @@ def build_permutation(size: int, key: int) -> NDArray[np.int64]:
     with np.errstate(over="ignore"):
         hashes = hash_splitmix64(indices * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))
     return np.argsort(hashes, kind="stable").astype(np.int64)
+
+
+MAX_STORED = 1 << 16
+"""Permutations up to this size are stored (512 KiB): a Feistel network of few values is not quite uniform."""
+_ROUNDS = 6
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of splitmix64
+
+
+class KeyedPermutation:
+    """A permutation of the integers below `size`, computed on demand in memory that does not grow with `size`.
+
+    A generalised Feistel network on pairs below (a, b) with a · b just above `size`; values outside are mapped again
+    until one is inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+
+    def __init__(self, size: int, key: int) -> None:
+        """Choose the permutation; `key` is from `derive_order_key`."""
+        self.size = size
+        self._stored = build_permutation(size, key) if size <= MAX_STORED else None
+        root = math.isqrt(max(size, 1) - 1) + 1
+        self._sides = np.uint64(root), np.uint64(-(-size // root))
+        counters = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+        self._keys = hash_splitmix64(counters)
+
+    def get_values(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the value at each place, int64 of the same shape."""
+        return self._walk(places, self._map_forward) if self._stored is None else self._stored[places]
+
+    def find_places(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the place of each value, int64 of the same shape: the inverse of `get_values`."""
+        return self._walk(values, self._map_backward) if self._stored is None else np.argsort(self._stored)[values]
+
+    def _walk(
+        self, numbers: NDArray[np.int64], step: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+    ) -> NDArray[np.int64]:
+        mapped = step(numbers.astype(np.uint64))
+        while (outside := mapped >= np.uint64(self.size)).any():
+            mapped[outside] = step(mapped[outside])
+        return mapped.astype(np.int64)
+
+    def _map_forward(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        sides, halves = self._sides, list(np.divmod(numbers, self._sides[1]))
+        for number, key in enumerate(self._keys):
+            side, other = number & 1, 1 - (number & 1)
+            halves[side] = (halves[side] + self._hash_half(halves[other], key) % sides[side]) % sides[side]
+        mapped: NDArray[np.uint64] = halves[0] * sides[1] + halves[1]
+        return mapped
+
+    def _map_backward(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        sides, halves = self._sides, list(np.divmod(numbers, self._sides[1]))
+        for number, key in reversed(list(enumerate(self._keys))):
+            side, other = number & 1, 1 - (number & 1)
+            added = self._hash_half(halves[other], key) % sides[side]
+            halves[side] = (halves[side] + sides[side] - added) % sides[side]
+        mapped: NDArray[np.uint64] = halves[0] * sides[1] + halves[1]
+        return mapped
+
+    @staticmethod
+    def _hash_half(half: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+        return hash_splitmix64(half * np.uint64(_GOLDEN) + key)

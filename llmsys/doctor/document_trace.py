@@ -18,9 +18,10 @@ from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, WindowStepBatches
+from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
 from llmsys.events import read_latest_events
-from llmsys.token_shards import SideColumn, TokenShards
+from llmsys.token_split import SideColumn, TokenShards
 from llmsys.train.build_objective import build_step_batches
 from llmsys.train.checkpoint_load import list_complete_checkpoints
 from llmsys.train.checkpoint_record import read_record
@@ -136,7 +137,7 @@ def _list_sequence_numbers(windows: object, place: DocumentLocation, count: int)
         seen = int(windows.order.count_by_source(count)[place.source])
         local = windows.sources[place.source].list_windows_with_document(place.document, seen)
         return windows.order.get_global_numbers(place.source, local)
-    assert isinstance(windows, PackedDocuments)
+    assert isinstance(windows, PackedDocuments | StreamWindows)
     return windows.list_windows_with_document(place.document, count)
 
 

@@ -27,7 +27,7 @@ from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.engine.engine import Engine
 from llmsys.estimate.state_memory import resolve_planned_layout
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.parallel.process_group import get_local_device, get_rank
+from llmsys.parallel.process_group import all_gather_object, get_local_device, get_rank
 from llmsys.train.build_engine import build_engine
 from llmsys.train.expert_load import update_expert_balance
 
@@ -165,11 +165,11 @@ def _load_expert_bias(engine: Engine, case: ParityCase) -> None:
 
 def _gather_tensors(engine: Engine, prefix: str) -> Tensors:
     tensors = engine.get_state().tensors
-    return {
-        name.removeprefix(prefix): gather_full_tensor(tensor)
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    names = [name for name in tensors if name.startswith(prefix)]
+    own = {name.removeprefix(prefix): gather_full_tensor(tensors[name]) for name in names}
+    # Other ranks of a pipeline have other tensors.
+    parts = all_gather_object(own) if engine.module.shapes_elsewhere else [own]
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero-3": {"kind": "deepspeed", "zero_stage": 3},
     "accelerate": {"kind": "accelerate"},
 }
-LAYOUTS: tuple[dict[str, int], ...] = (
+INTERLEAVED = {"kind": "interleaved", "stages_per_rank": 2}
+LAYOUTS: tuple[dict[str, Any], ...] = (
     {},
     {"replicate": 2},
     {"expert": 2},
@@ -37,6 +38,14 @@ LAYOUTS: tuple[dict[str, int], ...] = (
     {"context": 2},
     {"tensor": 2, "context": 2},
     {"tensor": 2, "expert": 2},
+    {"pipeline": 2},
+    {"pipeline": 2, "pipeline_schedule": {"kind": "gpipe"}},
+    {"pipeline": 2, "pipeline_schedule": INTERLEAVED},
+    {"pipeline": 2, "pipeline_schedule": INTERLEAVED, "expert": 2},
+    {"pipeline": 2, "replicate": 2},
+    {"pipeline": 2, "tensor": 2},
+    {"pipeline": 2, "context": 2},
+    {"pipeline": 4},
 )
 RECOMPUTE = ("none", "selective", "full")
 
@@ -47,7 +56,7 @@ class ParityCase:
 
     ranks: int
     engine: str
-    layout: tuple[tuple[str, int], ...]
+    layout: tuple[tuple[str, Any], ...]
     precision: str
     recompute: str
     parity_model: ParityModel
@@ -56,7 +65,8 @@ class ParityCase:
     @property
     def placement(self) -> str:
         """Ranks, engine and layout."""
-        return " ".join([f"{self.ranks}", self.engine, *(f"{axis}={size}" for axis, size in self.layout)])
+        values = (f"{axis}={size}" if isinstance(size, int) else str(size["kind"]) for axis, size in self.layout)
+        return " ".join([f"{self.ranks}", self.engine, *values])
 
     @property
     def title(self) -> str:
@@ -136,7 +146,7 @@ def iter_parity_cases(
 
 
 def _find_layout_key(
-    ranks: int, engine: str, layout: dict[str, int], parity_models: tuple[ParityModel, ...]
+    ranks: int, engine: str, layout: dict[str, Any], parity_models: tuple[ParityModel, ...]
 ) -> tuple[str, str] | None:
     """Return engine and resolved layout, or None if illegal: replicas of one shard are what DDP always has."""
     cases = [_find_legal_case(ranks, engine, layout, "fp32", "none", parity_model) for parity_model in parity_models]
@@ -145,7 +155,7 @@ def _find_layout_key(
 
 
 def _find_legal_case(
-    ranks: int, engine: str, layout: dict[str, int], precision: str, recompute: str, parity_model: ParityModel
+    ranks: int, engine: str, layout: dict[str, Any], precision: str, recompute: str, parity_model: ParityModel
 ) -> ParityCase | None:
     """Return the case with the first legal micro-batch size, preferably 2, or None."""
     for micro in (2, 1, 4):

@@ -135,7 +135,18 @@ MASKED = ParityModel(
         moe=_build_moe_config(2, score="softmax", balance=_SEQUENCE_LOSS, routing=_CAPACITY, z_loss_weight=0.1),
     ),
 )
-PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED)
+DEEP = ParityModel(
+    "four layers, first dense, tied, latent attention, multi-token prediction, bias and loss",
+    _build_model_config(
+        num_hidden_layers=4,
+        tie_word_embeddings=True,
+        attention=_LATENT,
+        num_key_value_heads=4,
+        multi_token_prediction={"depth": 1, "weight": 0.3},
+        moe=_build_moe_config(2, balance=_BIAS_AND_LOSS, first_dense_layers=1, z_loss_weight=0.1),
+    ),
+)
+PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED, DEEP)
 
 
 def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE) -> Batch:

@@ -179,7 +179,7 @@ class Trajectory:
     buffers: Tensors
 
 
-def compute_reference_trajectory(parity_model: ParityModel) -> Trajectory:
+def compute_reference_trajectory(parity_model: ParityModel, steps: int = STEPS) -> Trajectory:
     """Return the trajectory of a parity model in the reference run."""
     model = Transformer(parity_model.model)
     initialize_parameters(model, SEED)
@@ -189,7 +189,7 @@ def compute_reference_trajectory(parity_model: ParityModel) -> Trajectory:
     optimizer = _build_adamw(named)
     losses, norms = [], []
     gradients: Tensors = {}
-    for step in range(STEPS):
+    for step in range(steps):
         loss = _add_gradients(model, list_rows(parity_model, step))
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)))
         optimizer.step()

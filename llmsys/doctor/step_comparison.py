@@ -31,7 +31,7 @@ def build_speed_row(measured: StepMeasurement, ranks: int, profile: DeviceProfil
     name, config = MODELS[measured.model].name, load_step_config(measured.model, measured.overrides)
     speed = config.batch.tokens_per_step / measured.seconds
     size = f"{count_parameters(config.model).total / 1e6:,.3g} M parameters, {config.train.resolved_precision}"
-    text = f"{size}: {1e3 * measured.seconds:.3g} ms a step, {speed:,.0f} tokens/s"
+    text = f"{size}: {1e3 * measured.seconds:,.1f} ms a step, {speed:,.0f} tokens/s"
     if profile is None:
         hint = "llmsys calibrate --output mine.yaml, then --device mine.yaml"
         return build_row("speed", name, True, f"{text}; no device profile to compare with: {hint}")
@@ -42,9 +42,8 @@ def build_speed_row(measured: StepMeasurement, ranks: int, profile: DeviceProfil
     interval = estimated.seconds
     mfu = build_flops_convention(config, profile, ranks).compute_utilisation(speed)
     shown = "unknown" if mfu is None else f"{mfu:.1%}"
-    expected = (
-        f"{1e3 * interval.p50:.3g} ({1e3 * interval.p10:.3g} to {1e3 * interval.p90:.3g}) ms, {estimated.mfu:.1%}"
-    )
+    low, middle, high = (f"{1e3 * one:,.1f}" for one in (interval.p10, interval.p50, interval.p90))
+    expected = f"{middle} ({low} to {high}) ms, {estimated.mfu:.1%}"
     is_good = measured.seconds <= SLOW_FACTOR * interval.p90
     limit = "" if is_good else f"; more than {SLOW_FACTOR:g} times the P90"
     return build_row(

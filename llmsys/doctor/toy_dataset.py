@@ -3,7 +3,7 @@
 import io
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import sentencepiece
@@ -50,8 +50,13 @@ def build_toy_config(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.model_validate(merged)
 
 
-def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = ()) -> None:
-    """Write tokenizer, token shards and manifest as `llmsys prepare` does; no text produces the pieces `symbols`."""
+def write_toy_dataset(
+    folder: Path, documents: int = 120, heldout: int = 6, symbols: tuple[str, ...] = (), order: Literal[1, 2] = 2
+) -> None:
+    """Write tokenizer, token shards and manifest as `llmsys prepare` does; no text produces the pieces `symbols`.
+
+    With `order` 1 the files are those of earlier versions: without page tables and index.
+    """
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokens").mkdir()
     model = io.BytesIO()
@@ -72,10 +77,10 @@ def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symb
     (folder / "tokenizer" / "tokenizer.model").write_bytes(model.getvalue())
     tokenizer = load_tokenizer(folder / "tokenizer" / "tokenizer.model")
     splits = {
-        "train": _write_split(folder, "train", _generate_texts(documents, seed=2), tokenizer),
-        "heldout": _write_split(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer),
+        "train": _write_split(folder, "train", _generate_texts(documents, seed=2), tokenizer, order),
+        "heldout": _write_split(folder, "heldout", _generate_texts(heldout, seed=3), tokenizer, order),
     }
-    digests = [file.digest for split in splits.values() for file in split.files]
+    digests = [file.digest for file in token_shards.iter_token_files(folder, splits.values())]
     manifest = Manifest(
         name="toy",
         fingerprint=token_shards.compute_dataset_fingerprint(tokenizer.fingerprint, digests),
@@ -91,6 +96,7 @@ def write_toy_dataset(folder: Path, documents: int = 120, heldout: int = 6, symb
         languages={},
         lengths=Histogram(edges=(0, 1), counts=(0,)),
         read=ReadSummary(files=0, records=0, html_bytes=0),
+        order=order,
     )
     token_shards.write_manifest(folder, manifest)
 
@@ -106,7 +112,9 @@ def _generate_texts(count: int, seed: int) -> list[str]:
     return [" ".join(choose.choices(WORDS.split(), k=choose.randrange(10, 60))) + "." for _ in range(count)]
 
 
-def _write_split(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> token_shards.Split:
+def _write_split(
+    folder: Path, split: str, documents: list[str], tokenizer: Tokenizer, order: int
+) -> token_shards.Split:
     path = folder / "tokens" / f"{split}-00000.arrow"
     schema = token_shards.build_token_schema("uint16")
     urls = [build_toy_url(split, number) for number in range(len(documents))]
@@ -120,5 +128,11 @@ def _write_split(folder: Path, split: str, documents: list[str], tokenizer: Toke
             "text_bytes": [len(text.encode()) for text in documents],
         }
         writer.write(pa.record_batch(columns, schema=schema))
-    file = token_shards.describe_token_file(path)
-    return token_shards.Split(documents=file.rows, tokens=file.tokens, bytes=file.text_bytes, files=(file,))
+    file = token_shards.describe_token_file(path) if order == 1 else token_shards.write_page_table(path)
+    sums = {"documents": file.rows, "tokens": file.tokens, "bytes": file.text_bytes}
+    if order == 1:
+        return token_shards.Split(**sums, files=(file,))
+    index = folder / "tokens" / f"{split}.index"
+    token_shards.write_token_index(index, [file])
+    digest = token_shards.compute_file_digest(index)
+    return token_shards.Split(**sums, index=token_shards.TokenIndex(name=index.name, files=1, digest=digest))

@@ -38,6 +38,8 @@ NAMES = {
     "broadcast_": "broadcast",
     "broadcast": "broadcast",
     "barrier": "barrier",
+    "send": "send",
+    "recv_": "receive",
 }
 
 
@@ -75,7 +77,17 @@ class CollectiveLog:
         everyone = dist.group.WORLD
         assert everyone is not None
         self.axes[everyone.group_name] = ("world", dist.get_world_size())
-        for field_name in ("tensor", "context", "sequence", "expert", "expert_fsdp", "dense", "replica", "world"):
+        for field_name in (
+            "tensor",
+            "context",
+            "sequence",
+            "expert",
+            "expert_fsdp",
+            "dense",
+            "replica",
+            "pipeline",
+            "world",
+        ):
             mesh = getattr(meshes, field_name, None)
             if mesh is None:
                 continue

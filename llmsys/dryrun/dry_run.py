@@ -78,6 +78,9 @@ def iter_dry_runs(request: DryRunRequest, *, all_kinds: bool) -> Iterator[dict[s
     kinds = first["parameters"]["kinds"]
     own = first["parameters"]["own_kind"]
     others = [kind["first_rank"] for number, kind in enumerate(kinds) if number != own]
+    layout = read_config(request.config, list(request.overrides)).run.resolve_layout(request.world_size)
+    stage = request.rank // layout.ranks_per_stage
+    others += [number * layout.ranks_per_stage for number in range(layout.pipeline) if number != stage]
     for rank in dict.fromkeys([*others, request.world_size - 1]):
         if rank != request.rank:
             yield run_dry_run(replace(request, rank=rank))

@@ -66,6 +66,7 @@ ITEM_GROUPS = {
         "activations saved by two blocks",
         "attention mask",
         "stage output",
+        "messages between stages",
     ),
     "loss": (
         "last hidden states",
@@ -118,7 +119,7 @@ PHASES = {
 
 
 def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Compare the result of one rank with the estimate of the fullest rank.
+    """Compare the result of one rank with the estimate of the fullest rank, in a pipeline of those with its stages.
 
     Args:
         result: plain values of `rank_result.py`.
@@ -135,7 +136,8 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
     layout = config.resolve_layout(result["world_size"])
     device = load_device_profile(result["request"]["device"])
     system = MemoryProfile(measured="allocated", capability=device.compute_capability)
-    timeline = estimate_peak_memory(config, layout, system=system)
+    pipeline_rank = result["rank"] // layout.ranks_per_stage
+    timeline = estimate_peak_memory(config, layout, system=system, pipeline_rank=pipeline_rank)
     instants = {instant.name: instant for instant in timeline.instants}
     measured = {phase["name"]: phase for phase in result["memory"]["phases"]}
     phases = []

@@ -4,10 +4,12 @@ Reads nothing. Replaces functions of torch in this process: mesh arithmetic is c
 RMSNorm take the kernels that CUDA takes, and compiled blocks run eagerly while their input signatures are counted.
 """
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -134,6 +138,24 @@ def reduce_buckets_at_once() -> None:
     dist.Logger.set_runtime_stats_and_log = lambda logger: None  # type: ignore[assignment,method-assign]
 
 
+def set_pipeline_shapes() -> None:
+    """Spare the stages of a pipeline the messages in which they agree that their shapes are given."""
+
+    def skip_vote(self: Any, stages: list[Any], *arguments: Any, **named: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    initialize = _PipelineSchedule._initialize_pp_stages
+
+    def initialize_without_generators(*arguments: Any, **named: Any) -> Any:
+        # torch would save the state of the device's random number generator.
+        with patch.object(torch.random, "fork_rng", lambda **_: contextlib.nullcontext()):
+            return initialize(*arguments, **named)
+
+    _PipelineSchedule._warmup_p2p = skip_vote  # type: ignore[method-assign]
+    _PipelineSchedule._initialize_pp_stages = initialize_without_generators  # type: ignore[method-assign]
+
+
 def pause_for_sharding_rules(recorder: DryRunRecorder) -> None:
     """Do not record the full-size tensors that DTensor makes to find the shape of a result."""
     for name in ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached"):
@@ -156,6 +178,7 @@ def choose_cuda_kernels() -> None:
     """Let composite operations dispatch as they do where torch was built with CUDA."""
     vars(F)["scaled_dot_product_attention"] = _compute_cuda_attention
     vars(F)["rms_norm"] = _compute_cuda_rms_norm
+    vars(F)["silu"] = _compute_cuda_silu
 
 
 def _compute_cuda_attention(
@@ -207,6 +230,24 @@ def _compute_cuda_rms_norm(
     x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     result: Tensor = _FusedRmsNorm.apply(x, weight)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _FusedSilu(torch.autograd.Function):
+    """SiLU in one kernel each way; without CUDA torch composes the backward of seven operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.empty_like(ctx.saved_tensors[0])
+
+
+def _compute_cuda_silu(x: Tensor, inplace: bool = False) -> Tensor:
+    result: Tensor = _FusedSilu.apply(x)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -115,6 +115,8 @@ def _is_integer_factory(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> 
     """Return whether a factory makes integers, booleans or a few floats; weights are not worth their memory."""
     if str(func).startswith("aten.arange"):
         return all(isinstance(one, int) and abs(one) <= MAX_INTEGERS for one in args)
+    if str(func).startswith("aten.scalar_tensor"):
+        return True  # torch makes one of the number in `torch.where(mask, x, 0)`
     size = args[0] if args and isinstance(args[0], list | tuple) else None
     if size is None or not all(isinstance(one, int) for one in size):
         return False

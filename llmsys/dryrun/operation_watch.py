@@ -115,6 +115,11 @@ class OperationWatch(TorchDispatchMode):
         self._forward_start = self.recorder.memory.num_events
         self.recorder.enter_phase(f"{name}: forward", FORWARD, repeated)
 
+    def end_forward(self) -> None:
+        """End a forward pass that others follow before its backward: what is left of it is saved."""
+        if self.recorder.phase.category in (FORWARD, LOSS):
+            self.recorder.memory.set_live_category(self._forward_start, FORWARD, SAVED)
+
     def enter_loss(self) -> None:
         """Enter the loss of the micro-batch whose forward runs."""
         phase = self.recorder.phase

@@ -4,7 +4,7 @@ Invariants:
 - The counts of the rank that runs are those of its real shards; a difference is an error.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,8 +72,10 @@ def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int
         rank: the rank of the model's shards.
 
     Returns:
-        The counts, and the kinds of ranks.
+        The counts, and the kinds of ranks. In a pipeline those of the ranks with the same stages.
     """
+    offset = rank - rank % layout.ranks_per_stage
+    layout, rank = layout.model_copy(update={"pipeline": 1}), rank - offset
     coordinates = compute_coordinates(layout)
     counts = np.zeros(layout.world_size, dtype=np.int64)
     # A running hash of the shard sizes tells ranks with different shards apart; equal totals may hide them.
@@ -96,11 +98,12 @@ def compute_parameter_counts(model: nn.Module, layout: ParallelLayout, rank: int
         counts += sizes
         keys = keys * np.uint64(1_000_003) + sizes.astype(np.uint64)
     kinds, own_kind = _group_kinds(keys, counts, rank)
+    kinds = tuple(replace(kind, first_rank=kind.first_rank + offset) for kind in kinds)
     return ParameterCounts(
         total=total,
         own=own,
         largest=int(counts.max()),
-        largest_rank=int(counts.argmax()),
+        largest_rank=int(counts.argmax()) + offset,
         smallest=int(counts.min()),
         mean=float(counts.mean()),
         kinds=kinds,

@@ -47,7 +47,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "rank": request.rank,
         "world_size": request.world_size,
         "request": request.to_dict(),
-        "layout": session.layout.model_dump(),
+        "layout": session.layout.axes,
         "device": session.profile.name,
         "precision": config.train.resolved_precision,
         "micro_sequences": compute_micro_batch(config, session.layout)[0],

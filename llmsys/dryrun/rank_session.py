@@ -29,6 +29,7 @@ from llmsys.dryrun.fake_cluster import (
     pause_for_sharding_rules,
     reduce_buckets_at_once,
     replace_chunks,
+    set_pipeline_shapes,
     track_resizes,
 )
 from llmsys.dryrun.forced_routing import build_forced_routing, replace_routing
@@ -49,7 +50,7 @@ from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.train import build_engine as build_engine_module
 from llmsys.train.checkpoint_saver import HostStateCopy
-from llmsys.train.evaluator import sum_over_rows
+from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import find_bf16_support, select_precision
 
@@ -129,6 +130,7 @@ class RankSession:
         reduce_buckets_at_once()
         pause_for_sharding_rules(recorder)
         choose_cuda_kernels()
+        set_pipeline_shapes()
         track_resizes(recorder.memory)
         replace_tolist(recorder.waits)
         self.signatures.install()
@@ -167,12 +169,21 @@ class RankSession:
     def _build_engine(self, meshes: DeviceMeshes) -> Engine:
         began = time.process_time()
         self.recorder.enter_phase("build", PARAMETERS)
-        engine = build_engine_module.build_engine(self.config, meshes, DEVICE)
+        engine = build_engine_module.build_engine(self.config, meshes, DEVICE, initialize=False)
         buffers = [buffer for buffer in engine.module.buffers() if buffer.device.type == "cuda"]
         self.recorder.memory.set_category(map(get_local, buffers), BUFFERS, "buffers")
         track_modules(engine.module, self.recorder.modules)
+        if (pipeline := getattr(engine, "pipeline", None)) is not None:
+            pipeline.report_passes(self._begin_pass)
         self._record_seconds("build", began)
         return engine
+
+    def _begin_pass(self, text: str) -> None:
+        """Follow the passes of a pipeline: one name for those of a stage in each direction."""
+        if text.startswith("forward"):
+            self.watch.begin_forward(f"step {self.step}, {text}", "once")
+        elif not text:
+            self.watch.end_forward()
 
     def _run_steps(self, engine: Engine) -> None:
         for step in range(1, NUM_STEPS + 1):
@@ -195,8 +206,14 @@ class RankSession:
         update_expert_balance(engine.module, True)
 
     def _build_micro_batches(self, step: int) -> list[Batch]:
-        """Return the first and the last micro-batch of a step; those between repeat the first."""
+        """Return the first and the last micro-batch of a step; those between repeat the first.
+
+        In a pipeline all of them: several are under way at a time.
+        """
         sequences = compute_micro_batch(self.config, self.layout)[0]
+        if self.layout.pipeline > 1:
+            batch: Batch = build_synthetic_batch(self.config, sequences, self.request.documents)
+            return [batch] * self.num_micro_batches
         names = ["last"] if self.num_micro_batches == 1 else ["first", "last"]
 
         def build_batch(name: str) -> Batch:
@@ -214,9 +231,10 @@ class RankSession:
     def _run_evaluation(self, engine: Engine) -> None:
         began = time.process_time()
         self.recorder.enter_phase("evaluation", EVALUATION)
-        sequences, parts = self.config.evaluation_sequences, self.layout.sequence_parallel_size
-        rows = SyntheticRows(self.config, sequences * (self.request.world_size // parts), self.request.documents)
-        sum_over_rows(rows, engine.compute_logits, engine.device, parts, sequences)
+        sequences = self.config.evaluation_sequences
+        rows = SyntheticRows(self.config, sequences * self.layout.data_parallel_size, self.request.documents)
+        ranks = RowRanks(self.layout.sequence_parallel_size, self.layout.pipeline)
+        sum_over_rows(rows, engine.compute_logits, engine.device, ranks, sequences)
         self._record_seconds("evaluation", began)
 
     def _copy_state(self, engine: Engine) -> int:

@@ -35,7 +35,7 @@ from llmsys.engine.engine import (
 from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.errors import ConfigError, LaunchError
-from llmsys.model.initialization import compute_initial_value
+from llmsys.model.initialization import build_initializer
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.optim.lr_schedule import set_rates
@@ -68,6 +68,7 @@ class AccelerateEngine:
         compute_dtype: torch.dtype,
         seed: int,
         device: torch.device,
+        initialize: bool = True,
     ) -> None:
         self.device = device
         self.module = model
@@ -75,9 +76,7 @@ class AccelerateEngine:
         self._clip = optimizer.max_grad_norm
         self._scale = GradScaler() if compute_dtype == torch.float16 else None
         self._accelerator = build_accelerator(compute_dtype, device)
-        materialize_parameters(
-            model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
-        )
+        materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
         named = dict(model.named_parameters())
         # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters themselves.
         cast_parameters(model, compute_dtype)

@@ -32,7 +32,7 @@ from llmsys.engine.engine import (
     reduce_token_counts,
 )
 from llmsys.engine.micro_batch_loss import compute_loss_share
-from llmsys.model.initialization import compute_initial_value
+from llmsys.model.initialization import build_initializer
 from llmsys.model.transformer import Transformer
 from llmsys.optim.bitwise_adamw import BitwiseAdamW
 from llmsys.optim.build_optimizer import require_adamw
@@ -59,6 +59,7 @@ class BitwiseEngine:
         compute_dtype: torch.dtype,
         seed: int,
         device: torch.device,
+        initialize: bool = True,
     ) -> None:
         self.device = device
         self.module = model
@@ -68,9 +69,7 @@ class BitwiseEngine:
         self._first_copy = get_rank() < meshes.layout.ranks_per_replica
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
-        materialize_parameters(
-            model, device, lambda name, shape: compute_initial_value(model.config, name, shape, seed)
-        )
+        materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
         self._optimizer = BitwiseAdamW(dict(model.named_parameters()), require_adamw(optimizer))
 
     def train_step(

@@ -41,7 +41,7 @@ from llmsys.engine.engine import (
 )
 from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
-from llmsys.model.initialization import compute_initial_value
+from llmsys.model.initialization import Initializer, build_initializer
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build_optimizer import MOMENTS, require_adamw
 from llmsys.optim.lr_schedule import set_rates
@@ -66,6 +66,7 @@ class DeepSpeedEngine:
         compute_dtype: torch.dtype,
         seed: int,
         device: torch.device,
+        initialize: bool = True,
         offload: Literal["none", "optimizer"] = "none",
     ) -> None:
         self.device = device
@@ -76,24 +77,25 @@ class DeepSpeedEngine:
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         clip = optimizer.max_grad_norm
         offloads = offload == "optimizer"
+        initial = build_initializer(model.config, seed, draws=initialize)
         settings = build_deepspeed_config(
             model, zero_stage=zero_stage, offload=offloads, clip=clip, compute_dtype=compute_dtype
         )
         if zero_stage == 3:
-            materialize_partitioned_parameters(model, settings, device, compute_dtype, seed)
+            materialize_partitioned_parameters(model, settings, device, compute_dtype, initial)
         else:
-            materialize_full_parameters(model, meshes, device, seed)
+            materialize_full_parameters(model, meshes, device, initial)
         adamw = build_adamw(dict(model.named_parameters()), self._shapes, meshes, require_adamw(optimizer))
         self._engine = initialize_deepspeed(model, adamw, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
         self._state = build_deepspeed_state(self._engine, zero_stage, clip, meshes)
-        self._set_masters(seed)
+        self._set_masters(initial)
 
-    def _set_masters(self, seed: int) -> None:
+    def _set_masters(self, initial: Initializer) -> None:
         """Set float32 masters to the initial values of every engine, not to those rounded to the compute dtype."""
         for name, parameter in self.module.named_parameters():
-            value = compute_initial_value(self.module.config, name, self._shapes[name], seed)
+            value = initial(name, self._shapes[name], None)
             if self._is_split(name):
                 rank = self._meshes.expert.get_local_rank()  # type: ignore[union-attr]
                 value = value.chunk(self._meshes.expert.size())[rank]  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from torch import nn
 
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.errors import ConfigError
-from llmsys.model.initialization import compute_initial_value
+from llmsys.model.initialization import Initializer
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 from llmsys.optim.parameter_groups import build_parameter_groups
@@ -111,14 +111,16 @@ def initialize_deepspeed(model: Transformer, optimizer: torch.optim.Optimizer, s
     return engine
 
 
-def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device: torch.device, seed: int) -> None:
+def materialize_full_parameters(
+    model: Transformer, meshes: DeviceMeshes, device: torch.device, initial: Initializer
+) -> None:
     """Set the initial values on every rank; of split experts only this rank's, marked as DeepSpeed expects."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.to_empty(device=device)
     model.reset_buffers()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(compute_initial_value(model.config, name, shapes[name], seed))
+            parameter.copy_(initial(name, shapes[name], None))
     if meshes.expert is None:
         return
     size, rank = meshes.expert.size(), meshes.expert.get_local_rank()
@@ -133,7 +135,7 @@ def materialize_full_parameters(model: Transformer, meshes: DeviceMeshes, device
 
 
 def materialize_partitioned_parameters(
-    model: Transformer, settings: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int
+    model: Transformer, settings: dict[str, Any], device: torch.device, dtype: torch.dtype, initial: Initializer
 ) -> None:
     """Set the initial value of each parameter in `dtype` and shard it over all ranks before the next one."""
     partitioner = deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
@@ -143,7 +145,7 @@ def materialize_partitioned_parameters(
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and parameter.is_meta:
                 full_name = f"{module_name}.{name}".lstrip(".")
-                value = compute_initial_value(model.config, full_name, parameter.shape, seed).to(device, dtype)
+                value = initial(full_name, parameter.shape, None).to(device, dtype)
                 module.register_parameter(name, nn.Parameter(value))
                 partitioner._convert_to_zero_parameters([module._parameters[name]])
         model._tie_weights()

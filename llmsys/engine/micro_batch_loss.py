@@ -1,11 +1,14 @@
 """The loss that an engine sends backward for one micro-batch: head loss, multi-token prediction, load balancing.
 
+In a pipeline each stage adds the balance losses of its own layers; they need no way to the last stage.
+
 Invariants:
 - All are sums over this micro-batch, divided by the counts of the step over all ranks, so gradients add up over
   micro-batches and ranks without another factor.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +29,7 @@ def compute_loss_share(
     loss: Loss,
     counts: Tensor,
     sharding: SequenceSharding | None = None,
+    **stage: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return this micro-batch's share of the step's loss, for backward, and its sum over targets in nats, for the log.
 
@@ -36,6 +40,7 @@ def compute_loss_share(
         loss: The loss at the head.
         counts: Counts of the step, see `reduce_token_counts`.
         sharding: With it, `model` returns hidden states of this rank's positions, and both results are their share.
+        stage: `layers` and `hidden_BTD` of `Transformer.forward`, for the last stage of a pipeline.
     """
 
     def compute_head_loss(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
@@ -45,9 +50,51 @@ def compute_loss_share(
             x_BTD, targets_BT = select_valid_positions(x_BTD, targets_BT, batch.num_valid_targets)
         return loss(head, x_BTD, targets_BT)
 
-    nats = forward(**batch.to_model_inputs(), finish=compute_head_loss)
+    nats = forward(**batch.to_model_inputs(), finish=compute_head_loss, **stage)
     total = nats + compute_mtp_loss(model)
-    return total / counts[0] + model.compute_auxiliary_share(counts[1], counts[2]), nats.detach()
+    auxiliary = model.compute_auxiliary_share(counts[1], counts[2], stage.get("layers"))
+    return total / counts[0] + auxiliary, nats.detach()
+
+
+def compute_stage_output(
+    model: Transformer,
+    forward: Callable[..., Tensor],
+    batch: Batch,
+    counts: Tensor,
+    scale: float,
+    **stage: Any,
+) -> Tensor:
+    """Return the hidden states that a stage before the last one sends on, with its balance losses attached.
+
+    Args:
+        model: The model.
+        forward: Runs `model`, possibly inside a wrapper.
+        batch: The micro-batch.
+        counts: Counts of the step, see `reduce_token_counts`.
+        scale: The loss scale.
+        stage: `layers` and `hidden_BTD` of `Transformer.forward`.
+
+    Returns:
+        (B, T, D); in its backward pass the balance losses, times `scale`, get the gradient 1.
+    """
+    x_BTD = forward(**batch.to_model_inputs(), **stage).contiguous()
+    if not model.list_moe_layers(stage["layers"]):
+        return x_BTD
+    share = model.compute_auxiliary_share(counts[1], counts[2], stage["layers"]) * scale
+    attached: Tensor = _LossAttachment.apply(x_BTD, share)  # type: ignore[no-untyped-call]
+    return attached
+
+
+class _LossAttachment(torch.autograd.Function):
+    """Hidden states, unchanged, whose backward pass also begins that of a loss (Megatron's MoEAuxLossAutoScaler)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, loss: Tensor) -> Tensor:
+        return x_BTD.view_as(x_BTD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], torch.ones((), device=gradients[0].device)
 
 
 def select_valid_positions(x_BTD: Tensor, targets_BT: Tensor, max_valid: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +127,7 @@ def compute_mtp_loss(model: Transformer) -> Tensor:
     """
     config = model.config.multi_token_prediction
     if config is None:
-        return torch.zeros((), device=model.embed.weight.device)
+        return torch.zeros(())
     return config.weight * torch.stack(model.predicted).mean()
 
 

@@ -23,7 +23,9 @@ from llmsys.engine.engine import (
 )
 from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
-from llmsys.model.initialization import compute_initial_value
+from llmsys.engine.pipelined_model import PipelinedModel
+from llmsys.estimate.pipeline_stages import PipelineCut
+from llmsys.model.initialization import build_initializer
 from llmsys.model.transformer import Transformer
 from llmsys.optim.build_optimizer import MOMENTS, build_optimizer
 from llmsys.optim.lr_schedule import set_rates
@@ -46,9 +48,11 @@ class TorchEngine:
         compute_dtype: Dtype of the forward; in float16 the loss is scaled.
         seed: Seed of the initial values.
         device: Device of this rank.
+        initialize: Draw the initial values. False: a checkpoint will replace them.
         data_parallel: FSDP2 or DDP.
         offload: "state" keeps shards in host memory. FSDP2 only.
         gradients: "whole" accumulates unsharded gradients over micro-batches. FSDP2 only.
+        cut: The layers of every stage of a pipeline; None: cut by cost. FSDP2 only.
     """
 
     def __init__(
@@ -61,9 +65,11 @@ class TorchEngine:
         compute_dtype: torch.dtype,
         seed: int,
         device: torch.device,
+        initialize: bool = True,
         data_parallel: Literal["fsdp", "ddp"] = "fsdp",
         offload: Offload = "none",
         gradients: Gradients = "sharded",
+        cut: PipelineCut | None = None,
     ) -> None:
         self.device = device
         self.module = model
@@ -73,11 +79,10 @@ class TorchEngine:
         self.after_micro_batch: Callable[[int], None] | None = None
         """Called with the number of each micro-batch after its gradients were added to those of the step."""
 
-        def build_initial_value(name: str, shape: torch.Size) -> Tensor:
-            return compute_initial_value(model.config, name, shape, seed)
-
+        self.pipeline = None if meshes.pipeline is None else PipelinedModel(model, meshes, cut, compute_dtype, device)
         self._data_parallel: DataParallelModel
-        common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": build_initial_value}
+        initial = build_initializer(model.config, seed, draws=initialize)
+        common: dict[str, Any] = {"compute_dtype": compute_dtype, "device": device, "initial": initial}
         match data_parallel:
             case "fsdp":
                 self._data_parallel = FsdpModel(model, meshes, offload=offload, gradients=gradients, **common)
@@ -85,6 +90,9 @@ class TorchEngine:
                 self._data_parallel = DdpModel(model, meshes, **common)
             case unreachable:
                 assert_never(unreachable)
+        first = self.pipeline is None or self.pipeline.is_first_rank
+        self._has_own_rows = first and self._data_parallel.sharding.is_first_rank
+        self._ranks = meshes.layout.ranks_per_stage
         self._optimizer = build_optimizer(
             dict(model.named_parameters()),
             optimizer,
@@ -98,8 +106,26 @@ class TorchEngine:
     ) -> StepResult:
         """Implement `Engine.train_step`. The loss is divided by the targets of all ranks before backward."""
         self.module.train()
-        counts = reduce_token_counts(batches if self._data_parallel.sharding.is_first_rank else (), self.device)
+        counts = reduce_token_counts(batches if self._has_own_rows else (), self.device)
         scale = 1.0 if self._scale is None else self._scale.scale
+        total = self._add_gradients(batches, counts, scale)
+        self._data_parallel.finish_gradients()
+        doubled = () if self.pipeline is None else self.pipeline.finish_gradients()
+        clipped = clip_gradients(self.module.parameters(), self._clip, scale, ranks=self._ranks, doubled=doubled)
+        loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
+        fits = self._scale is None or self._scale.update_scale(loss, norm)
+        applied = fits and accept(loss, norm)
+        if applied:
+            self._step_optimizer(learning_rate)
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, norm, targets, applied, sums)
+
+    def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, scale: float) -> Tensor:
+        """Run forward and backward over all micro-batches, and return the sum of this rank's losses in nats."""
+        if self.pipeline is not None:
+            return self.pipeline.add_gradients(
+                [batch.to(self.device) for batch in batches], self._data_parallel, self._loss, counts, scale
+            )
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             # Whoever looks at gradients after each micro-batch needs them reduced.
@@ -108,15 +134,7 @@ class TorchEngine:
                 total += self._train_micro_batch(batch.to(self.device), counts, scale)
             if self.after_micro_batch is not None:
                 self.after_micro_batch(number)
-        self._data_parallel.finish_gradients()
-        clipped = clip_gradients(self.module.parameters(), self._clip, scale)
-        loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
-        fits = self._scale is None or self._scale.update_scale(loss, norm)
-        applied = fits and accept(loss, norm)
-        if applied:
-            self._step_optimizer(learning_rate)
-        self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm, targets, applied, sums)
+        return total
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, scale: float) -> Tensor:
         share, nats = compute_loss_share(
@@ -133,7 +151,10 @@ class TorchEngine:
     def compute_logits(self, batch: Batch) -> Tensor:
         """Implement `Engine.compute_logits`."""
         self.module.eval()
-        logits_BTV: Tensor = self.module(**batch.to(self.device).to_model_inputs())
+        batch = batch.to(self.device)
+        if self.pipeline is not None:
+            return self.pipeline.compute_logits(batch)
+        logits_BTV: Tensor = self.module(**batch.to_model_inputs())
         return logits_BTV
 
     def get_state(self) -> EngineState:

@@ -185,9 +185,14 @@ def _list_chunked_loss_items(
     in_float = min(rows, max(8, FLOAT_ELEMENTS_ON_CPU // vocabulary) if device == "cpu" else FLOAT_ROWS_ON_GPU)
     blocks = -(-tokens // rows)
     summed = FP32 if blocks > 1 else size
-    piece, part = in_float * vocabulary * FP32, head_elements * size if blocks > 1 else 0
+    piece, part = in_float * vocabulary * FP32, head_elements * size
     # The piece is freed before a block's part of the head's gradient is made. An allocator keeps places of both sizes.
-    piece = piece + part if system.measured == "reserved" and not shape.is_on_cpu else max(piece, part)
+    if system.measured == "reserved" and not shape.is_on_cpu:
+        piece += part if blocks > 1 else 0
+    elif blocks > 1:
+        piece = max(piece, part)
+    elif not shape.is_on_cpu:
+        piece = max(0, piece - part)
     return [
         # What enters the final norm, what it gives, and of each pass the targets' rows and their gradients.
         MemoryItem(

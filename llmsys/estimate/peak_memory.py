@@ -26,7 +26,7 @@ from llmsys.estimate.activation_memory import (
 )
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix, select_saved_tensors
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.rank_parameters import list_pipeline_stages
+from llmsys.estimate.pipeline_stages import list_pipeline_stages, list_rank_stages
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import count_gathered_weights, list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory
@@ -140,25 +140,35 @@ OUTSIDE_BYTES = 1 << 30  # driver and kernels about half a GiB, NCCL's buffers t
 
 
 def estimate_peak_memory(
-    config: RunConfig, layout: ParallelLayout, *, pipeline: int | None = None, system: MemoryProfile = OURS
+    config: RunConfig,
+    layout: ParallelLayout,
+    *,
+    pipeline: int | None = None,
+    system: MemoryProfile = OURS,
+    pipeline_rank: int | None = None,
 ) -> MemoryTimeline:
     """Estimate the memory of the fullest rank.
 
     Args:
         config: resolved config of a run.
         layout: resolved layout, as `ParallelLayout.resolve` returns it.
-        pipeline: stages, in place of those of `system`; our own trainer has one.
+        pipeline: stages, in place of those of `system`; those of `layout` come first.
         system: training program and device.
+        pipeline_rank: the rank of our pipeline to look at; None: all.
 
     Returns:
-        The timeline of the fuller one of the first and the last stage, in bytes.
+        The timeline of the fullest rank of our pipeline; of a published one, of its first or last stage. In bytes.
     """
     system = system if pipeline is None else replace(system, pipeline=pipeline)
+    if layout.pipeline > 1:
+        system = replace(system, pipeline=layout.pipeline)
+        micro_batches = compute_micro_batch(config, layout)[1]
+        stages = list_rank_stages(config.model, layout, config.batch.sequence_length, micro_batches)
+        stages = stages if pipeline_rank is None else [stages[pipeline_rank]]
+    else:
+        stages = list_pipeline_stages(config.model, system)
     outside = OUTSIDE_BYTES if system.device == "cuda" else 0
-    instants = [
-        tuple(StepMemory(config, layout, system, stage).iter_snapshots())
-        for stage in list_pipeline_stages(config.model, system)
-    ]
+    instants = [tuple(StepMemory(config, layout, system, stage).iter_snapshots()) for stage in stages]
     ledgers = [MemoryTimeline(one, outside, lambda: _list_suggested_fixes(config, layout, system)) for one in instants]
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
 

@@ -148,7 +148,7 @@ class StepMemory:
             items += [MemoryItem("masters", sizes.masters), MemoryItem("moments", sizes.moments)]
         if self.config.train.ema_half_life_tokens:
             items.append(MemoryItem("EMA of the weights", sizes.masters))
-        return [*items, compute_gradient_buckets(self.config, self._gathered_weights)]
+        return [*items, compute_gradient_buckets(self.config, self._gathered_weights), self._message_item]
 
     @cached_property
     def _gradient_item(self) -> MemoryItem:
@@ -234,6 +234,14 @@ class StepMemory:
             MemoryItem("attention mask", compute_mask_bytes(self.config.model, self._activation_shape)),
             MemoryItem("stage output", int(given)),
         ]
+
+    @cached_property
+    def _message_item(self) -> MemoryItem:
+        """Buffers that torch keeps for what stages send: hidden states and gradients of every micro-batch of a step."""
+        layout, stages = self.layout, self.layout.pipeline_schedule.num_chunks
+        ends = 2 * stages - self.stage.first - self.stage.last if layout.pipeline > 1 else 0
+        stream = self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
+        return MemoryItem("messages between stages", ends * self._num_micro_batches * stream)
 
     @cached_property
     def _temporary_item(self) -> MemoryItem:

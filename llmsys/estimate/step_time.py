@@ -110,13 +110,13 @@ def estimate_step_time(
     software: SoftwareProfile | None = None,
     documents: Sequence[int] = (),
 ) -> StepTime:
-    """Estimate the time of one optimizer step of `config.batch` on layout.world_size · pipeline devices.
+    """Estimate the time of one optimizer step of `config.batch` on layout.ranks_per_stage · pipeline devices.
 
     Args:
         config: resolved config of a run.
         layout: resolved layout, as `ParallelLayout.resolve` returns it.
         device: profile of the accelerator.
-        pipeline: stages; our engines have one, published layouts more.
+        pipeline: stages of a published layout; those of `layout` come first.
         interleave: chunks of the model per stage (interleaved 1F1B).
         software: training program; None: ours under this config.
         documents: lengths in tokens of packed documents, repeated until a sequence is full; none: one document.
@@ -126,11 +126,13 @@ def estimate_step_time(
     """
     config = resolve_for_profile(config, device)
     software = software or build_software_profile(config)
+    if layout.pipeline > 1:
+        pipeline, interleave = layout.pipeline, layout.pipeline_schedule.num_chunks
     bench = KernelContext(config.model, layout, device, software, _build_micro_batch_shape(config, layout, documents))
     work = estimate_kernel_seconds(bench)
     micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
     parts = _estimate_part_seconds(config, bench, work, micro_batches, pipeline, interleave)
-    ranks = layout.world_size * pipeline
+    ranks = layout.ranks_per_stage * pipeline
     factor = get_residual("step", config.model, device)
     seconds = factor.compute_interval(sum(parts.values()))
     parts = {name: value * factor.factor for name, value in parts.items()}

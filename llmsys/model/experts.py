@@ -45,9 +45,9 @@ class GroupedExperts(nn.Module):
         """Apply expert e to its `counts_E[e]` consecutive rows. The counts must sum to M; any of them may be 0."""
         apply = _GroupedLinear(self, counts_E, len(x_MD)) if self.grouped else _LoopedLinear(self, counts_E)
         gate_MF = apply("gate", x_MD) if self.config.is_gated else None
-        return apply("down", self.activate(gate_MF, apply("up", x_MD)))
+        return apply("down", self.apply_activation(gate_MF, apply("up", x_MD)))
 
-    def activate(self, gate_MF: Tensor | None, up_MF: Tensor) -> Tensor:
+    def apply_activation(self, gate_MF: Tensor | None, up_MF: Tensor) -> Tensor:
         """Return the element-wise operation between the projections."""
         return apply_gated_activation(self.config, gate_MF, up_MF)
 
@@ -74,7 +74,7 @@ class _GroupedLinear:
 
     def __call__(self, name: str, x_MD: Tensor) -> Tensor:
         weight_EDF, bias_EF = self.experts.get_weight(name), self.experts.get_bias(name)
-        y_MF = self._multiply_groups(x_MD, weight_EDF)
+        y_MF = self._compute_products(x_MD, weight_EDF)
         if y_MF.requires_grad:
             y_MF.register_hook(_make_contiguous)
         if bias_EF is None:
@@ -82,7 +82,7 @@ class _GroupedLinear:
         bias_MF: Tensor = _RowBiasFunction.apply(bias_EF, self.counts_E, self.num_rows)  # type: ignore[no-untyped-call]
         return y_MF + bias_MF
 
-    def _multiply_groups(self, x_MD: Tensor, weight_EDF: Tensor) -> Tensor:
+    def _compute_products(self, x_MD: Tensor, weight_EDF: Tensor) -> Tensor:
         if self.experts.multiply_groups is not None:
             return self.experts.multiply_groups(x_MD, weight_EDF, self.offsets_E)
         # Compiled, torch's own takes bfloat16 only.

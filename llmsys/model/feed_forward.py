@@ -37,11 +37,11 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dim, of size hidden_size, to itself."""
         gate = self.gate_proj(x) if self.config.is_gated else None
-        inner = self.activate(gate, self.up_proj(x))
+        inner = self.apply_activation(gate, self.up_proj(x))
         hidden: Tensor = self.down_proj(apply_dropout(inner, self.dropped, self.training))
         return hidden
 
-    def activate(self, gate: Tensor | None, up: Tensor) -> Tensor:
+    def apply_activation(self, gate: Tensor | None, up: Tensor) -> Tensor:
         """Return the element-wise operation between the projections."""
         return apply_gated_activation(self.config, gate, up)
 

@@ -2,10 +2,11 @@
 
 Invariants:
 - No generator is shared between parameters. The values do not depend on the order of creation, the number of processes
-  or the sharding: a rank computes the full tensor and keeps its slice.
+  or the sharding: every element is a function of its index, and a rank computes its slice only.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import assert_never
 
@@ -25,7 +26,17 @@ from llmsys.config.norm import (
     SandwichNormConfig,
 )
 from llmsys.model.deepnorm import compute_deepnorm_constants
+from llmsys.model.indexed_normal import draw_normal
 from llmsys.model.transformer import Transformer
+
+VERSION = 2
+"""Version of the initial values of a config and seed; 1 drew whole tensors with torch's generator."""
+
+Region = Sequence[tuple[int, int]]
+"""(First index, size) of a slice in each dim."""
+
+Initializer = Callable[[str, torch.Size, Region | None], Tensor]
+"""Returns a slice of the initial value of a parameter by name and full shape; None: all of it."""
 
 # The last maps of the residual branches; every block adds them to the stream.
 RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj")
@@ -34,8 +45,30 @@ DEEPNORM_SCALED = ("v_proj", "o_proj", "kv_b_proj", "gate_proj", "up_proj", "dow
 TABLES = ("embed", "positions", "token_types", "relative_bias", "head")
 
 
-def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
-    """Compute the initial value of one parameter.
+def build_initializer(config: ModelConfig, seed: int, *, draws: bool = True) -> Initializer:
+    """Build the function that computes initial values.
+
+    Args:
+        config: The full model.
+        seed: The run's seed.
+        draws: Compute nothing where False: a checkpoint will replace the values, which are NaN until then.
+
+    Returns:
+        A function of (name, shape, region).
+    """
+
+    def compute_value(name: str, shape: torch.Size, region: Region | None) -> Tensor:
+        if draws:
+            return compute_initial_value(config, name, shape, seed, region)
+        return torch.full(list(shape) if region is None else [size for _, size in region], math.nan)
+
+    return compute_value
+
+
+def compute_initial_value(
+    config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size, seed: int, region: Region | None = None
+) -> Tensor:
+    """Compute the initial value of one parameter, or a slice of it.
 
     Norm weights are 1 (0 with unit_offset) and biases 0. Everything else is normal with the standard deviation of
     `compute_init_std`.
@@ -44,18 +77,20 @@ def compute_initial_value(config: ModelConfig, name: str, shape: tuple[int, ...]
         config: The full model.
         name: Parameter name, as in `Transformer.named_parameters`.
         shape: Shape of the full parameter.
-        seed: The run's seed; each parameter derives its own from it.
+        seed: The run's seed; each parameter derives its own key from it.
+        region: The slice; None: all of it.
 
     Returns:
-        The full tensor, float32 on the CPU.
+        The slice, float32 on the CPU. It has the bits of the full tensor.
     """
     layer, _, kind = name.rpartition(".")
+    region = [(0, length) for length in shape] if region is None else region
+    sizes = [size for _, size in region]
     if kind.endswith("bias"):
-        return torch.zeros(shape)
+        return torch.zeros(sizes)
     if layer.endswith("norm"):
-        return torch.zeros(shape) if _has_unit_offset(config.norm, layer) else torch.ones(shape)
-    generator = torch.Generator().manual_seed(_compute_parameter_seed(name, seed))
-    return torch.randn(shape, generator=generator).mul_(compute_init_std(config, name, shape))
+        return torch.zeros(sizes) if _has_unit_offset(config.norm, layer) else torch.ones(sizes)
+    return draw_normal(_compute_parameter_key(name, seed), shape, region).mul_(compute_init_std(config, name, shape))
 
 
 def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | torch.Size) -> float:
@@ -113,7 +148,6 @@ def initialize_parameters(model: Transformer, seed: int) -> None:
     model.reset_buffers()
 
 
-def _compute_parameter_seed(name: str, seed: int) -> int:
+def _compute_parameter_key(name: str, seed: int) -> int:
     # Python's hash() differs from process to process; blake2b does not.
-    digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")

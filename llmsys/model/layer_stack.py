@@ -81,8 +81,12 @@ class LayerStack(nn.Module):
         cache: KeyValueCache | None = None,
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
+        layers: range | None = None,
     ) -> tuple[Tensor, ForwardContext]:
-        """Return the hidden states after the last block, before the final norm, and the context of the blocks."""
+        """Return the hidden states after the last block, before the final norm, and the context of the blocks.
+
+        With `layers` only those blocks run; without the first among them, `embedded_BTD` are hidden states.
+        """
         context = self.shared(
             embedded_BTD.shape[1],
             embedded_BTD,
@@ -97,17 +101,22 @@ class LayerStack(nn.Module):
         )
         if self.length_proj is not None:
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
-        positions_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype)
-        if self.recurrence is None:
-            x_BTD = self._prepare_embedding(embedded_BTD, positions_BTD)
-            for block in self.blocks:
-                x_BTD = block(x_BTD, context)
+        positions_BTD, x_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype), embedded_BTD
+        if layers is None or 0 in layers:
+            x_BTD = self._prepare_embedding(x_BTD, positions_BTD if self.recurrence is None else None)
+        if self.recurrence is not None:
+            x_BTD = self.recurrence(self.blocks[0], x_BTD, positions_BTD, context)
         else:
-            x_BTD = self.recurrence(self.blocks[0], self._prepare_embedding(embedded_BTD), positions_BTD, context)
+            for block in self.select_blocks(layers):
+                x_BTD = block(x_BTD, context)
         # After the last layer: every layer writes at the cache's old length.
         if cache is not None:
             cache.advance(embedded_BTD.shape[1])
         return x_BTD, context
+
+    def select_blocks(self, layers: range | None) -> list[nn.Module]:
+        """Return the blocks of some layers, or all that are here. In a pipeline a rank lacks those of other stages."""
+        return [block for name, block in self.blocks.named_children() if layers is None or int(name) in layers]
 
     def apply_final_norm(self, x_BTD: Tensor) -> Tensor:
         """Apply the final norm, followed in training by dropout."""

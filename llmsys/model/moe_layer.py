@@ -66,6 +66,8 @@ class MoELayer(Float32BufferModule):
         self.dispatcher: TokenDispatcher = LocalTokenDispatcher()
         self.reduce_row_counts: Callable[[Tensor], Tensor] = _return_counts
         self._auxiliary: tuple[Tensor, Tensor] | None = None
+        self.number = 0
+        """Place among the layers with experts of the model, in depth order."""
         self.balance_factor = 1.0
         """Factor on the balance loss and the rate of the bias; set from outside where it changes over a run."""
         balance = config.balance

@@ -4,6 +4,8 @@ Invariants:
 - Parameter names are part of the checkpoint format and do not change. `llmsys estimate CONFIG --explain` lists them.
 - A decoder or an encoder is one stack, without a prefix; the encoder of an encoder-decoder is a second stack under
   `encoder.`.
+- In a pipeline a rank has the modules of its stages, under the names that they have in the full model
+  (llmsys/parallel/pipeline.py).
 - Tied, `head.weight` is `embed.weight` itself, and so is the source embedding unless it has its own vocabulary.
 """
 
@@ -62,6 +64,12 @@ class Transformer(LayerStack):
         self.prediction = nn.ModuleList(MultiTokenPredictionModule(config) for _ in range(depth))
         # An attribute, so that forward returns one tensor with and without prediction modules.
         self.predicted: list[Tensor] = []
+        self.shapes_elsewhere: dict[str, torch.Size] = {}
+        """Tensors of the training state that only other ranks of a pipeline hold."""
+        moe_layers = self.list_moe_layers()
+        self.num_moe_layers = len(moe_layers)
+        for number, layer in enumerate(moe_layers):
+            layer.number = number
         self._tie_weights()
 
     def forward(
@@ -78,6 +86,8 @@ class Transformer(LayerStack):
         memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
         finish: Finish | None = None,
+        layers: range | None = None,
+        hidden_BTD: Tensor | None = None,
     ) -> Tensor:
         """Return logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), of features (B, T, D).
 
@@ -89,36 +99,42 @@ class Transformer(LayerStack):
                 Padding is a document of its own. Added positions count from the start of each document.
             document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
             source_BS: Input of the encoder of an encoder-decoder.
-            source_documents_BS: Document numbers of the source. A target sees the source of equal number; tokens
-                without numbers count as 0.
+            source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
             cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
                 or memory are given with the first call and kept.
             finish: Called with head and hidden states; its result is returned in place of logits.
+            layers: Run only these, a stage of a pipeline, and return hidden states unless the last is among them.
+            hidden_BTD: The hidden states of the stage before.
 
         Raises:
             ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
                 that is missing, given twice or not supported.
         """
-        encoded = None
-        if source_BS is not None:
-            encoded = self.encode_source(source_BS, source_documents_BS, source_document_lengths)
+        source = source_documents_BS, source_document_lengths
+        encoded = None if source_BS is None else self.encode_source(source_BS, *source)
         memory = self._resolve_encoder_output(encoded, memory, cache)
-        new = tokens_BT.shape[1]
-        tokens_BT = tokens_BT if cache is None else self._select_input_tokens(tokens_BT, cache)
+        new, tokens_BT = tokens_BT.shape[1], self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
-            self._embed_tokens(tokens_BT, token_types_BT),
+            self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
             documents_BT=documents_BT,
             document_lengths=document_lengths,
             token_types_BT=token_types_BT,
             cache=cache,
             memory=memory,
             real_BT=real_BT,
+            layers=layers,
         )
+        if not self.has_last_layer(layers):
+            return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
+        return self._compute_output(x_BTD, new, finish)
+
+    def _compute_output(self, x_BTD: Tensor, new: int, finish: Finish | None) -> Tensor:
+        """Return the result of `forward` for the last `new` positions."""
         labels = isinstance(self.config.head, ClassificationHeadConfig)
         hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
         if finish is not None:
@@ -151,13 +167,24 @@ class Transformer(LayerStack):
         logits_B2: Tensor = self.get_submodule("next_sentence")(self.pool_first_position(hidden_BTD))
         return logits_B2
 
-    def list_moe_layers(self) -> list[MoELayer]:
-        """List the mixture-of-experts layers in depth order; those of multi-token prediction come last."""
-        return [module for module in self.modules() if isinstance(module, MoELayer)]
+    def has_last_layer(self, layers: range | None) -> bool:
+        """Return whether a stage with these layers has the head and the loss."""
+        return layers is None or self.config.num_hidden_layers - 1 in layers
 
-    def list_auxiliary_layers(self) -> list[MoELayer | AdaptiveRecurrence]:
+    def list_moe_layers(self, layers: range | None = None) -> list[MoELayer]:
+        """List the mixture-of-experts layers in depth order; those of multi-token prediction come last.
+
+        With `layers` only those of a stage of a pipeline.
+        """
+        parts: list[nn.Module] = [self]
+        if layers is not None:
+            parts = [*self.select_blocks(layers), *(self.prediction if self.has_last_layer(layers) else ())]
+        return [module for part in parts for module in part.modules() if isinstance(module, MoELayer)]
+
+    def list_auxiliary_layers(self, layers: range | None = None) -> list[MoELayer | AdaptiveRecurrence]:
         """List the layers with losses and counters of their own: experts, and positions that halt by themselves."""
-        return [module for module in self.modules() if isinstance(module, MoELayer | AdaptiveRecurrence)]
+        halting = [module for module in self.modules() if isinstance(module, AdaptiveRecurrence)]
+        return [*self.list_moe_layers(layers), *halting]
 
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the weighted auxiliary losses of the last training forward, summed over layers; 0 without any.
@@ -167,7 +194,9 @@ class Transformer(LayerStack):
         losses = [layer.compute_auxiliary_loss() for layer in self.list_auxiliary_layers()]
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.embed.weight.device)
 
-    def compute_auxiliary_share(self, num_tokens: Tensor, num_source_tokens: Tensor) -> Tensor:
+    def compute_auxiliary_share(
+        self, num_tokens: Tensor, num_source_tokens: Tensor, layers: range | None = None
+    ) -> Tensor:
         """Return the share of the last training forward in the weighted auxiliary losses of the step; 0 without any.
 
         Every layer's loss is a mean over the tokens that it has seen: in an encoder-decoder the encoder sees the
@@ -176,13 +205,14 @@ class Transformer(LayerStack):
         Args:
             num_tokens: Real tokens of the step, over all ranks and micro-batches.
             num_source_tokens: Real tokens of the source.
+            layers: The layers that ran; None: all.
         """
         of_source = set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
         shares = [
             layer.sum_auxiliary_losses() / (num_source_tokens if id(layer) in of_source else num_tokens)
-            for layer in self.list_auxiliary_layers()
+            for layer in self.list_auxiliary_layers(layers)
         ]
-        return torch.stack(shares).sum() if shares else torch.zeros((), device=self.embed.weight.device)
+        return torch.stack(shares).sum() if shares else torch.zeros_like(num_tokens)
 
     def reset_buffers(self) -> None:
         """Recompute every buffer, after `to_empty` has given a meta-device model storage without values."""
@@ -218,10 +248,10 @@ class Transformer(LayerStack):
             raise ConfigError(f"The source of a model with family={family} {state}.")
         return memory
 
-    def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+    def _select_input_tokens(self, tokens_BT: Tensor, cache: KeyValueCache | None) -> Tensor:
         """Return the new tokens, or all tokens where the rotation of the cached ones has changed."""
         rotations = self.shared.rotations
-        if rotations is None or not rotations.is_length_dependent:
+        if cache is None or rotations is None or not rotations.is_length_dependent:
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)

@@ -94,9 +94,9 @@ def _compile_pieces(block: TransformerBlock, backend: str) -> None:
     for piece in pieces:
         _compile_method(piece, backend)
     # The number of rows of an expert's rank differs in every step.
-    _compile_method((layer.experts, "activate"), backend, dynamic=True)
+    _compile_method((layer.experts, "apply_activation"), backend, dynamic=True)
     if isinstance(layer.shared, FeedForward):
-        _compile_method((layer.shared, "activate"), backend)
+        _compile_method((layer.shared, "apply_activation"), backend)
 
 
 def _compile_method(piece: Piece, backend: str, *, dynamic: bool | None = None) -> None:

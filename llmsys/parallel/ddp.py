@@ -22,9 +22,9 @@ from llmsys.config.head import (
     MlmHeadConfig,
     PermutationHeadConfig,
 )
+from llmsys.model.initialization import Initializer
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.fsdp import Initial
 from llmsys.parallel.mixed_precision import cast_parameters
 from llmsys.parallel.parallelize import materialize_parameters
 from llmsys.parallel.sequence_sharding import SequenceSharding
@@ -40,7 +40,7 @@ class DdpModel:
         *,
         compute_dtype: torch.dtype,
         device: torch.device,
-        initial: Initial,
+        initial: Initializer,
     ) -> None:
         materialize_parameters(model, device, initial)
         cast_parameters(model, compute_dtype)

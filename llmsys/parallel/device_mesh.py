@@ -1,9 +1,10 @@
 """One root device mesh with named axes, and the sub-meshes that parallelism is applied over.
 
 Invariants:
-- Rank = ((replicate · S + shard) · C + context) · T + tensor, for axes of S, C and T ranks: the ranks that exchange
-  most are neighbours.
 - Every group has the timeout of the run.
+- Rank = (((pipeline · R + replicate) · S + shard) · C + context) · T + tensor, for axes of R, S, C and T ranks: the
+  ranks that exchange most are neighbours.
+- All meshes but `world` and `pipeline` are within one index of the pipeline.
 - Every mesh is a slice or a flattened axis of the root, so FSDP2 can combine it with a tensor or expert axis.
 """
 
@@ -32,6 +33,7 @@ class DeviceMeshes:
         context: Splits sequences.
         tensor: Splits matrices.
         sequence: The ranks that hold shards of the same sequences: context · tensor, in the order of the shards.
+        pipeline: Divides the layers among ranks.
     """
 
     layout: ParallelLayout
@@ -43,6 +45,7 @@ class DeviceMeshes:
     context: DeviceMesh | None
     tensor: DeviceMesh | None
     sequence: DeviceMesh | None
+    pipeline: DeviceMesh | None = None
 
     @property
     def has_separate_experts(self) -> bool:
@@ -80,6 +83,7 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
         context=root["context"] if layout.context > 1 else None,
         tensor=root["tensor"] if layout.tensor > 1 else None,
         sequence=_flatten_axes(root, ("context", "tensor"), "sequence") if layout.sequence_parallel_size > 1 else None,
+        pipeline=root["pipeline"] if layout.pipeline > 1 else None,
     )
     for mesh in vars(meshes).values():
         for group in mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else ():
@@ -89,6 +93,7 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
 
 def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
     sizes = {
+        "pipeline": layout.pipeline,
         "replicate": layout.replicate,
         "shard": layout.shard,
         "context": layout.context,

@@ -13,10 +13,24 @@ def get_local_slice(whole: Tensor, like: Tensor) -> Tensor:
     """Return the shard of `whole` that this rank holds under the placements of `like`."""
     if not isinstance(like, DTensor):
         return whole
-    shape, offset = compute_local_shape_and_global_offset(whole.shape, like.device_mesh, like.placements)
-    for dim, (size, start) in enumerate(zip(shape, offset, strict=True)):
-        whole = whole.narrow(dim, min(start, whole.shape[dim]), size)
+    for dim, (begin, size) in enumerate(get_local_region(like)):
+        whole = whole.narrow(dim, begin, size)
     return whole
+
+
+def get_local_region(tensor: Tensor) -> list[tuple[int, int]]:
+    """Return (first index, size) in each dim of the part of a tensor that this rank holds.
+
+    Args:
+        tensor: A DTensor, or a plain tensor, of which a rank holds all.
+
+    Returns:
+        One pair per dim.
+    """
+    if not isinstance(tensor, DTensor):
+        return [(0, length) for length in tensor.shape]
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return [(min(start, length), size) for start, size, length in zip(offsets, sizes, tensor.shape, strict=True)]
 
 
 def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

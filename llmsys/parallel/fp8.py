@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from llmsys.errors import LaunchError
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
-from llmsys.parallel.fp8_emulation import BLOCK, emulate_fp8_matmul
+from llmsys.parallel.fp8_emulation import BLOCK, compute_fp8_matmul
 
 Fp8Recipe = Literal["fp8", "fp8_block"]
 
@@ -84,11 +84,11 @@ def list_fp8_layers(model: Transformer, recipe: Fp8Recipe = "fp8", tensor_ranks:
         if isinstance(block, TransformerBlock)
         for name, module in block.named_modules()
         if isinstance(module, nn.Linear)
-        and _suit_kernels((module.in_features, module.out_features), recipe, tensor_ranks)
+        and _is_supported((module.in_features, module.out_features), recipe, tensor_ranks)
     ]
 
 
-def _suit_kernels(widths: tuple[int, ...], recipe: Fp8Recipe, ranks: int = 1) -> bool:
+def _is_supported(widths: tuple[int, ...], recipe: Fp8Recipe, ranks: int = 1) -> bool:
     return not any(width % (MULTIPLES[recipe] * ranks) for width in widths)
 
 
@@ -148,25 +148,25 @@ def convert_experts_to_fp8(model: Transformer, recipe: Fp8Recipe, *, emulate: bo
     """
     multiply_groups = _build_multiply_groups(recipe, emulate)
     for layer in model.list_moe_layers():
-        if _suit_kernels(layer.experts.widths, recipe):
+        if _is_supported(layer.experts.widths, recipe):
             layer.experts.multiply_groups = multiply_groups
 
 
 def _build_multiply(recipe: Fp8Recipe, emulate: bool) -> Multiply:
     if emulate:
-        return partial(_emulate_linear, in_blocks=recipe == "fp8_block")
+        return partial(_compute_emulated_linear, in_blocks=recipe == "fp8_block")
     match recipe:
         case "fp8":
-            return _multiply_rowwise
+            return _compute_rowwise
         case "fp8_block":
-            return _multiply_blockwise
+            return _compute_blockwise
         case unreachable:
             assert_never(unreachable)
 
 
-def _emulate_linear(x_NK: Tensor, weight_FK: Tensor, *, in_blocks: bool) -> Tensor:
+def _compute_emulated_linear(x_NK: Tensor, weight_FK: Tensor, *, in_blocks: bool) -> Tensor:
     ends_E = torch.full((1,), len(x_NK), dtype=torch.int32, device=x_NK.device)
-    return emulate_fp8_matmul(x_NK, weight_FK.t()[None], ends_E, in_blocks)
+    return compute_fp8_matmul(x_NK, weight_FK.t()[None], ends_E, in_blocks)
 
 
 @cache
@@ -180,14 +180,14 @@ def _get_rowwise_arguments() -> tuple[Any, Any]:
     return like.linear_mm_config, config
 
 
-def _multiply_rowwise(x_NK: Tensor, weight_FK: Tensor) -> Tensor:
+def _compute_rowwise(x_NK: Tensor, weight_FK: Tensor) -> Tensor:
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
 
     y_NF: Tensor = matmul_with_hp_or_float8_args.apply(x_NK, weight_FK.t(), *_get_rowwise_arguments())
     return y_NF
 
 
-def _multiply_blockwise(x_NK: Tensor, weight_FK: Tensor) -> Tensor:
+def _compute_blockwise(x_NK: Tensor, weight_FK: Tensor) -> Tensor:
     from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
 
     y_NF: Tensor = fp8_blockwise_mm.apply(x_NK, weight_FK, BLOCK)
@@ -196,11 +196,11 @@ def _multiply_blockwise(x_NK: Tensor, weight_FK: Tensor) -> Tensor:
 
 def _build_multiply_groups(recipe: Fp8Recipe, emulate: bool) -> MultiplyGroups:
     if emulate:
-        return partial(emulate_fp8_matmul, in_blocks=recipe == "fp8_block")
-    return partial(_multiply_groups, recipe)
+        return partial(compute_fp8_matmul, in_blocks=recipe == "fp8_block")
+    return partial(_compute_groups, recipe)
 
 
-def _multiply_groups(recipe: Fp8Recipe, x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
+def _compute_groups(recipe: Fp8Recipe, x_MD: Tensor, weight_EDF: Tensor, ends_E: Tensor) -> Tensor:
     # Their kernels take weights whose columns are adjacent.
     weight_EDF = weight_EDF.transpose(1, 2).contiguous().transpose(1, 2)
     y_MF: Tensor

@@ -20,7 +20,7 @@ BLOCK = 128
 MAX_E4M3 = 448.0
 
 
-def emulate_fp8_matmul(x_MK: Tensor, weight_EKN: Tensor, ends_E: Tensor, in_blocks: bool) -> Tensor:
+def compute_fp8_matmul(x_MK: Tensor, weight_EKN: Tensor, ends_E: Tensor, in_blocks: bool) -> Tensor:
     """Return the rows of each expert times its weights, with inputs rounded to e4m3, in backward too.
 
     Args:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from llmsys.model.initialization import Initializer
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
@@ -25,7 +26,6 @@ from llmsys.parallel.tensor_parallel import PartialGradientReducer
 
 Offload = Literal["none", "state"]
 Gradients = Literal["sharded", "whole"]
-Initial = Callable[[str, torch.Size], Tensor]
 
 
 class DataParallelModel(Protocol):
@@ -63,7 +63,7 @@ class FsdpModel:
         device: torch.device,
         offload: Offload,
         gradients: Gradients,
-        initial: Initial,
+        initial: Initializer,
     ) -> None:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)

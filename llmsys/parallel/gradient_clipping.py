@@ -6,7 +6,7 @@ Invariants:
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -29,21 +29,32 @@ def list_local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float, scale: float = 1.0) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[Tensor],
+    max_norm: float,
+    scale: float = 1.0,
+    *,
+    ranks: int | None = None,
+    doubled: Collection[Tensor] = (),
+) -> Tensor:
     """Divide all gradients by `scale`, and clip their global norm to `max_norm`, in place. Collective.
 
     Args:
         parameters: DTensors and plain tensors, on any meshes; those without a gradient are skipped.
         max_norm: The largest global norm; 0 does not clip.
         scale: The loss scale.
+        ranks: Ranks that have these parameters, in shards or copies; None: all. In a pipeline those of a stage.
+        doubled: Parameters that two stages of a pipeline have.
 
     Returns:
         The norm after division and before clipping, a scalar tensor; not finite where a gradient is not.
     """
     by_holders: dict[int, list[Tensor]] = defaultdict(list)
+    ranks, doubled_ids = ranks or get_world_size(), {id(parameter) for parameter in doubled}
     for parameter in parameters:
         if parameter.grad is not None:
-            by_holders[_count_holders(parameter.grad)] += [
+            copies = 2 if id(parameter) in doubled_ids else 1
+            by_holders[copies * _count_holders(parameter.grad, ranks)] += [
                 grad for grad in list_local_gradients([parameter]) if grad.numel()
             ]
     squares = [_sum_squares(gradients) / holders for holders, gradients in by_holders.items() if gradients]
@@ -59,10 +70,10 @@ def _sum_squares(gradients: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients)).float().square().sum()
 
 
-def _count_holders(grad: Tensor) -> int:
-    """Count the ranks that hold the same shard of a gradient: by replication, or outside of its mesh."""
+def _count_holders(grad: Tensor, ranks: int) -> int:
+    """Count those of `ranks` that hold the same shard of a gradient: by replication, or outside of its mesh."""
     if not isinstance(grad, DTensor):
-        return get_world_size()
+        return ranks
     mesh = grad.device_mesh
     shards = (mesh.size(dim) for dim, placement in enumerate(grad.placements) if not placement.is_replicate())
-    return get_world_size() // math.prod(shards)
+    return ranks // math.prod(shards)

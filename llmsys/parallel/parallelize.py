@@ -8,20 +8,21 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from llmsys.config.expert_sharding import MAX_IMBALANCE, compute_dim_imbalance, select_shard_dim
 from llmsys.log import get_logger
+from llmsys.model.initialization import Initializer
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.block_compilation import list_blocks
 from llmsys.parallel.collectives import configure_gradient_reduction
 from llmsys.parallel.context_parallel import divide_attention
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.parallel.dtensor_slices import get_local_region
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.sequence_sharding import SequenceSharding, divide_positions
 from llmsys.parallel.tensor_parallel import divide_feed_forwards, split_matrices
@@ -109,7 +110,7 @@ def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable
 def materialize_parameters(
     model: Transformer,
     device: torch.device,
-    initial: Callable[[str, torch.Size], Tensor],
+    initial: Initializer,
     *,
     on_host: bool = False,
 ) -> None:
@@ -118,7 +119,7 @@ def materialize_parameters(
     Args:
         model: A model on the meta device; changed in place.
         device: Where parameters and buffers are allocated.
-        initial: Returns the full initial value of a parameter by name and shape.
+        initial: Computes initial values, see `build_initializer`.
         on_host: Allocate parameters in host memory, and only buffers on `device`.
     """
     model.to_empty(device=torch.device("cpu") if on_host else device)
@@ -128,6 +129,5 @@ def materialize_parameters(
     model.reset_buffers()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            value = initial(name, parameter.shape)
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            local.copy_(get_local_slice(value, parameter))
+            local.copy_(initial(name, parameter.shape, get_local_region(parameter)))

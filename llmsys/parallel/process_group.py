@@ -8,6 +8,7 @@ Invariants:
 
 import datetime
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -23,6 +24,12 @@ Value = TypeVar("Value")
 
 TIMEOUT_SECONDS = 300
 """Timeout of a collective."""
+
+LAZY_MESH_RANKS = 64
+"""World size from which gloo connects two ranks when they first communicate; a full mesh connects all at once."""
+
+OWN_DESCRIPTORS = 512
+"""Open files of a rank without its connections: token files (256), libraries, logs."""
 
 
 def get_local_device() -> torch.device:
@@ -47,7 +54,7 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
         Nothing; the group exists inside the context.
 
     Raises:
-        LaunchError: RANK is set without the other variables.
+        LaunchError: RANK is set without the other variables, or the system allows too few open files.
     """
     device = get_local_device()
     if device.type == "cuda":
@@ -57,6 +64,7 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ:
         _check_launcher_variables()
+        prepare_descriptors(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         bind_rendezvous()
         # With its device NCCL connects here, where a failure names it, and splits the groups of meshes off this one.
         # Its buffers are then allocated before those of the first step.
@@ -86,6 +94,30 @@ def _check_launcher_variables() -> None:
         raise LaunchError(
             f"RANK={os.environ['RANK']} is set but {', '.join(missing)} is not. "
             f"Start the ranks with torchrun, deepspeed or srun, or unset RANK to train in one process."
+        )
+
+
+def prepare_descriptors(rank: int, world_size: int) -> None:
+    """Raise the limit of open files to what the system allows, and keep gloo from opening one for every rank.
+
+    Args:
+        rank: Rank of this process.
+        world_size: Number of ranks.
+
+    Raises:
+        LaunchError: The system allows fewer than this rank needs.
+    """
+    if world_size >= LAZY_MESH_RANKS:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connects when two ranks first communicate
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Every rank is connected to the store of rank 0.
+    needed = OWN_DESCRIPTORS + (world_size if rank == 0 else 0)
+    if hard not in (resource.RLIM_INFINITY, -1) and hard < needed:
+        raise LaunchError(
+            f"rank {rank} of {world_size} needs {needed} open files, and this system allows {hard} (ulimit -Hn). "
+            f"Raise the limit to {needed} or more: LimitNOFILE of the service, or /etc/security/limits.conf."
         )
 
 

@@ -209,7 +209,7 @@ def build_dataset_origin(manifest: Manifest) -> list[Html]:
             format_number(split.documents),
             format_number(split.tokens),
             format_bytes(split.bytes),
-            format_number(len(split.files)),
+            format_number(split.num_files),
         )
         for name, split in manifest.splits.items()
     ]
@@ -224,9 +224,25 @@ def build_dataset_origin(manifest: Manifest) -> list[Html]:
         for split in manifest.splits.values()
         for file in split.files
     ]
+    files += [
+        (
+            split.index.name,
+            format_number(split.documents),
+            format_number(split.tokens),
+            "",
+            build_tag("code", split.index.digest),
+        )
+        for split in manifest.splits.values()
+        if split.index is not None
+    ]
     blocks = [build_tag("h3", "Dataset"), identity]
     if splits:
         blocks.append(build_table(("split", "documents", "tokens", "text", "files"), splits, numeric=range(1, 5)))
         head = ("token file", "documents", "tokens", "size", "xxh3_128")
-        blocks.append(build_details(f"{len(files)} token files", build_table(head, files, numeric=[1, 2, 3])))
+        blocks.append(
+            build_details(
+                f"{sum(split.num_files for split in manifest.splits.values())} token files",
+                build_table(head, files, numeric=[1, 2, 3]),
+            )
+        )
     return blocks

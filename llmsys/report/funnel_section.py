@@ -12,8 +12,7 @@ Invariants:
 from collections.abc import Sequence
 
 from llmsys.manifest import DropCount, DropExample, FunnelStage, Manifest, SkippedInput
-from llmsys.manifest_section import ThresholdReport
-from llmsys.record_location import is_counted_in_rows
+from llmsys.manifest_section import ThresholdReport, is_counted_in_rows
 from llmsys.report import plots
 from llmsys.report.html_markup import (
     Html,

@@ -1,5 +1,6 @@
 """Build the model on the meta device, and the engine that trains it."""
 
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import torch
@@ -8,8 +9,10 @@ from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, 
 from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
+from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.pipeline_stages import cut_layers
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.block_compilation import compile_blocks
@@ -36,7 +39,13 @@ def build_model(config: RunConfig) -> Transformer:
 
 
 def build_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None = None
+    config: RunConfig,
+    meshes: DeviceMeshes,
+    device: torch.device,
+    noise: NoiseScaleMeter | None = None,
+    *,
+    initialize: bool = True,
+    report_pass: Callable[[str], None] | None = None,
 ) -> Engine:
     """Build the engine of `engine.kind` with initialized weights.
 
@@ -45,17 +54,21 @@ def build_engine(
         meshes: device meshes of the resolved layout.
         device: device of this rank.
         noise: meter of the gradient noise scale, which the torch engine calls after each micro-batch.
+        initialize: draw the initial weights. False: a checkpoint will replace them, and they are NaN until then.
+        report_pass: called with each pass of a pipeline stage that begins, and with "" at its end.
 
     Returns:
         The engine, wrapped into an exponential moving average where the config asks for one.
     """
-    engine: Engine = _build_base_engine(config, meshes, device, noise)
+    engine: Engine = _build_base_engine(config, meshes, device, noise, initialize)
+    if report_pass is not None and isinstance(pipeline := getattr(engine, "pipeline", None), PipelinedModel):
+        pipeline.report_passes(report_pass)
     half_life = config.train.ema_half_life_tokens
     return EmaEngine(engine, half_life) if half_life else engine
 
 
 def _build_base_engine(
-    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None
+    config: RunConfig, meshes: DeviceMeshes, device: torch.device, noise: NoiseScaleMeter | None, initialize: bool
 ) -> Engine:
     common: dict[str, Any] = {
         "meshes": meshes,
@@ -64,6 +77,7 @@ def _build_base_engine(
         "compute_dtype": DTYPES[config.train.resolved_precision],
         "seed": config.run.seed,
         "device": device,
+        "initialize": initialize,
     }
     model = build_model(config)
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
@@ -94,9 +108,11 @@ def _build_base_engine(
         case TorchEngineConfig() as settings:
             from llmsys.engine.torch_engine import TorchEngine
 
+            length = config.batch.sequence_length
             engine = TorchEngine(
                 model,
                 **common,
+                cut=None if meshes.pipeline is None else cut_layers(config.model, meshes.layout, length),
                 data_parallel=settings.data_parallel,
                 offload=settings.cpu_offload,
                 gradients=settings.gradient_accumulation,

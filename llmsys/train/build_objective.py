@@ -18,14 +18,16 @@ from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.length_buckets import LengthBuckets
 from llmsys.data.masking import SpanCorruptor, TokenMasker, WindowTransform
-from llmsys.data.packed_windows import PackedDocuments, WindowDataset
+from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
 from llmsys.data.step_plan import RunPlan
+from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import ConfigError
+from llmsys.paged_token_shards import require_paged
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import Evaluator, TargetEvaluator
+from llmsys.train.evaluator import ALONE, Evaluator, RowRanks, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
 from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
@@ -92,12 +94,12 @@ def _build_window_steps(
     )
 
 
-def build_evaluator(config: RunConfig, ranks_per_row: int = 1) -> Evaluator:
+def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator:
     """Build the evaluator of held-out data for the objective, with the evaluation tasks of the config.
 
     Args:
         config: the config of the run.
-        ranks_per_row: neighbouring ranks that compute the logits of a row together; they get the same rows.
+        row_ranks: the ranks that compute the logits of a row together; they get the same rows.
 
     Returns:
         An evaluator whose `evaluate` is collective.
@@ -108,48 +110,71 @@ def build_evaluator(config: RunConfig, ranks_per_row: int = 1) -> Evaluator:
     """
     match config.objective:
         case NextTokenConfig():
-            return _build_text_evaluator(config, None, ranks_per_row)
+            return _build_text_evaluator(config, None, row_ranks)
         case MaskedLmConfig() | SpanCorruptionConfig() as objective:
-            return _build_text_evaluator(config, objective, ranks_per_row)
+            return _build_text_evaluator(config, objective, row_ranks)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "heldout")
             pairs = _open_checked_pairs(config, objective, "heldout")
             make = _build_collator(config, objective, tokenizer)
             heldout_pairs = HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens)
-            return TargetEvaluator(heldout_pairs, ranks_per_row, config.evaluation_sequences)
+            return TargetEvaluator(heldout_pairs, row_ranks, config.evaluation_sequences)
         case unreachable:
             assert_never(unreachable)
 
 
-def _build_text_evaluator(config: RunConfig, hidden: HidingObjective | None, ranks_per_row: int) -> Evaluator:
+def _build_text_evaluator(config: RunConfig, hidden: HidingObjective | None, row_ranks: RowRanks) -> Evaluator:
     dataset = open_run_data(config, "heldout")
     evaluators = {
-        name: _build_source_evaluator(config, hidden, shards, dataset.tokenizer, ranks_per_row)
+        name: _build_source_evaluator(config, hidden, shards, dataset.tokenizer, row_ranks)
         for name, shards in zip(dataset.names, dataset.sources, strict=True)
     }
     is_mixture = get_mixture(config.data) is not None
     heldout = MixtureEvaluator(evaluators) if is_mixture else next(iter(evaluators.values()))
-    return build_task_evaluator(heldout, config, dataset.tokenizer, ranks_per_row)
+    return build_task_evaluator(heldout, config, dataset.tokenizer, row_ranks)
 
 
 def _build_source_evaluator(
-    config: RunConfig, hidden: HidingObjective | None, shards: TokenShards, tokenizer: Tokenizer, ranks_per_row: int
+    config: RunConfig, hidden: HidingObjective | None, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks
 ) -> Evaluator:
     if hidden is None:
-        return HeldoutEvaluator(config, shards, tokenizer, ranks_per_row)
+        return HeldoutEvaluator(config, shards, tokenizer, row_ranks)
     masking = _build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint))
     windows = MaskedHeldoutWindows(build_heldout_windows(config, shards, tokenizer), masking)
-    return TargetEvaluator(windows, ranks_per_row, config.evaluation_sequences)
+    return TargetEvaluator(windows, row_ranks, config.evaluation_sequences)
 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
-    packed = [PackedDocuments(shards, length=length, seed=seed) for shards in dataset.sources]
+    packed = [build_source_windows(shards, length, seed) for shards in dataset.sources]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
     stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
     return MixtureWindows(packed, dataset.names, stages)
+
+
+def build_source_windows(shards: TokenShards, length: int, seed: int) -> SourceWindows:
+    """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
+
+    Args:
+        shards: the training split.
+        length: positions to predict in a window.
+        seed: seed of the order.
+
+    Returns:
+        The windows of all epochs.
+
+    Raises:
+        DataError: the split has too few tokens for a window.
+    """
+    match shards.manifest.order:
+        case 1:
+            return PackedDocuments(shards, length=length, seed=seed)
+        case 2:
+            return StreamWindows(require_paged(shards), length=length, seed=seed)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def get_start_token(config: RunConfig) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from llmsys.estimate.model_tensors import count_parameters
 from llmsys.events import EventWriter
 from llmsys.folder_lock import lock_folder
 from llmsys.log import get_logger
+from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator
@@ -41,11 +43,11 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from llmsys.train.evaluator import EvaluationResult
+from llmsys.train.evaluator import EvaluationResult, RowRanks
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
-from llmsys.train.initial_state import load_initial_weights, resume_from_checkpoint
+from llmsys.train.initial_state import find_resume_point, load_initial_weights, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
-from llmsys.train.precision import resolve_compile, resolve_precision
+from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
@@ -89,6 +91,7 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
         config = resolve_compile(resolve_precision(config))
         config = resolve_micro_sequences(config, get_local_device())
         set_num_threads(config)
+        set_matmul_numerics()
         trainer = build_trainer(config, stack, complete_prompts)
         result = trainer.train()
         if (count := config.checkpoint.average_last) > 1:
@@ -152,13 +155,18 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     step_meter = build_step_meter(config, device, profile)  # before the model, to subtract the memory in use now
     meshes = build_device_meshes(layout, device)
     noise_scale_meter = build_noise_scale_meter(config, steps, layout)
-    report_phase(0, "building the model")
-    engine = build_engine(config, meshes, device, noise_scale_meter)
     report_phase(0, "looking for a checkpoint")
-    evaluator = build_evaluator(config, layout.sequence_parallel_size)
+    newest = find_resume_point(config)
+    report_phase(0, "building the model")
+    options: dict[str, Any] = {"initialize": newest is None, "report_pass": control.watchdog.report_work}
+    engine = build_engine(config, meshes, device, noise_scale_meter, **options)
+    report_phase(0, "loading the checkpoint")
+    evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
     identity = config.trajectory_settings | dataset.to_identity()
-    resumed = resume_from_checkpoint(engine, config, identity, control.step_guard)
-    if resumed is None and config.train.init_from is not None:
+    resumed = None
+    if newest is not None:
+        resumed = resume_from_checkpoint(engine, newest, config, identity, control.step_guard)
+    elif config.train.init_from is not None:
         load_initial_weights(engine, config.train.init_from, identity)
     report_phase(resumed or 0, "preparing the first step")
     metric_logger = _build_metric_logger(config, stack, dataset, steps, device, resumed)
@@ -175,7 +183,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         data=TrainingData(
             loader=StepLoader(steps, pinned=device.type == "cuda"),
             describe_step=partial(describe_step_contents, steps, dataset.sources),
-            sequence_parallel_size=layout.sequence_parallel_size,
+            has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity),
@@ -199,7 +207,7 @@ def _build_saver(
     saver = CheckpointSaver(config.run.folder / "checkpoints", config.checkpoint)
     stack.callback(saver.close_quietly)
     if resumed is not None:
-        saver.mark_verified(resumed)  # resume_from_checkpoint has read every byte
+        saver.mark_verified(resumed)  # find_resume_point has read every byte
     if config.checkpoint.mode == "async":
         saver.allocate_buffers(engine.get_state())
     return saver
@@ -234,6 +242,7 @@ def _build_metric_logger(
         tokens_per_step=config.batch.tokens_per_step,
         steps=config.num_steps,
         resumed_from=resumed,
+        init=initialization.VERSION,
         data=dataset.to_identity()["data"],
         packing=steps.get_packing_stats(),
     )

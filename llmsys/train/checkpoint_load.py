@@ -8,7 +8,7 @@ Invariants:
 - Nothing depends on the engine or the layout that saved.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -197,7 +197,8 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     reader = CheckpointStorageReader(checkpoint)
     with convert_read_errors(checkpoint):
         stored = reader.read_metadata().state_dict_metadata
-    _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored))
+    elsewhere = engine.module.shapes_elsewhere
+    _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored), elsewhere)
     # An optional tensor that is missing keeps its initial value.
     state.tensors = {name: tensor for name, tensor in state.tensors.items() if name in stored}
     read_tensors(state.tensors, reader)
@@ -270,18 +271,22 @@ def _drop_optional_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if name != LOSS_SCALE}
 
 
-def _check_names(checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any]) -> None:
+def _check_names(
+    checkpoint: Path, wanted: dict[str, Any], stored: dict[str, Any], elsewhere: Mapping[str, torch.Size] | None = None
+) -> None:
     """Reject a checkpoint of another model before a tensor is read; the message names the first difference."""
-    missing = sorted(wanted.keys() - stored.keys())
-    extra = sorted(stored.keys() - wanted.keys())
+    elsewhere = elsewhere or {}  # of other ranks of a pipeline, so that every rank finds the same
+    needed = {name: tuple(tensor.shape) for name, tensor in wanted.items()} | dict(elsewhere)
+    missing = sorted(needed.keys() - stored.keys())
+    extra = [name for name in stored.keys() - needed.keys() if f"parameter/{name.partition('/')[2]}" not in elsewhere]
     shapes = [
-        f"{name} has shape {tuple(stored[name].size)}, the model needs {tuple(wanted[name].shape)}"
-        for name in wanted.keys() & stored.keys()
-        if tuple(stored[name].size) != tuple(wanted[name].shape)
+        f"{name} has shape {tuple(stored[name].size)}, the model needs {shape}"
+        for name, shape in needed.items()
+        if name in stored and tuple(stored[name].size) != tuple(shape)
     ]
     for found in (
         [f"{name} is missing" for name in missing],
-        [f"{name} is not in the model" for name in extra],
+        [f"{name} is not in the model" for name in sorted(extra)],
         sorted(shapes),
     ):
         if found:

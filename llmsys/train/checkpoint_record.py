@@ -187,11 +187,12 @@ def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0,
     Raises:
         UnreadableCheckpointError: the system cannot read a file now, which is no damage.
     """
-    for name in sorted(digests):
+    # Strided, so that readers share the large files of all ranks, and none asks for the files of the others.
+    own = sorted(digests)[share::shares]
+    for name in own:
         if not is_present(checkpoint / name):
             return f"{name} is missing"
-    # Strided, so that readers share the large files of all ranks.
-    for name in sorted(digests)[share::shares]:
+    for name in own:
         try:
             if compute_digest(checkpoint / name, digests[name]) != digests[name]:
                 return f"{name} is damaged (its digest differs from the recorded one)"

@@ -7,7 +7,7 @@ Invariants:
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,21 @@ from llmsys.train.cross_entropy import compute_sequence_losses
 
 LogitsFunction = Callable[[Batch], Tensor]
 """Computes the logits of a batch without dropout, such as `Engine.compute_logits`."""
+
+
+class RowRanks(NamedTuple):
+    """The ranks that compute the logits of a row together.
+
+    Attributes:
+        neighbours: ranks of one pipeline stage, next to each other.
+        stages: ranks of a pipeline, each with such neighbours; the outermost axis.
+    """
+
+    neighbours: int = 1
+    stages: int = 1
+
+
+ALONE = RowRanks()
 
 
 class HeldoutRows(Protocol):
@@ -84,17 +99,17 @@ class TargetEvaluator:
 
     Attributes:
         heldout: the rows.
-        ranks_per_row: neighbouring ranks that compute the logits of a row together.
+        row_ranks: the ranks that compute the logits of a row together.
         sequences: rows in one forward pass of a rank.
     """
 
     heldout: HeldoutRows
-    ranks_per_row: int = 1
+    row_ranks: RowRanks = ALONE
     sequences: int = MAX_DEFAULT_SEQUENCES
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> TargetEvaluation:
         """Evaluate this rank's rows and return the result over all ranks. Collective."""
-        sums = sum_over_rows(self.heldout, compute_logits, device, self.ranks_per_row, self.sequences)
+        sums = sum_over_rows(self.heldout, compute_logits, device, self.row_ranks, self.sequences)
         loss = sums.nats / max(sums.targets, 1)
         perplexity = float(torch.tensor(loss).exp())
         return TargetEvaluation(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets))
@@ -104,7 +119,7 @@ def sum_over_rows(
     heldout: HeldoutRows,
     compute_logits: LogitsFunction,
     device: torch.device,
-    ranks_per_row: int = 1,
+    row_ranks: RowRanks = ALONE,
     sequences: int = MAX_DEFAULT_SEQUENCES,
 ) -> EvaluationSums:
     """Compute the sums over all rows. Collective.
@@ -113,15 +128,13 @@ def sum_over_rows(
         heldout: see `compute_row_metrics`, as all others.
         compute_logits: computes the logits of a batch.
         device: device of the sums that are reduced over ranks.
-        ranks_per_row: neighbouring ranks that get the same rows.
+        row_ranks: the ranks that get the same rows.
         sequences: rows in one forward pass of a rank.
 
     Returns:
         The sums.
     """
-    nats, correct, targets = (
-        compute_row_metrics(heldout, compute_logits, device, ranks_per_row, sequences).sum(0).tolist()
-    )
+    nats, correct, targets = compute_row_metrics(heldout, compute_logits, device, row_ranks, sequences).sum(0).tolist()
     return EvaluationSums(nats, correct, targets)
 
 
@@ -129,7 +142,7 @@ def compute_row_metrics(
     heldout: HeldoutRows,
     compute_logits: LogitsFunction,
     device: torch.device,
-    ranks_per_row: int = 1,
+    row_ranks: RowRanks = ALONE,
     sequences: int = MAX_DEFAULT_SEQUENCES,
 ) -> Tensor:
     """Return loss, correct targets and targets of each row, float64 (rows, 3). Collective.
@@ -138,18 +151,21 @@ def compute_row_metrics(
         heldout: the rows; each is read once over all ranks.
         compute_logits: computes the logits of a batch.
         device: device of the sums that are reduced over ranks.
-        ranks_per_row: neighbouring ranks that get the same rows; the sums of the first of them count.
+        row_ranks: the ranks that get the same rows; the sums of the first of them count.
         sequences: rows in one forward pass of a rank.
     """
     row_metrics = torch.zeros(heldout.num_rows, 3, dtype=torch.float64)
     # All ranks run the same number of forward passes: sharded weights are gathered in each.
-    rows_per_round = sequences * (get_world_size() // ranks_per_row)
+    ranks_per_stage = get_world_size() // row_ranks.stages
+    place = get_rank() % ranks_per_stage
+    rows_per_round = sequences * (ranks_per_stage // row_ranks.neighbours)
     for start in range(0, heldout.num_rows, rows_per_round):
-        first = start + get_rank() // ranks_per_row * sequences
+        first = start + place // row_ranks.neighbours * sequences
         batch = heldout.get_batch(first, sequences)
         sums_B3 = compute_batch_row_sums(compute_logits(batch), batch.targets_BT.to(device)).double().cpu()
         # Other ranks of the row add zeros, so that the reduction counts it once.
-        count = max(0, min(sequences, heldout.num_rows - first)) if get_rank() % ranks_per_row == 0 else 0
+        is_counted = get_rank() < ranks_per_stage and place % row_ranks.neighbours == 0
+        count = max(0, min(sequences, heldout.num_rows - first)) if is_counted else 0
         row_metrics[first : first + count] = sums_B3[:count]
     return all_reduce_sum(row_metrics.to(device)).cpu()
 

@@ -114,15 +114,18 @@ def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoa
     Returns:
         The load over all ranks, for a report; empty for dense models.
     """
-    layers = model.list_moe_layers()
-    if not layers:
+    if not model.num_moe_layers or model.config.moe is None:
         return ExpertLoad(None)
-    # float64 holds every count that sums of float32 can reach.
-    sums_LS = all_reduce_sum(torch.stack([_stack_layer_sums(layer) for layer in layers]).double())
+    layers = model.list_moe_layers()
+    # Layers of other pipeline stages add zeros. float64 holds every count that sums of float32 can reach.
+    zeros_S = torch.zeros(2 * model.config.moe.num_experts + 3, device=next(model.parameters()).device)
+    found = {layer.number: _stack_layer_sums(layer) for layer in layers}
+    sums_LS = all_reduce_sum(torch.stack([found.get(n, zeros_S) for n in range(model.num_moe_layers)]).double())
     tokens_LE = _split_sums(sums_LS)[0]
-    for layer, tokens_E, share_E in zip(layers, tokens_LE, _compute_shares(tokens_LE), strict=True):
+    share_LE = _compute_shares(tokens_LE)
+    for layer in layers:
         if applied:
-            _update_layer_balance(layer, tokens_E, share_E)
+            _update_layer_balance(layer, tokens_LE[layer.number], share_LE[layer.number])
         layer.reset_counts()
     return ExpertLoad(sums_LS)
 

@@ -16,7 +16,15 @@ from llmsys.config.run import RunConfig
 from llmsys.data.heldout_batches import HeldoutWindows
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import EvaluationResult, Evaluator, LogitsFunction, TargetEvaluation, sum_over_rows
+from llmsys.train.evaluator import (
+    ALONE,
+    EvaluationResult,
+    Evaluator,
+    LogitsFunction,
+    RowRanks,
+    TargetEvaluation,
+    sum_over_rows,
+)
 
 BITS_PER_NAT = 1.4426950408889634
 
@@ -52,12 +60,14 @@ def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tok
 class HeldoutEvaluator:
     """An evaluator of the held-out split; the compressors run once, at the first evaluation.
 
-    `ranks_per_row` neighbouring ranks get the same rows, see `compute_row_metrics`.
+    `row_ranks` get the same rows, see `compute_row_metrics`.
     """
 
-    def __init__(self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, ranks_per_row: int = 1) -> None:
+    def __init__(
+        self, config: RunConfig, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks = ALONE
+    ) -> None:
         self._tokenizer = tokenizer
-        self._ranks_per_row = ranks_per_row
+        self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences
         self._shards = shards
         self._windows = build_heldout_windows(config, shards, tokenizer)
@@ -66,7 +76,7 @@ class HeldoutEvaluator:
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
         """Evaluate this rank's windows and return the result over all ranks. Collective."""
         windows = self._windows
-        nats = sum_over_rows(windows, compute_logits, device, self._ranks_per_row, self._sequences).nats
+        nats = sum_over_rows(windows, compute_logits, device, self._row_ranks, self._sequences).nats
         gzip, xz = self.compute_compressor_baselines()
         loss = nats / windows.tokens
         return HeldoutEvaluation(

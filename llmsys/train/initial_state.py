@@ -161,25 +161,46 @@ ADVICE = {
 """Next step for a difference, by the prefix of its key."""
 
 
-def resume_from_checkpoint(engine: Engine, config: RunConfig, identity: dict[str, Any], judge: StepGuard) -> int | None:
-    """Load the newest complete checkpoint and return its step, or None for a start at step 0. Collective.
+def find_resume_point(config: RunConfig) -> Path | None:
+    """Find the newest complete checkpoint of a run, or None for a start at step 0. Collective.
+
+    Before a model is built: one that is loaded needs no initial values.
 
     Args:
-        engine: filled with the state.
         config: the config of the run.
-        identity: settings and fingerprints of this run.
-        step_guard: filled with the skipped steps and the accepted losses.
+
+    Returns:
+        The checkpoint, every byte of it verified.
 
     Raises:
-        CheckpointError: the settings differ, or the folder has a history but nothing to resume and no `train.restart`.
+        CheckpointError: the folder has a history but nothing to resume and no `train.restart`.
     """
     folder = config.run.folder / "checkpoints"
     run_on_rank_zero(lambda: restore_leftovers(folder))
     found = checkpoint_load.verify_folder(folder)
-    newest = found.newest
-    if newest is None:
+    if found.newest is None:
         run_on_rank_zero(lambda: start_over(config, found.problems))
-        return None
+    return found.newest
+
+
+def resume_from_checkpoint(
+    engine: Engine, newest: Path, config: RunConfig, identity: dict[str, Any], judge: StepGuard
+) -> int:
+    """Load a checkpoint and return its step. Collective.
+
+    Args:
+        engine: filled with the state.
+        newest: the result of `find_resume_point`.
+        config: the config of the run.
+        identity: settings and fingerprints of this run.
+        judge: filled with the skipped steps and the accepted losses.
+
+    Returns:
+        The number of steps done.
+
+    Raises:
+        CheckpointError: the settings differ.
+    """
     record = checkpoint_load.read_resumable_record(newest)
     saved, now = drop_reproducibility_mode(record["run"], identity)
     require_same_settings(newest, saved, now)
@@ -225,20 +246,21 @@ def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, An
     # Moments belong to the old run: fine-tuning starts the optimizer anew.
     stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
     wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
-    common = sorted(stored.keys() & wanted.keys())
-    if not common:
+    common, elsewhere = sorted(stored.keys() & wanted.keys()), engine.module.shapes_elsewhere
+    needed = {name: tensor.shape for name, tensor in wanted.items()} | elsewhere
+    if not stored.keys() & needed.keys():
         raise CheckpointError(f"{checkpoint} has no tensor of this model. Correct train.init_from, or leave it out.")
-    for name in common:
-        if stored[name].shape != wanted[name].shape:
+    for name in sorted(stored.keys() & needed.keys()):
+        if stored[name].shape != needed[name]:
             raise CheckpointError(
                 f"{checkpoint}: {name} has shape {tuple(stored[name].shape)}, the model needs "
-                f"{tuple(wanted[name].shape)}. Use the model section it was trained with, except for its head."
+                f"{tuple(needed[name])}. Use the model section it was trained with, except for its head."
             )
     load_named_tensors(engine, checkpoint, common)
     if get_rank() == 0:
         log.info("%d tensors initialized from %s", len(common), checkpoint)
-        log.info("newly initialised: %s", _format_names(wanted.keys() - stored.keys()))
-        log.info("not used: %s", _format_names(stored.keys() - wanted.keys()))
+        log.info("newly initialised: %s", _format_names(needed.keys() - stored.keys()))
+        log.info("not used: %s", _format_names(stored.keys() - needed.keys()))
 
 
 def _resolve_checkpoint(init_from: Path) -> Path:

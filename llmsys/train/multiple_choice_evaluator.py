@@ -15,7 +15,7 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.evaluator import EvaluationResult, Evaluator, LogitsFunction, compute_row_metrics
+from llmsys.train.evaluator import ALONE, EvaluationResult, Evaluator, LogitsFunction, RowRanks, compute_row_metrics
 from llmsys.train.run_data import get_prefix_ids
 
 
@@ -39,17 +39,17 @@ class MultipleChoiceEvaluator:
 
     Attributes:
         rows: one row per choice.
-        ranks_per_row: neighbouring ranks that compute the logits of a row together.
+        row_ranks: the ranks that compute the logits of a row together.
         sequences: rows in one forward pass of a rank.
     """
 
     rows: ChoiceRows
-    ranks_per_row: int = 1
+    row_ranks: RowRanks = ALONE
     sequences: int = MAX_DEFAULT_SEQUENCES
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> QuestionScores:
         """Score this rank's rows and return the accuracies over all ranks. Collective."""
-        found = compute_row_metrics(self.rows, compute_logits, device, self.ranks_per_row, self.sequences)
+        found = compute_row_metrics(self.rows, compute_logits, device, self.row_ranks, self.sequences)
         nats = {
             (row.question, row.choice): (float(numbers[0]), float(numbers[2]))
             for row, numbers in zip(self.rows.sorted, found, strict=True)
@@ -105,7 +105,7 @@ class EvaluatorWithTasks:
         )
 
 
-def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, ranks_per_row: int) -> Evaluator:
+def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Tokenizer, row_ranks: RowRanks) -> Evaluator:
     """Return an evaluator that also evaluates `evaluation.tasks`; the given one where there are none.
 
     Raises:
@@ -115,7 +115,7 @@ def build_task_evaluator(heldout: Evaluator, config: RunConfig, tokenizer: Token
     tasks = {
         one.title: MultipleChoiceEvaluator(
             ChoiceRows(read_questions(one), tokenizer, opening or [tokenizer.eos_id], longest),
-            ranks_per_row,
+            row_ranks,
             config.evaluation_sequences,
         )
         for one in config.evaluation.tasks

@@ -1,7 +1,7 @@
 """Resolve `train.precision: auto` and `train.compile: auto` for the devices of this run.
 
-The dtype is the one that the devices multiply natively. Reads the processor's flags, oneDNN's environment variables and the run's checkpoints. Nothing is measured for the
-decision, so equal machines decide alike.
+The dtype is the one that the devices multiply natively. Reads the processor's flags, oneDNN's environment variables and
+the run's checkpoints. Nothing is measured for the decision, so equal machines decide alike.
 
 Invariants:
 - A run folder with a checkpoint keeps the dtype that the checkpoint was trained in.
@@ -14,7 +14,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -181,6 +181,27 @@ def select_precision(run_folder: Path, support: NativeSupport) -> tuple[Precisio
     if recorded == own:
         return recorded, f"{run_folder} was trained in it, and {support.reason}"
     return recorded, f"{run_folder} was trained in it, and a run keeps its dtype; a new run would use {own} here"
+
+
+def set_matmul_numerics() -> None:
+    """Let float32 matmuls multiply float32, and half-precision ones add in float32.
+
+    TF32 rounds inputs to 10 bits, and the router is in float32 so that rounding does not choose another expert. Sums in
+    16 bits would round each partial sum of a matmul that is split along the summed dim.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def get_matmul_numerics() -> dict[str, Any]:
+    """Return the settings of torch that matmuls round by, for the record of a run."""
+    matmul = torch.backends.cuda.matmul
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "bf16_reduced_precision_sums": bool(matmul.allow_bf16_reduced_precision_reduction),
+        "fp16_reduced_precision_sums": bool(matmul.allow_fp16_reduced_precision_reduction),
+    }
 
 
 def describe_slowness(precision: Precision, device: torch.device, support: NativeSupport, *, kept: bool) -> str:

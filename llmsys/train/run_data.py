@@ -39,10 +39,13 @@ class RunData:
 
     def to_identity(self) -> dict[str, Any]:
         """Return the data's part of a run's identity, so that another dataset on resume is a readable difference."""
-        counts = [
-            {"fingerprint": one.fingerprint, "documents": one.num_documents, "tokens": one.num_tokens}
-            for one in self.sources
-        ]
+        counts: list[dict[str, Any]] = []
+        for one in self.sources:
+            order = one.manifest.order
+            # Without the key for order 1: checkpoints of earlier versions have none.
+            kept = {} if order == 1 else {"order": order}
+            sums = {"fingerprint": one.fingerprint, "documents": one.num_documents, "tokens": one.num_tokens}
+            counts.append(sums | kept)
         sizes = {str(number): count for number, count in enumerate(counts)} if len(counts) > 1 else counts[0]
         return {
             "data_fingerprint": self.fingerprint,

@@ -15,6 +15,7 @@ from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.run import RunConfig
 from llmsys.redact import redact_values
 from llmsys.source_code import read_source
+from llmsys.train.precision import get_matmul_numerics
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
 RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_")
@@ -33,6 +34,7 @@ def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) 
         "host": platform.node(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "matmuls": get_matmul_numerics(),
         "world_size": world_size,
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(RECORDED_VARIABLES)},
         "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,

@@ -10,7 +10,7 @@ from llmsys.data.batch import Batch, compute_batch_digest, format_digest
 from llmsys.data.dataloader import StepLoader
 from llmsys.engine.engine import Engine, EngineState, StepResult
 from llmsys.errors import CheckpointError
-from llmsys.parallel.process_group import all_reduce_sum, get_rank
+from llmsys.parallel.process_group import all_reduce_sum
 from llmsys.train import checkpoint_load
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
@@ -30,17 +30,17 @@ class TrainingData:
     Attributes:
         loader: yields (step, micro-batches), steps counted from 0.
         describe_step: returns the sequences and documents of a step over all ranks, for the record of a skipped step.
-        sequence_parallel_size: neighbouring ranks that hold the same rows.
+        has_own_rows: whether this rank counts for those that hold the same rows.
     """
 
     loader: StepLoader
     describe_step: Callable[[int], dict[str, Any]]
-    sequence_parallel_size: int = 1
+    has_own_rows: bool = True
 
     def hash_batches(self, batches: list[Batch], device: torch.device) -> str:
         """Return the digest of the tokens and targets of one step over all ranks. Collective."""
         # Ranks that hold the same rows count once.
-        own = compute_batch_digest(batches) if get_rank() % self.sequence_parallel_size == 0 else 0
+        own = compute_batch_digest(batches) if self.has_own_rows else 0
         total = all_reduce_sum(torch.tensor(own, dtype=torch.int64, device=device))  # modulo 2^64
         return format_digest(int(total))
 

@@ -49,6 +49,7 @@ class Heartbeat:
         created: start time of its process.
         idle_seconds: seconds without work in its process when it wrote this.
         age_seconds: how much older than the reader's own heartbeat it is.
+        work: pass of a pipeline stage that runs; empty while the rank waits for another.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class Heartbeat:
     created: float = 0.0
     idle_seconds: float = 0.0
     age_seconds: float = 0.0
+    work: str = ""
 
 
 def read_process_state(beat: Heartbeat) -> str:
@@ -74,7 +76,7 @@ def read_process_state(beat: Heartbeat) -> str:
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
-    """Return one sentence per hanging rank: the silent ones, else those with fewer beats; empty if there are none."""
+    """Return a sentence per hanging rank: silent, else with fewer beats, else in a pass that other stages wait for."""
     known = {beat.rank: beat for beat in heartbeats}
     unheard = [f"rank {number} has sent no heartbeat" for number in range(ranks) if number not in known]
     silent = [
@@ -86,11 +88,13 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
     if unheard or silent:
         return unheard + silent
     furthest = max(beat.beats for beat in heartbeats)
+    late, others = [beat for beat in heartbeats if beat.beats < furthest], "are ahead"
+    if not late and any(not beat.work for beat in heartbeats):
+        late, others = [beat for beat in heartbeats if beat.work], "wait"
     return [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase} of step "
-        f"{beat.step}, while others are ahead"
-        for beat in heartbeats
-        if beat.beats < furthest
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase}"
+        f"{f' ({beat.work})' if beat.work else ''} of step {beat.step}, while others {others}"
+        for beat in late
     ]
 
 
@@ -182,6 +186,10 @@ class Watchdog:
         self._is_first_time = phase not in self._phases
         self._phases.add(phase)
         self._last_report = time.monotonic()
+
+    def report_work(self, work: str) -> None:
+        """Report the pass of a pipeline stage that runs now, or "" at its end."""
+        self._beat = replace(self._beat, work=work)
 
     def close(self) -> None:
         """Stop watching."""

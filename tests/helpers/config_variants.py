@@ -185,6 +185,7 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),
     _choose("schedule", "noam", {"warmup_steps": 4}),
     *_choose_each("engine", "torch", "deepspeed", "accelerate"),
+    *_choose_each("layout.pipeline_schedule", "gpipe", "1f1b", "interleaved", layout__pipeline=2),
 ])  # fmt: skip
 
 # Relative paths start in the folder that the walk makes.

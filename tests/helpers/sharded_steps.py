@@ -49,6 +49,7 @@ EXPERTS: dict[str, ModelConfig] = {
         {"moe_intermediate_size": 128, "num_shared_experts": 2},
         hidden_size=256,
         intermediate_size=256,
+        num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=128,

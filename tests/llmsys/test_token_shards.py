@@ -11,28 +11,10 @@ import pytest
 
 from llmsys import token_shards
 from llmsys.errors import DataError
-from llmsys.manifest import Histogram, Manifest, ReadSummary
-from llmsys.token_file import MappedTokenFile
+from llmsys.mapped_token_shards import MappedTokenFile
+from tests.helpers.token_files import TOKENIZER, build_token_manifest, write_tokens
 
 DOCUMENTS = [[5, 6, 2], [2], [9, 8, 7, 6, 5, 4, 2], [65535, 2], [11, 12, 13, 2]]
-TOKENIZER = "ab" * 16
-
-
-def write_tokens(path: Path, documents: list[list[int]], rows_per_batch: int = 2) -> None:
-    schema = token_shards.build_token_schema("uint16")
-    with token_shards.ArrowFileWriter(path, schema) as writer:
-        for start in range(0, len(documents), rows_per_batch):
-            rows = documents[start : start + rows_per_batch]
-            names = [f"{start + row:032x}" for row in range(len(rows))]
-            columns = {
-                "tokens": rows,
-                "id": names,
-                "file": ["crawl/a.warc.gz"] * len(rows),
-                "offset": [100 * (start + row) for row in range(len(rows))],
-                "url_hash": list(range(start, start + len(rows))),
-                "text_bytes": [3 * len(row) for row in rows],
-            }
-            writer.write(pa.record_batch(columns, schema=schema))
 
 
 @pytest.fixture
@@ -47,22 +29,8 @@ def dataset(tmp_path: Path) -> Path:
         files=files,
     )
     empty = token_shards.Split(documents=0, tokens=0, bytes=0, files=())
-    manifest = Manifest(
-        name="test",
-        fingerprint=token_shards.compute_dataset_fingerprint(TOKENIZER, [file.digest for file in files]),
-        config={},
-        config_digest="",
-        vocab_size=65536,
-        token_dtype="uint16",
-        tokenizer_fingerprint=TOKENIZER,
-        splits={"train": split, "heldout": empty},
-        documents=token_shards.DocumentFiles(),
-        dropped=token_shards.DocumentFiles(),
-        funnel=(),
-        languages={},
-        lengths=Histogram(edges=(0, 1), counts=(0,)),
-        read=ReadSummary(files=0, records=0, html_bytes=0),
-    )
+    splits = {"train": split, "heldout": empty}
+    manifest = build_token_manifest(splits, [file.digest for file in files], 1)
     token_shards.write_manifest(tmp_path, manifest)
     return tmp_path
 

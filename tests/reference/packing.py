@@ -1,6 +1,8 @@
-"""The plain twin of packing: one list of tokens for the whole epoch, then a slice."""
+"""The plain twins of packing: one list of tokens for the whole epoch, then a slice."""
 
-from llmsys.data.shuffle import build_permutation, derive_order_key
+import numpy as np
+
+from llmsys.data.shuffle import KeyedPermutation, build_permutation, derive_order_key
 from llmsys.token_shards import TokenShards
 
 
@@ -21,3 +23,29 @@ def build_window(shards: TokenShards, *, length: int, seed: int, index: int) -> 
         int(build_permutation(per_epoch, derive_order_key("windows", shards.fingerprint, seed, epoch))[place]) * length
     )
     return stream[start : start + length + 1], owner[start : start + length + 1]
+
+
+def build_stream_window(
+    shards: TokenShards, *, length: int, seed: int, index: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Tokens, document of each token, and document that each token belongs to as an input, of order 2.
+
+    Documents that follow the end of the stream are counted on.
+    """
+    stream: list[int] = []
+    owner: list[int] = []
+    for document in range(shards.num_documents):
+        tokens = shards.get_tokens(document).tolist()
+        stream += tokens
+        owner += [document] * len(tokens)
+    per_epoch = len(stream) // length
+    epoch, place = divmod(index, per_epoch)
+    key = derive_order_key("stream windows", shards.fingerprint, seed, epoch)
+    start = int(KeyedPermutation(per_epoch, key).get_values(np.arange(per_epoch))[place]) * length
+    start += derive_order_key("stream shift", shards.fingerprint, seed, epoch)
+    start %= len(stream)
+    places = range(start, start + length + 1)
+    tokens = [stream[at % len(stream)] for at in places]
+    documents = [owner[at % len(stream)] + shards.num_documents * (at // len(stream)) for at in places]
+    is_last = [owner[at % len(stream)] != owner[(at + 1) % len(stream)] for at in places]
+    return tokens, documents, [document + last for document, last in zip(documents, is_last, strict=True)]

@@ -1,7 +1,7 @@
 """Check a named layout: ours, or a published one with a pipeline.
 
-Published layouts are written as tp=8,cp=16,pp=16,dp=8 (tensor, context, pipeline, data; ep for experts). Our trainer
-has no pipeline: its stages are checked and priced, and cannot be launched.
+Published layouts are written as tp=8,cp=16,pp=16,dp=8 (tensor, context, pipeline, data; ep for experts). Their stages
+are checked and priced as other trainers run them.
 
 What a legal layout takes: whether its fullest rank fits, and the time of a step.
 """
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmsys.config.engine import DeepSpeedEngineConfig
+from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.model import ModelConfig
-from llmsys.config.parallel_layout import ParallelLayout, find_expert_violations, find_model_sharding_violations
+from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations
 from llmsys.config.run import RunConfig
 from llmsys.config.section import format_choices, list_divisors
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.precision import resolve_for_profile
-from llmsys.estimate.software_profile import COMPILED, OURS, MemoryProfile, build_software_profile
+from llmsys.estimate.software_profile import COMPILED, OURS, MemoryProfile, build_software_profile, resolve_for_profile
 from llmsys.estimate.step_time import estimate_step_time
 
 NAMES = {
@@ -165,7 +165,7 @@ def iter_remarks(config: RunConfig, named: NamedLayout) -> Iterator[str]:
         One sentence per remark.
     """
     if named.pipeline > 1:
-        yield f"pipeline={named.pipeline} is only estimated; llmsys train has no pipeline parallelism"
+        yield f"pipeline={named.pipeline} is estimated as other trainers run it; layout.pipeline as llmsys train does"
         if config.model.num_hidden_layers % named.pipeline:
             yield f"{config.model.num_hidden_layers} blocks make stages of unequal length"
 

@@ -24,7 +24,7 @@ from llmsys.estimate.plan.layout_candidate import (
     format_engine_name,
     iter_candidates,
 )
-from llmsys.estimate.precision import resolve_for_profile
+from llmsys.estimate.software_profile import resolve_for_profile
 
 MOST_DEVICES = 2**20
 """Limit of the search for a sufficient number of devices."""

@@ -21,7 +21,16 @@ from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, compute_dataset_fingerprint, load_manifest, write_manifest
-from llmsys.token_shards import ArrowFileWriter, open_tokens, read_batches
+from llmsys.token_shards import (
+    ArrowFileWriter,
+    TokenFile,
+    compute_file_digest,
+    describe_token_file,
+    iter_token_files,
+    open_tokens,
+    read_batches,
+    write_token_index,
+)
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
@@ -92,10 +101,18 @@ def test_a_text_that_the_tokenizer_changes_is_no_damage(dataset: Path) -> None:
     )
 
 
+def list_train_files(folder: Path) -> list[TokenFile]:
+    return list(iter_token_files(folder, [load_manifest(folder).splits["train"]]))
+
+
 def change_digest(folder: Path) -> None:
+    first, *others = list_train_files(folder)
+    write_token_index(folder / INDEX, [first.model_copy(update={"digest": "0" * 32}), *others])
     manifest = load_manifest(folder)
-    digest = manifest.splits["train"].files[0].digest
-    write_manifest(folder, Manifest.model_validate_json(manifest.model_dump_json().replace(digest, "0" * 32)))
+    assert manifest.splits["train"].index is not None
+    digest = manifest.splits["train"].index.digest
+    changed = manifest.model_dump_json().replace(digest, compute_file_digest(folder / INDEX))
+    write_manifest(folder, Manifest.model_validate_json(changed))
 
 
 def change_counts(folder: Path) -> None:
@@ -111,16 +128,20 @@ def change_text(folder: Path) -> None:
     changed = source.replace("▁people".encode(), "▁peeple".encode()).replace("▁the".encode(), "▁thx".encode())
     (folder / "tokenizer" / "tokenizer.model").write_bytes(changed)
     fingerprint = load_tokenizer(folder / "tokenizer").fingerprint
-    files = [entry["digest"] for split in manifest["splits"].values() for entry in split["files"]]
+    files = [entry.digest for entry in iter_token_files(folder, load_manifest(folder).splits.values())]
     update = {"tokenizer_fingerprint": fingerprint, "fingerprint": compute_dataset_fingerprint(fingerprint, files)}
     write_manifest(folder, Manifest.model_validate(manifest | update))
 
 
 TRAIN, KEPT, DROPPED = "tokens/train-00000.arrow", "documents/part-00000.arrow", "dropped/part-00001.arrow"
+TABLE, INDEX = "tokens/train-00000.pages", "tokens/train.index"
 CHANGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a token file cut": (lambda f: os.truncate(f / TRAIN, 900), TRAIN, "it has 900 bytes, expected from the manifest:"),
     "a token file gone": (lambda f: (f / TRAIN).unlink(), TRAIN, "it is missing, but the manifest lists it"),
-    "a header": (lambda f: flip(f / TRAIN, 20), TRAIN, "their checksum is"),
+    "a header": (lambda f: flip(f / TRAIN, 20), TRAIN, "its checksum differs (bytes 0 to"),
+    "a page table": (lambda f: flip(f / TABLE, 40), TRAIN, "train-00000.pages, head: its checksum is"),
+    "an index": (lambda f: flip(f / INDEX, 40), INDEX, "train.index: its digest is"),
+    "no page table": (lambda f: (f / TABLE).unlink(), TRAIN, "train-00000.pages is missing"),
     "a digest": (change_digest, TRAIN, "bytes between columns changed, no token did"),
     "a sum": (change_counts, "manifest.json", "it lists 7 tokens, but its files have"),
     "a document": (lambda f: flip(f / KEPT, 900), KEPT, "its digest is"),
@@ -142,19 +163,23 @@ def test_a_change_is_named_and_the_status_is_1(name: str, dataset: Path, capsys:
 
 def test_every_flipped_byte_of_a_token_file_is_named_with_its_batch_or_part(dataset: Path) -> None:
     manifest, path = load_manifest(dataset), dataset / TRAIN
-    entry, end = manifest.splits["train"].files[0], load_tokenizer(dataset / "tokenizer").eos_id
+    end = load_tokenizer(dataset / "tokenizer").eos_id
+    # Of earlier versions, and with a page table.
+    entry, paged = describe_token_file(path), list_train_files(dataset)[0]
     whole = path.read_bytes()
     for place in range(0, len(whole), 41):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
         (first, *_) = verify_token_file(path, entry, manifest.vocab_size or 0, end)
         inside = [i for i, batch in enumerate(entry.batches) if batch.begin <= place < batch.end]
         assert first.where in [f"record batch {inside[0]}", "padding"] if inside else first.where == "headers"
+        (finding,) = verify_token_file(path, paged, manifest.vocab_size or 0, end)
+        assert finding.where == f"page {place // 4096}"
 
 
 @pytest.mark.parametrize("room", ["tokens", "documents", "dropped", "manifest.json", "tokenizer/tokenizer.model"])
 def test_a_flipped_bit_or_a_cut_anywhere_is_found_and_named(room: str, dataset: Path) -> None:
     choose = random.Random(room)
-    for path in [dataset / room] if "." in room else sorted((dataset / room).glob("*.arrow")):
+    for path in [dataset / room] if "." in room else sorted((dataset / room).iterdir()):
         whole = path.read_bytes()
         changed = [whole[: choose.randrange(len(whole))] for _ in range(2)]
         for place in [0, len(whole) - 2, *(choose.randrange(len(whole)) for _ in range(8))]:
@@ -187,7 +212,7 @@ def test_the_reader_gives_no_changed_token_and_names_file_and_bytes(dataset: Pat
         except DataError as error:
             said.append(str(error))
     assert len(said) > 30
-    pattern = rf"{TRAIN}, (headers|record batch \d+: .* \(bytes [\d,]+ to [\d,]+\)): "
+    pattern = rf"{TRAIN}, page \d+ \(bytes [\d,]+ to [\d,]+\): "
     assert [message for message in said if not re.search(pattern, message)] == []
 
 

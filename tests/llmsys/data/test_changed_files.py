@@ -7,25 +7,30 @@ import pytest
 
 from llmsys.config.batch import BatchConfig
 from llmsys.data.dataloader import StepLoader
-from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.packed_windows import PackedDocuments, SourceWindows
 from llmsys.data.step_batches import WindowStepBatches
 from llmsys.data.step_plan import RunPlan
+from llmsys.data.stream_windows import StreamWindows
 from llmsys.errors import DataError
+from llmsys.paged_token_shards import require_paged
 from llmsys.token_shards import TokenShards, open_tokens
 from tests.helpers.dataset import make_dataset
 
 LENGTH = 32
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    return make_dataset(tmp_path / "toy")
+@pytest.fixture(params=[1, 2])
+def dataset(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The files of earlier versions, and those with page tables."""
+    return make_dataset(tmp_path / "toy", order=request.param)
 
 
 def loader(shards: TokenShards) -> StepLoader:
     batch = BatchConfig(sequence_length=LENGTH, sequences=4)
-    packed = PackedDocuments(shards, length=LENGTH, seed=0)
-    return StepLoader(WindowStepBatches(packed, RunPlan(batch, 1, 0), separate_documents=True), ahead=1)
+    windows: SourceWindows = PackedDocuments(shards, length=LENGTH, seed=0)
+    if shards.manifest.order == 2:
+        windows = StreamWindows(require_paged(shards), length=LENGTH, seed=0)
+    return StepLoader(WindowStepBatches(windows, RunPlan(batch, 1, 0), separate_documents=True), ahead=1)
 
 
 def test_a_file_that_vanishes_in_the_middle_of_a_run_is_named(dataset: Path) -> None:
@@ -58,7 +63,9 @@ def test_a_token_that_changed_on_disk_is_never_given(dataset: Path) -> None:
     data[data.index(needle)] ^= 1
     with path.open("r+b") as file:
         file.write(data)
-    with pytest.raises(DataError, match=r"train-00000.arrow, record batch 0: the checksum of its tokens .* damaged"):
+    with pytest.raises(
+        DataError, match=r"train-00000.arrow, (record batch 0|page 0 .*): (the|its) checksum .* damaged"
+    ):
         list(loader(fresh).iter_steps(0, 100))
 
 

@@ -143,7 +143,7 @@ BUGS = {"padding": (ignore_padding_of_targets, TRANSLATION), "phantoms": (add_ph
 def weigh_source_by_targets() -> Any:
     """The encoder's losses are divided by the tokens of the targets."""
     share = Transformer.compute_auxiliary_share
-    return patch.object(Transformer, "compute_auxiliary_share", lambda self, tokens, _: share(self, tokens, tokens))
+    return patch.object(Transformer, "compute_auxiliary_share", lambda self, tokens, *_: share(self, tokens, tokens))
 
 
 def put_experts_into_encoders() -> Any:

@@ -17,7 +17,7 @@ from llmsys.engine import deepspeed_engine, torch_engine
 from llmsys.engine.engine import reduce_token_counts
 from llmsys.optim import build_optimizer
 from llmsys.parallel import gradient_clipping, parallelize, tensor_parallel
-from llmsys.parallel.dtensor_slices import get_local_slice
+from llmsys.parallel.dtensor_slices import get_local_region
 from tests.helpers.ranks import run_ranks
 
 SHARDED = ParityCase(2, "fsdp", (), "fp32", "none", DENSE, 2)
@@ -30,12 +30,12 @@ ZERO = ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", EXPERTS, 2)
 def scale_by_expert_degree() -> Iterator[None]:
     """Gradients of dealt experts summed over the ranks that deal them, as if those had copies."""
 
-    def clip_scaled(parameters: Iterable[Tensor], *rest: Any) -> Tensor:
+    def clip_scaled(parameters: Iterable[Tensor], *rest: Any, **more: Any) -> Tensor:
         listed = list(parameters)
         for parameter in listed:
             if parameter.ndim == 3 and parameter.grad is not None:
                 parameter.grad *= 2
-        return gradient_clipping.clip_gradients(listed, *rest)
+        return gradient_clipping.clip_gradients(listed, *rest, **more)
 
     with patch.object(torch_engine, "clip_gradients", clip_scaled):
         yield
@@ -58,12 +58,11 @@ def keep_stale_bias() -> Any:
 def swap_shards() -> Any:
     """Each rank keeps the slice of its neighbour."""
 
-    def get_other_slice(whole: Tensor, like: Tensor) -> Tensor:
-        found = local_slice(whole, like)
-        return found.flip(0) if found.ndim > 1 else found
+    def get_other_region(tensor: Tensor) -> list[tuple[int, int]]:
+        (begin, size), *others = get_local_region(tensor)
+        return [(len(tensor) - begin - size, size), *others]
 
-    local_slice = get_local_slice
-    return patch.object(parallelize, "get_local_slice", get_other_slice)
+    return patch.object(parallelize, "get_local_region", get_other_region)
 
 
 @contextmanager

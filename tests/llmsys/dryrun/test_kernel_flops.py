@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from llmsys.config.attention_kernel import FLEX_BLOCK
-from llmsys.dryrun.kernel_flops import count_kernel_flops
+from llmsys.dryrun.kernel_flops import (
+    BACKWARD_TILE,
+    FORWARD_TILE,
+    count_attention_flops,
+    count_kernel_flops,
+    count_tile_pairs,
+)
 
 HEADS, WIDTH = 3, 8
 STARTS = [0, 5, 6, 16]
@@ -49,3 +55,34 @@ def test_grouped_products_count_each_row_once() -> None:
     assert count_kernel_flops(op, (x, w), {}, torch.empty(rows, outer)) == 2 * rows * inner * outer
     gradient = torch.empty(rows, outer)
     assert count_kernel_flops(op, (x.T, gradient), {}, w) == 2 * rows * inner * outer
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (3, 0), (7, 2), (-1, -1)])
+@pytest.mark.parametrize("tile", [(4, 2), (2, 4), (16, 8)])
+def test_a_tile_counts_whole_where_one_of_its_pairs_is_seen(window: tuple[int, int], tile: tuple[int, int]) -> None:
+    for length in (1, 5, 16, 19):
+        seen = {
+            (query // tile[0], key // tile[1])
+            for query in range(length)
+            for key in range(length)
+            if (window[0] < 0 or query - key <= window[0]) and (window[1] < 0 or key - query <= window[1])
+        }
+        assert count_tile_pairs(length, window, tile) == len(seen) * tile[0] * tile[1]
+
+
+def test_kernels_compute_tiles_of_each_document_and_padded_widths() -> None:
+    q = torch.empty(400, HEADS, WIDTH, device="meta")
+    forward: Any = SimpleNamespace(_opname="varlen_attention")
+    backward: Any = SimpleNamespace(_opname="varlen_attention_backward")
+    starts = torch.tensor([0, 100, 400])
+    for op, args, tile, products in (
+        (forward, (q, q, q, None, starts, 300, -1, 0, 1.0), FORWARD_TILE, 2),
+        (backward, (q, q, q, q, q, q, starts, 300, -1, 0, 1.0), BACKWARD_TILE, 5),
+    ):
+        pairs = sum(count_tile_pairs(length, (-1, 0), tile) for length in (100, 300))
+        assert count_attention_flops(op, args) == products * pairs * HEADS * 2 * WIDTH
+    flex: Any = SimpleNamespace(_opname="fake_flex_attention")
+    q, v = (torch.empty(1, HEADS, 300, width, device="meta") for width in (192, 128))
+    blocks = torch.tensor([[[1, 2, 3]]])
+    assert count_attention_flops(flex, (q, q, v, None, blocks)) == 2 * 6 * FLEX_BLOCK**2 * HEADS * (256 + 128)
+    assert count_attention_flops(SimpleNamespace(_opname="mm"), ()) == 0  # type: ignore[arg-type]

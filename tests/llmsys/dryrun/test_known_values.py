@@ -15,7 +15,9 @@ def count_and_sort(experts: Tensor) -> list[Tensor]:
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order))
     owners = torch.repeat_interleave(torch.arange(4), counts)
-    return [counts, order, inverse, owners, experts[experts > 1], counts.cumsum(0).to(torch.int32)]
+    # The number in `where` is a tensor to torch, made by a factory.
+    chosen = torch.where(experts > 1, experts, 0).cummax(0).values
+    return [counts, order, inverse, owners, experts[experts > 1], counts.cumsum(0).to(torch.int32), chosen]
 
 
 def test_integers_are_known_and_sizes_follow_from_them() -> None:

@@ -103,7 +103,9 @@ class Rank:
         apply_expert_parallel(self.model, meshes)
         apply_fsdp(self.model, meshes, dtype)
         materialize_parameters(
-            self.model, torch.device("cpu"), lambda name, shape: torch.zeros(shape).normal_(std=0.02)
+            self.model,
+            torch.device("cpu"),
+            lambda name, shape, region: torch.zeros([size for _, size in region or ()]).normal_(std=0.02),
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
         shape = config.batch.sequences_per_step // config.layout.data_parallel_size, config.batch.sequence_length

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import RunConfig
+from llmsys.estimate.activation_memory import build_activation_shape, compute_mask_bytes, iter_block_groups
+from llmsys.estimate.saved_tensors import select_saved_tensors
+from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode
-from tests.helpers.model_sections import VARIANTS
+from tests.helpers.model_sections import SHAPE, VARIANTS
 from tests.helpers.saved_bytes import LENGTH, SEQUENCES, compare_saved_bytes
 
 POLICIES: tuple[ActivationCheckpointMode, ...] = ("none", "selective", "full")
@@ -51,3 +57,38 @@ def test_a_table_of_documents_is_kept_as_numbers_by_kernels_alone(dtype: torch.d
     without, _ = compare_saved_bytes({}, dtype, "none", documents=False)
     assert measured == predicted
     assert measured - without == (SEQUENCES * LENGTH**2 * 4 if dtype == torch.float32 else 0)
+
+
+@pytest.mark.parametrize(("capability", "has_table"), [((9, 0), False), ((8, 0), False), ((7, 5), True)])
+def test_documents_cost_a_table_only_where_the_model_would_take_a_kernel_with_one(
+    capability: tuple[int, int], has_table: bool
+) -> None:
+    """Heads in groups: with a table, keys and values are copied for every query head."""
+    model = ModelConfig.model_validate(SHAPE | {"num_attention_heads": 4, "num_key_value_heads": 2})
+    config = RunConfig.model_validate(
+        {"model": model, "batch": {"sequence_length": 64, "sequences": 2}, "train": {"precision": "bf16"}}
+    )
+    system = MemoryProfile(capability=capability)
+    shape = build_activation_shape(config, ParallelLayout(shard=1), system)
+    [group] = iter_block_groups(config, shape)
+    saved = {one.name: one.bytes for one in group.saved_tensors if one.is_saved}
+    tables = {"table as numbers": 2 * 64**2 * 2, "keys and values of every head": 2 * 2 * 64 * model.hidden_size * 2}
+    assert {name: saved.get(name, 0) for name in tables} == (tables if has_table else dict.fromkeys(tables, 0))
+    assert compute_mask_bytes(model, shape) == (2 * 64**2 if has_table else 0)
+    # In place of the copies the kernel saves keys and values as they are.
+    assert ("rotated keys" in saved) is not has_table
+
+
+def test_flex_attention_is_saved_but_under_selective_checkpointing() -> None:
+    capped = ModelConfig.model_validate(SHAPE | {"attention": {"kind": "multi_head", "logit_softcap": 30.0}})
+    config = RunConfig.model_validate(
+        {"model": capped, "batch": {"sequence_length": 64, "sequences": 2}, "train": {"precision": "bf16"}}
+    )
+    shape = build_activation_shape(config, ParallelLayout(shard=1))
+    [group] = iter_block_groups(config, shape)
+    names = {policy: {one.name for one in select_saved_tensors(group.saved_tensors, policy, False, MemoryProfile())}
+             for policy in ("none", "selective")}  # fmt: skip
+    flex = {"logsumexp", "attention output"}
+    assert flex <= names["none"]
+    assert not flex & names["selective"]
+    assert not any(name.startswith("scores") for name in names["none"])

@@ -1,5 +1,6 @@
 """Laws of the time of a step: more of a resource is never slower, and work that is split is less."""
 
+from math import comb
 from typing import Any
 
 import pytest
@@ -157,3 +158,35 @@ def test_collectives_follow_their_volumes_and_links() -> None:
         == 0
     )
     assert estimate_all_to_all_seconds(RankGroup(64), 8e9, H100) > estimate_all_to_all_seconds(inside, 8e9, H100)
+
+
+def test_a_token_travels_once_to_each_rank_that_holds_its_experts() -> None:
+    layout, own = ParallelLayout(shard=8, expert=8), COMPILED.model_copy(update={"expert_rows": "rank"})
+    each, once = (seconds(run(MOE), layout, software=one).parts["expert"] for one in (COMPILED, own))
+    # 8 of 128 experts on 8 ranks of 16: 8 · (1 - C(112, 8) / C(128, 8)) = 5.37 ranks of a token.
+    visits = 8 * (1 - comb(112, 8) / comb(128, 8))
+    row = MOE.hidden_size * 2
+    assert once / each == pytest.approx(visits / 8 * (row + 8 * (8 + 2) / 2) / row, rel=0.01)
+    # On as many ranks as experts nothing is saved.
+    wide = ParallelLayout(shard=128, expert=128)
+    each, once = (seconds(run(MOE, sequences=128), wide, software=one).parts["expert"] for one in (COMPILED, own))
+    assert once == each
+
+
+def test_attention_is_priced_by_the_kernel_that_the_model_takes() -> None:
+    chosen = COMPILED.model_copy(update={"attention": "chosen"})
+
+    def estimate(model: ModelConfig, **more: Any) -> float:
+        return seconds(run(model), ParallelLayout(shard=8), software=chosen, **more).parts["attention"]
+
+    whole = estimate(DENSE)
+    # Lengths in place of a table: two documents of half a sequence need half the pairs.
+    assert estimate(DENSE, documents=(2048,)) == pytest.approx(whole / 2, rel=1e-3)
+    assert whole == pytest.approx(seconds(run(DENSE), ParallelLayout(shard=8)).parts["attention"])
+    old = H100.model_copy(update={"compute_capability": (7, 5)})
+    assert estimate(DENSE, device=old) > 4 * whole
+    capped = DENSE.model_copy(update={"attention": DENSE.attention.model_copy(update={"logit_softcap": 30.0})})
+    assert estimate(capped) == pytest.approx(whole)  # flex_attention, and 128 channels are a power of two
+    latent = load_model_config("model/deepseek-v3")
+    padded, plain = estimate(latent), seconds(run(latent), ParallelLayout(shard=8)).parts["attention"]
+    assert padded == pytest.approx(plain * (256 + 128) / (192 + 128))

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from llmsys.model.initialization import compute_initial_value, initialize_parameters
+from llmsys.model.initialization import build_initializer, compute_initial_value, initialize_parameters
 from llmsys.model.transformer import Transformer
 from tests.helpers.tiny_model import build_tiny_config, build_tiny_moe_config, build_tiny_tokens
 
@@ -48,6 +48,20 @@ def test_no_two_parameters_start_alike() -> None:
     initialize_parameters(model, seed=0)
     starts = [tuple(p.flatten()[:4].tolist()) for p in model.parameters() if p.dim() > 1]
     assert len(set(starts)) == len(starts)
+
+
+def test_a_slice_has_the_bits_of_the_whole_parameter_and_nothing_is_drawn_for_a_checkpoint() -> None:
+    model = Transformer(CONFIG)
+    for draws in (True, False):
+        initial = build_initializer(CONFIG, 3, draws=draws)
+        for name, parameter in model.named_parameters():
+            region = [(length // 3, length // 2) for length in parameter.shape]
+            expected = compute_initial_value(CONFIG, name, parameter.shape, 3)
+            for dim, (begin, size) in enumerate(region):
+                expected = expected.narrow(dim, begin, size)
+            found = initial(name, parameter.shape, region)
+            assert found.shape == expected.shape
+            assert torch.equal(found, expected) if draws else bool(found.isnan().all()), name
 
 
 @pytest.mark.parametrize(

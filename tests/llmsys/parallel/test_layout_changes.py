@@ -14,7 +14,7 @@ from llmsys.engine.engine import iter_persistent_buffers
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 from llmsys.train import checkpoint_load
-from llmsys.train.evaluator import sum_over_rows
+from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, run_reference, select_rank_batches
 from tests.helpers.ranks import run_ranks
@@ -54,7 +54,7 @@ def continued(model: Transformer) -> Tensor:
 
 def asked(engine: Any, layout: ParallelLayout) -> dict[str, Any]:
     """What a trained engine makes of held-back rows and of a prompt."""
-    sums = sum_over_rows(HeldRows(), engine.compute_logits, engine.device, layout.sequence_parallel_size)
+    sums = sum_over_rows(HeldRows(), engine.compute_logits, engine.device, RowRanks(layout.sequence_parallel_size))
     return {
         "sums": [sums.nats, sums.correct, sums.targets],
         "logits": engine.compute_logits(HeldRows().get_batch(0, 2)).numpy(),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.model.initialization import compute_initial_value, initialize_parameters
+from llmsys.model.initialization import build_initializer, initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_fsdp, materialize_parameters
@@ -42,9 +42,7 @@ def sharded(rank: int, names: list[str]) -> dict[str, Any]:
         with torch.device("meta"):
             model = Transformer(config)
         apply_fsdp(model, build_device_meshes(ParallelLayout().resolve(2, config), device), torch.float32)
-        materialize_parameters(
-            model, device, lambda key, shape, config=config: compute_initial_value(config, key, shape, 3)
-        )
+        materialize_parameters(model, device, build_initializer(config, 3))
         loss, found = gradients(model)
         tied = model.head is not None and model.head.weight is model.embed.weight
         results[name] = loss.numpy(), {key: value.full_tensor().numpy() for key, value in found.items()}, tied  # type: ignore[attr-defined]

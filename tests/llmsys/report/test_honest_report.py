@@ -7,7 +7,7 @@ import pytest
 from launch.commands.train import format_evaluation
 from llmsys.compressor_comparison import MIN_HELDOUT_BYTES, describe_heldout_bytes
 from llmsys.manifest import Manifest
-from llmsys.record_location import format_record_place
+from llmsys.manifest_section import format_record_place
 from llmsys.report import plots
 from llmsys.report.dataset_sections import build_dataset_numbers, build_dataset_sections
 from llmsys.report.run_record import read_run

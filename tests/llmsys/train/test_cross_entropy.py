@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from llmsys.train import cross_entropy
 from llmsys.train.cross_entropy import compute_sequence_losses
+from tests.helpers.live_memory import Followed
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])
@@ -74,3 +76,24 @@ def test_a_second_backward_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="consumed by its first backward"):
         loss.backward()
+
+
+def test_one_float32_copy_of_rows_exists_at_a_time() -> None:
+    logits_NV = torch.zeros(64, 65_536, dtype=torch.bfloat16)
+    copy_bytes = cross_entropy.LOGITS_ON_CPU * 4
+    with Followed(logits_NV) as followed:
+        cross_entropy.compute_token_losses(logits_NV, torch.zeros(64, dtype=torch.long), 0.0, 0.0, logits_NV)
+    assert copy_bytes <= followed.peak_bytes < 1.5 * copy_bytes
+
+
+def test_the_heads_gradient_is_summed_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary, width = 4096, 64
+    monkeypatch.setattr(cross_entropy, "LOGITS_BYTES_ON_CPU", 16 * vocabulary * 2)
+    head = torch.nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16)
+    x_ND = torch.randn(48, width, dtype=torch.bfloat16, requires_grad=True)
+    with Followed(x_ND, head.weight) as followed:
+        arguments = head.weight, None, None, torch.zeros(48, dtype=torch.long), 0.0, 0.0, None
+        cross_entropy._LinearCrossEntropy.apply(x_ND, *arguments)  # type: ignore[no-untyped-call]
+    element = vocabulary * width
+    # The sum in float32 and one block's part; the blocks of logits are small.
+    assert 6 * element <= followed.peak_bytes < 7.9 * element

@@ -37,7 +37,7 @@ def test_a_forward_pass_has_the_sequences_of_the_config(sequences: int) -> None:
         sizes.append(len(batch.tokens_BT))
         return torch.zeros(*batch.tokens_BT.shape, VOCABULARY)
 
-    found = TargetEvaluator(HeldRows(), 1, sequences).evaluate(compute_logits, torch.device("cpu"))
+    found = TargetEvaluator(HeldRows(), sequences=sequences).evaluate(compute_logits, torch.device("cpu"))
     assert set(sizes) == {sequences}
     assert found.evaluated_targets == ROWS * LENGTH
 

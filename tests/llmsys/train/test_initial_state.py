@@ -18,7 +18,7 @@ from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, r
 from llmsys.train.checkpoint_record import find_checkpoint_error, list_checkpoints
 from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_checkpoints, select_kept_steps
 from llmsys.train.checkpoint_saver import CheckpointSaver
-from llmsys.train.initial_state import resume_from_checkpoint
+from llmsys.train.initial_state import find_resume_point, resume_from_checkpoint
 from llmsys.train.step_guard import StepGuard
 from tests.helpers.interrupted_saves import build_state, publish_empty_checkpoint, save
 from tests.helpers.ranks import run_ranks
@@ -141,7 +141,9 @@ def write_config(run_folder: Path, *words: str) -> RunConfig:
 
 def resume_run(run_folder: Path, *words: str) -> int | None:
     one = write_config(run_folder, *words)
-    return resume_from_checkpoint(EngineOfOneWeight(), one, {"seed": 1}, StepGuard(one.train))  # type: ignore[arg-type]
+    if (newest := find_resume_point(one)) is None:
+        return None
+    return resume_from_checkpoint(EngineOfOneWeight(), newest, one, {"seed": 1}, StepGuard(one.train))  # type: ignore[arg-type]
 
 
 def test_when_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> None:

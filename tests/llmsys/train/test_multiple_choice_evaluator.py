@@ -12,7 +12,7 @@ from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig
 from llmsys.config.run_constraints import find_task_violations
 from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
-from llmsys.train.evaluator import TargetEvaluation, compute_row_metrics
+from llmsys.train.evaluator import RowRanks, TargetEvaluation, compute_row_metrics
 from llmsys.train.multiple_choice_evaluator import EvaluatorWithTasks, MultipleChoiceEvaluator, QuestionScores
 from tests.helpers.letter_tokenizer import Letters
 from tests.helpers.ranks import run_ranks
@@ -31,7 +31,7 @@ def write_bigrams(probabilities: dict[str, float]) -> Callable[[Batch], Tensor]:
 
 
 def build_evaluator(*questions: MultipleChoiceQuestion, together: int = 1) -> MultipleChoiceEvaluator:
-    return MultipleChoiceEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), together)  # type: ignore[arg-type]
+    return MultipleChoiceEvaluator(ChoiceRows(questions, Letters(), [0], longest=64), RowRanks(together))  # type: ignore[arg-type]
 
 
 def test_each_rule_finds_the_answer_that_it_should() -> None:
@@ -81,7 +81,8 @@ def score_by_hand(question: MultipleChoiceQuestion) -> list[float]:
 
 
 def compute_numbers(together: int) -> list[list[float]]:
-    return compute_row_metrics(build_evaluator(*build_questions()).rows, build_bigram_model(), CPU, together).tolist()
+    rows = build_evaluator(*build_questions()).rows
+    return compute_row_metrics(rows, build_bigram_model(), CPU, RowRanks(together)).tolist()
 
 
 def on_ranks(rank: int) -> list[tuple[QuestionScores, list[list[float]]]]:

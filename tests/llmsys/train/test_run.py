@@ -4,6 +4,7 @@ Runs the real commands in real processes.
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -146,6 +147,15 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
     environment = json.loads((config.parent / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"]
     assert environment["world_size"] == 2
+    assert environment["variables"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    traces = config.parent / "run" / "heartbeats" / "collectives-rank-"
+    assert environment["variables"]["TORCH_FR_DUMP_TEMP_FILE"] == str(traces)
+    assert set(environment["affinity"]) <= os.sched_getaffinity(0)
+    assert environment["matmuls"] == {
+        "float32_matmul_precision": "highest",
+        "bf16_reduced_precision_sums": False,
+        "fp16_reduced_precision_sums": False,
+    }
 
 
 def test_another_config_in_the_same_folder_is_refused_with_the_difference(config: Path) -> None:

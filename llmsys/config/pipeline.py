@@ -1,0 +1,169 @@
+"""The pipeline axis (`layout.pipeline`): its schedule, the stages on each rank, and the rules of both.
+
+Stage s of a pipeline of p ranks is on rank s mod p: the schedules are those of torch.distributed.pipelining that visit
+the ranks in a loop.
+
+Invariants:
+- Every message gives the value, the rule, and legal values.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from llmsys.config.model import ModelConfig
+from llmsys.config.section import Section, Violation, format_choices
+
+_SPLIT_BACKWARD = "computes gradients of inputs and of weights in two passes"
+REFUSED = {
+    "zero_bubble": f"it {_SPLIT_BACKWARD}, which frees the gradient of our head loss after the first and keeps saved "
+    "tensors after the step",
+    "zbv": f"it {_SPLIT_BACKWARD}, for which FSDP2 that reshards after the forward gives wrong gradients without an "
+    "error, and it keeps saved tensors after every step",
+    "dualpipev": f"it {_SPLIT_BACKWARD}, for which FSDP2 that reshards after the forward gives wrong gradients without "
+    "an error, and selective recomputation fails",
+}
+"""Schedules of torch 2.13 that do not give the gradients of one process, and the reason."""
+
+
+class _BaseSchedule(Section):
+    """Base of the schedules: one stage on each rank."""
+
+    needs_full_pipeline: ClassVar[bool] = False  # at least as many micro-batches as ranks
+
+    @property
+    def num_chunks(self) -> int:
+        """Stages on each rank."""
+        return 1
+
+    def find_micro_batch_problem(self, ranks: int, micro_batches: int) -> str | None:
+        """Return the rule that a number of micro-batches breaks, with legal numbers, or None.
+
+        Args:
+            ranks: size of the pipeline axis.
+            micro_batches: micro-batches of a rank in one step.
+        """
+        if self.needs_full_pipeline and micro_batches < ranks:
+            return f"at least as many as ranks of the pipeline ({ranks})"
+        return None
+
+    def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
+        """Return the most forward passes of a stage on one rank that wait for their backward pass.
+
+        Args:
+            ranks: size of the pipeline axis.
+            rank: index on it.
+            micro_batches: micro-batches of a step.
+
+        Returns:
+            Passes through one stage; with several stages on a rank, over all of them.
+        """
+        return min(micro_batches, ranks - rank)
+
+
+class GPipeScheduleConfig(_BaseSchedule):
+    """All forward passes, then all backward passes (Huang 2019, arXiv:1811.06965)."""
+
+    kind: Literal["gpipe"] = "gpipe"
+
+    def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
+        """Return all micro-batches."""
+        return micro_batches
+
+
+class OneForwardOneBackwardConfig(_BaseSchedule):
+    """One forward and one backward in turn, so that at most p micro-batches are held (Narayanan 2019; 1806.03377)."""
+
+    kind: Literal["1f1b"] = "1f1b"
+    needs_full_pipeline: ClassVar[bool] = True
+
+
+class InterleavedScheduleConfig(_BaseSchedule):
+    """1F1B with several stages on each rank: a bubble 1/v as long, for v messages as many (Narayanan 2021)."""
+
+    kind: Literal["interleaved"] = "interleaved"
+    stages_per_rank: int = Field(2, ge=2, description="Stages on each rank (virtual pipeline stages).")
+
+    @property
+    def num_chunks(self) -> int:
+        """Stages on each rank."""
+        return self.stages_per_rank
+
+    def find_micro_batch_problem(self, ranks: int, micro_batches: int) -> str | None:
+        """Return the rule that a number of micro-batches breaks: rounds of equal size."""
+        rounds = max(1, micro_batches // ranks)
+        if micro_batches % rounds:
+            return f"a multiple of the pipeline's {ranks} ranks, or fewer than {2 * ranks}"
+        return None
+
+    def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
+        """Return the warm-up passes and one more."""
+        round_size = micro_batches // max(1, micro_batches // ranks)
+        warmup = (self.stages_per_rank - 1) * round_size + 2 * (ranks - rank - 1)
+        return min(warmup + 1, micro_batches * self.stages_per_rank)
+
+
+def _reject_unproven(value: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind in REFUSED:
+        raise ValueError(f"{kind} is not available: {REFUSED[kind]}. Use 1f1b, interleaved or gpipe.")
+    return value
+
+
+PipelineScheduleConfig = Annotated[
+    Annotated[
+        GPipeScheduleConfig | OneForwardOneBackwardConfig | InterleavedScheduleConfig, Field(discriminator="kind")
+    ],
+    BeforeValidator(_reject_unproven),
+]
+
+
+def find_stage_violations(
+    ranks: int, schedule: PipelineScheduleConfig, layers_per_stage: Sequence[int] | None, model: ModelConfig
+) -> Iterator[Violation]:
+    """Yield the violations of stages that follow from the model alone.
+
+    Args:
+        ranks: size of the pipeline axis.
+        schedule: `layout.pipeline_schedule`.
+        layers_per_stage: `layout.layers_per_stage`.
+        model: the architecture.
+
+    Returns:
+        An iterator over violations; keys are relative to `layout`.
+    """
+    if ranks == 1:
+        if layers_per_stage is not None:
+            yield Violation("layers_per_stage", "pipeline=1 has no stages. Leave it out, or use pipeline=2 or more.")
+        return
+    layers, stages = model.num_hidden_layers, ranks * schedule.num_chunks
+    if layers < stages:
+        fewer = f"pipeline={format_choices(range(1, max(1, layers // schedule.num_chunks) + 1))}"
+        other = "" if schedule.num_chunks == 1 else ", or pipeline_schedule.kind=1f1b"
+        yield Violation(
+            "pipeline", f"{stages} stages cannot share {layers} layers: each needs one. Use {fewer}{other}."
+        )
+    elif layers_per_stage is not None and (
+        len(layers_per_stage) != stages or sum(layers_per_stage) != layers or min(layers_per_stage) < 1
+    ):
+        even = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+        yield Violation(
+            "layers_per_stage",
+            f"{list(layers_per_stage)} must be {stages} numbers of at least 1 with the sum {layers}, the layers of the "
+            f"model. Use {even}, or leave it out to cut by cost.",
+        )
+    for choice in _list_unproven_choices(model):
+        yield Violation("pipeline", f"{choice} does not run in stages. Use pipeline=1 with shard, tensor or context.")
+
+
+def _list_unproven_choices(model: ModelConfig) -> list[str]:
+    found = {
+        f"model.family={model.family}": model.family == "encoder_decoder",
+        f"model.head.kind={model.head.kind}": model.head.kind in ("classification", "features"),
+        f"model.recurrence.kind={getattr(model.recurrence, 'kind', None)}": model.recurrence is not None,
+        f"model.attention.kind={model.attention.kind}": model.attention.has_own_mask,
+        # T5's table is one parameter of all layers.
+        f"model.position.kind={model.position.kind}": model.position.kind in ("relative_bias", "transformer_xl"),
+    }
+    return [choice for choice, is_found in found.items() if is_found]

@@ -1,0 +1,174 @@
+"""Windows of one length, cut from the documents in the shuffled order that `llmsys prepare` has written.
+
+Reads token files with page tables. Memory and time per window do not grow with the corpus.
+
+The tokens of all files are one cyclic stream. An epoch rotates it by a number of tokens of its own, cuts it into
+windows, and permutes them. A window has `length + 1` tokens: inputs and, shifted by one, targets.
+
+Invariants:
+- Window w of epoch e is a function of (data fingerprint, seed, e, w) alone, and has an inverse.
+- The end-of-sequence token that closes a document in the files opens the next document here, so every token of a
+  document is predicted, the first included.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmsys.data.packed_windows import Window, WindowBatch, build_size_error, split_at_documents
+from llmsys.data.shuffle import KeyedPermutation, derive_order_key
+from llmsys.paged_token_shards import PagedTokenShards
+
+# N windows, T positions
+
+
+class EpochKeys(NamedTuple):
+    """The order of one epoch: the permutation of its windows, and the first token of window 0 in the stream."""
+
+    windows: KeyedPermutation
+    shift: int
+
+
+class StreamWindows:
+    """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest.
+
+    An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at its begin. The
+    remainder is `tokens_left_over_per_epoch`: other tokens in each epoch.
+    """
+
+    def __init__(self, shards: PagedTokenShards, *, length: int, seed: int) -> None:
+        self.stream, self.length, self.seed = shards.stream, length, seed
+        self.fingerprint = shards.fingerprint
+        """Fingerprint of the dataset."""
+        self.tokens = self.stream.num_tokens
+        if self.tokens <= length:
+            raise build_size_error(self.tokens, length)
+        self.windows_per_epoch, self.tokens_left_over_per_epoch = divmod(self.tokens, length)
+        self._get_epoch = lru_cache(maxsize=16)(self._derive_epoch)
+
+    def _derive_epoch(self, epoch: int) -> EpochKeys:
+        identity = self.fingerprint, self.seed, epoch
+        windows = KeyedPermutation(self.windows_per_epoch, derive_order_key("stream windows", *identity))
+        return EpochKeys(windows, derive_order_key("stream shift", *identity) % self.tokens)
+
+    def get_window(self, index: int) -> Window:
+        """Return sequence `index` of the run, counted from zero over all epochs."""
+        tokens, documents = self.get_rows([index])
+        return Window(tokens[0], documents[0])
+
+    def get_rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> WindowBatch:
+        """Implement `WindowDataset.get_rows`."""
+        starts, size = self._get_starts(np.asarray(numbers, np.int64)), self.length + 1
+        tokens, documents = (np.empty((len(starts), size), np.int64) for _ in range(2))
+        wraps = starts + size > self.tokens
+        self.stream.copy_ranges(np.where(wraps, 0, starts), size, tokens)
+        for row in np.flatnonzero(wraps).tolist():
+            tokens[row] = np.concatenate(
+                [self.stream.read_range(*part) for part in self._iter_ranges(int(starts[row]), size)]
+            )
+        is_read = np.zeros(len(starts), np.bool_)
+        for group in self.stream.iter_document_groups(starts, size):
+            spans = split_at_documents(group.closings, starts[group.rows], size)
+            inputs = np.repeat(spans.places + group.first_document, spans.ends - spans.begins)
+            documents[group.rows], is_read[group.rows] = inputs.reshape(-1, size), True
+        for row in np.flatnonzero(~is_read).tolist():
+            counts, first = self._count_document_inputs(int(starts[row]), size)
+            documents[row] = np.repeat(np.arange(first, first + len(counts)), counts)
+        return WindowBatch(tokens, documents)
+
+    def compute_attention_cost(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Implement `WindowDataset.compute_attention_cost`."""
+        starts = self._get_starts(np.asarray(numbers, np.int64))
+        costs = np.zeros(len(starts), np.int64)
+        for group in self.stream.iter_document_groups(starts, self.length):
+            spans = split_at_documents(group.closings, starts[group.rows], self.length)
+            lengths = spans.ends - spans.begins
+            np.add.at(costs, group.rows[spans.rows], lengths * lengths)
+        for row in np.flatnonzero(costs == 0).tolist():
+            counts, _ = self._count_document_inputs(int(starts[row]), self.length)
+            costs[row] = counts @ counts
+        return costs
+
+    def list_documents(self, number: int) -> list[tuple[int, int]]:
+        """List (0, document) of every document with tokens in the window: there is one source."""
+        found = []
+        for begin, end in self._iter_ranges(int(self._get_starts(np.array([number]))[0]), self.length + 1):
+            first, ends = self.stream.find_document_ends(begin, end)
+            found += [(0, first + index) for index in range(len(ends))]
+        return list(dict.fromkeys(found))  # one that is cut may be at both ends
+
+    def list_windows_with_document(self, document: int, count: int) -> NDArray[np.int64]:
+        """List the sequences among the first `count` of a run that have tokens of a document, in order."""
+        begin, end = self.stream.get_document_span(document)
+        by_epoch = [np.empty(0, np.int64)]
+        for epoch in range(-(-count // self.windows_per_epoch)):
+            order = self._get_epoch(epoch)
+            windows = self._list_rotated_windows((begin - order.shift) % self.tokens, end - begin)
+            by_epoch.append(np.sort(order.windows.find_places(windows)) + epoch * self.windows_per_epoch)
+        numbers = np.concatenate(by_epoch)
+        return numbers[numbers < count]
+
+    def _list_rotated_windows(self, start: int, size: int) -> NDArray[np.int64]:
+        """List the windows with some of `size` tokens from `start`; both are in the rotated stream of an epoch.
+
+        Window w has the tokens w · length to w · length + length, the last of them modulo the tokens.
+        """
+        found = []
+        for begin, end in self._iter_ranges(start, size):
+            last = min((end - 1) // self.length, self.windows_per_epoch - 1)
+            found.append(np.arange(max(0, (begin - 1) // self.length), last + 1))
+            if begin == 0 and not self.tokens_left_over_per_epoch:
+                found.append(np.array([self.windows_per_epoch - 1]))
+        return np.unique(np.concatenate(found))
+
+    def get_packing_stats(self) -> dict[str, Any]:
+        """Return the cost of cutting into windows: no padding, and the end of an epoch's stream fills no window."""
+        return {
+            "tokens_per_epoch": self.windows_per_epoch * self.length,
+            "sequences_per_epoch": self.windows_per_epoch,
+            "padding_tokens_per_epoch": 0,
+            "lost_tokens_per_epoch": self.tokens_left_over_per_epoch,
+        }
+
+    def get_progress(self, count: int) -> dict[str, Any]:
+        """Implement `WindowDataset.get_progress`."""
+        return {"epochs": round(count / self.windows_per_epoch, 4)}
+
+    def _get_starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first token of each window in the stream, (N,)."""
+        epochs, places = np.divmod(numbers, self.windows_per_epoch)
+        starts = np.empty_like(numbers)
+        if len(numbers) and (epochs == epochs[0]).all():
+            return self._get_epoch_starts(int(epochs[0]), places)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            starts[here] = self._get_epoch_starts(epoch, places[here])
+        return starts
+
+    def _get_epoch_starts(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        order = self._get_epoch(epoch)
+        return (order.windows.get_values(places) * self.length + order.shift) % self.tokens
+
+    def _iter_ranges(self, start: int, size: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the stream with `size` tokens from `start`: two where its end is between them."""
+        yield start, min(start + size, self.tokens)
+        if start + size > self.tokens:
+            yield 0, start + size - self.tokens
+
+    def _count_document_inputs(self, start: int, size: int) -> tuple[NDArray[np.int64], int]:
+        """Return the tokens of each document among `size` from `start`, and the number of the first document.
+
+        The closing token of a document belongs to the document that it opens.
+        """
+        edges: list[NDArray[np.int64]] = []
+        first, at = -1, 0
+        for begin, end in self._iter_ranges(start, size):
+            number, ends = self.stream.find_document_ends(begin, end)
+            first = number if first < 0 else first
+            edges.append(ends - 1 - begin + at)
+            at += end - begin
+        cuts = np.concatenate([[0], *edges, [size]])
+        return np.diff(np.minimum(cuts, size)), first

@@ -1,0 +1,238 @@
+"""The stages of a pipeline: how layers are cut, and the two that an estimate looks at.
+
+Those are the first, which holds most micro-batches, and the last, which has the loss. One stage is both.
+
+Invariants:
+- A cut is a function of the model, the stages and the sequence length.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from llmsys.config.model import ModelConfig
+from llmsys.config.module_tensors import Input, ParameterTensor
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.estimate.flops import count_visible_pairs
+from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
+from llmsys.estimate.rank_parameters import is_in_block
+from llmsys.estimate.software_profile import MemoryProfile
+
+OF_FIRST = frozenset({"embedding", "positions"})
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds."""
+
+    layers: frozenset[int]
+    first: bool
+    last: bool
+    in_flight: float
+
+    def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
+        """The parameter tensors of this stage."""
+        for row in list_model_tensors(model):
+            if row.name.startswith("blocks."):
+                layers = tuple(layer for layer in row.layers if layer in self.layers)
+                if layers:
+                    yield replace(row, layers=layers)
+            elif self._has_parameter(model, row):
+                yield row
+
+    def _has_parameter(self, model: ModelConfig, row: ParameterTensor) -> bool:
+        tied = self.last and row.name == "embed.weight" and needs_embedding_copy(model)
+        first = row.component in OF_FIRST or row.name.startswith(("encoder.", "embedding_norm"))
+        return tied or (self.first if first and not is_in_block(row) else self.last if not first else self.first)
+
+
+def list_rank_stages(
+    model: ModelConfig, layout: ParallelLayout, sequence_length: int, micro_batches: int
+) -> list[PipelineStage]:
+    """Return what each rank of our pipeline has, its stages together.
+
+    Args:
+        model: the architecture.
+        layout: resolved layout.
+        sequence_length: tokens of a window.
+        micro_batches: micro-batches of a rank in one step.
+
+    Returns:
+        One entry per rank of the pipeline. `in_flight` counts micro-batches of all its layers.
+    """
+    cut, schedule = cut_layers(model, layout, sequence_length), layout.pipeline_schedule
+    found = []
+    for rank in range(cut.ranks):
+        stages = cut.list_rank_stages(rank)
+        layers = frozenset(layer for stage in stages for layer in cut.stages[stage])
+        passes = schedule.count_in_flight(cut.ranks, rank, micro_batches)
+        found.append(PipelineStage(layers, rank == 0, cut.is_last(stages[-1]), passes / len(stages)))
+    return found
+
+
+def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[PipelineStage]:
+    """One stage, or the first and the last of several: a published system's pipeline.
+
+    Under 1F1B the first holds as many micro-batches as there are stages; with the blocks of a stage in m chunks
+    (p - 1) / m more (Korthikanti 2022, 4.2.3).
+    """
+    count, layers = system.pipeline, model.num_hidden_layers
+    if count == 1:
+        return [PipelineStage(frozenset(range(layers)), True, True, 1.0)]
+    own = -(-layers // count)
+    interleaved = (count - 1) / system.pipeline_chunks if system.pipeline_chunks > 1 else 0.0
+    held = system.in_flight or count + interleaved
+    last = PipelineStage(frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved))
+    return [PipelineStage(frozenset(range(own)), True, False, held), last]
+
+
+@dataclass(frozen=True)
+class PipelineCut:
+    """The layers of every stage, first to last, and the ranks that have them: stage s is on rank s mod `ranks`.
+
+    Attributes:
+        stages: layers of each stage; together all layers in order.
+        ranks: size of the pipeline axis.
+    """
+
+    stages: tuple[range, ...]
+    ranks: int
+
+    def list_rank_stages(self, rank: int) -> list[int]:
+        """Return the indices of the stages on one rank of the pipeline, in order."""
+        return list(range(rank, len(self.stages), self.ranks))
+
+    def is_last(self, stage: int) -> bool:
+        """Return whether a stage has the head and the loss."""
+        return stage == len(self.stages) - 1
+
+
+def cut_layers(model: ModelConfig, layout: ParallelLayout, sequence_length: int) -> PipelineCut:
+    """Cut the layers of a model into the stages of a pipeline.
+
+    The cut is `layout.layers_per_stage`, or the one whose costliest stage has the fewest operations; among those, the
+    one whose largest stage has the fewest parameters. Operations count the head and multi-token prediction,
+    parameters the embedding as well. A remaining tie gives fewer layers to earlier stages, which hold more
+    micro-batches.
+
+    Args:
+        model: the architecture.
+        layout: the layout, with its pipeline axis and schedule.
+        sequence_length: tokens of a window, on which the cost of attention depends.
+
+    Returns:
+        The layers of every stage.
+    """
+    count = layout.pipeline * layout.pipeline_schedule.num_chunks
+    if (sizes := layout.layers_per_stage) is None:
+        costs = LayerCosts(model, sequence_length)
+        most = _minimize_largest(costs.operations, count, [0] * len(costs.operations), None)[0]
+        sizes = _minimize_largest(costs.parameters, count, costs.operations, most)[1]
+    ends = [0, *accumulate(sizes)]
+    return PipelineCut(tuple(range(first, last) for first, last in pairwise(ends)), layout.pipeline)
+
+
+class LayerCosts:
+    """The cost of each layer; the first one bears the embedding, the last one the head and multi-token prediction."""
+
+    def __init__(self, model: ModelConfig, sequence_length: int) -> None:
+        self._model, self._length = model, sequence_length
+        self._rows = list_model_tensors(model)
+
+    @cached_property
+    def operations(self) -> list[int]:
+        """Multiplications of a forward pass over one sequence, by layer."""
+        model, layers = self._model, self._model.num_hidden_layers
+        counts = [
+            sum(self._count_multiplications(row) for row in self._rows if _is_of_layer(row, layer))
+            + self._count_scores(layer)
+            for layer in range(layers)
+        ]
+        depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
+        logits = model.vocab_size * model.hidden_size * self._length
+        # A tied head has no row of its own, and each prediction module goes through the head once more.
+        counts[-1] += logits * (depth * model.head.has_logits + is_head_tied(model)) + depth * self._count_scores(
+            layers - 1
+        )
+        counts[-1] += sum(
+            self._count_multiplications(row) * row.num_copies
+            for row in self._rows
+            if not row.name.startswith("blocks.")
+        )
+        return counts
+
+    @cached_property
+    def parameters(self) -> list[int]:
+        """Parameters by layer; those of a tied embedding twice, because first and last stage have a copy."""
+        counts = [
+            sum(row.elements_per_copy for row in self._rows if _is_of_layer(row, layer))
+            for layer in range(self._model.num_hidden_layers)
+        ]
+        for row in self._rows:
+            if not row.name.startswith("blocks."):
+                counts[0 if _is_before_blocks(row) else -1] += row.num_elements
+                if row.name == "embed.weight" and needs_embedding_copy(self._model):
+                    counts[-1] += row.num_elements
+        return counts
+
+    def _count_multiplications(self, row: ParameterTensor) -> int:
+        moe = self._model.moe
+        vectors: dict[Input | None, int] = {
+            "token": self._length,
+            "sequence": 1,
+            "distance": self._length,
+            "visit": 0 if moe is None else moe.count_sequence_visits(self._length),
+        }
+        return row.elements_per_vector // row.num_copies * vectors.get(row.input, 0)
+
+    def _count_scores(self, layer: int) -> int:
+        model, causal = self._model, self._model.family != "encoder"
+        scores = model.attention.build_score_shape(model, 0, is_causal=causal)
+        pairs = count_visible_pairs(self._length, model.get_attention_window(layer), causal=causal)
+        return scores.heads * (scores.key_channels + scores.value_channels) * pairs
+
+
+def needs_embedding_copy(model: ModelConfig) -> bool:
+    """Return whether the last stage needs the token embedding too: for a tied head, or to predict further tokens.
+
+    Args:
+        model: the architecture.
+
+    Returns:
+        True where first and last stage have a copy each.
+    """
+    return is_head_tied(model) or model.multi_token_prediction is not None
+
+
+def _is_of_layer(row: ParameterTensor, layer: int) -> bool:
+    return row.name.startswith("blocks.") and layer in row.layers
+
+
+def _is_before_blocks(row: ParameterTensor) -> bool:
+    return row.component in OF_FIRST or row.name.startswith("embedding_norm")
+
+
+def _minimize_largest(
+    values: Sequence[int], count: int, limited: Sequence[int], limit: int | None
+) -> tuple[int, tuple[int, ...]]:
+    """Cut a list into `count` runs such that the largest sum is smallest, and `limited` sums to `limit` at most.
+
+    Returns:
+        The largest sum, and the length of each run. Among equal cuts, earlier runs are shorter.
+    """
+    totals, bounds, layers = [0, *accumulate(values)], [0, *accumulate(limited)], len(values)
+    # best[last]: the cut of the layers from `last` on into as many runs as were added so far
+    best: dict[int, tuple[int, tuple[int, ...]]] = {layers: (0, ())}
+    for left in range(count - 1, -1, -1):
+        added: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for first in range(left, layers):
+            found = [
+                (max(totals[last] - totals[first], best[last][0]), (last - first, *best[last][1]))
+                for last in best
+                if last > first and (limit is None or bounds[last] - bounds[first] <= limit)
+            ]
+            if found:
+                added[first] = min(found)
+        best = added
+    return best[0]

@@ -1,0 +1,90 @@
+"""Laws of order 2: a window is a function of data, seed and number, in memory that does not grow with the documents."""
+
+import numpy as np
+import pytest
+
+from llmsys import token_stream
+from llmsys.data.packed_windows import PackedDocuments
+from llmsys.data.stream_windows import StreamWindows
+from llmsys.errors import DataError
+from llmsys.paged_token_shards import PagedTokenShards, require_paged
+from llmsys.token_shards import open_tokens
+from tests.helpers.dataset import make_dataset
+from tests.helpers.token_files import write_paged_dataset
+from tests.reference.packing import build_stream_window
+
+DOCUMENTS = [[*range(3, 3 + length), 2] for length in (5, 1, 30, 2, 2, 61, 9, 3, 17, 1, 8)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> PagedTokenShards:
+    """Eleven documents in four files, of record batches with one or two of them."""
+    folder = write_paged_dataset(tmp_path_factory.mktemp("stream"), DOCUMENTS, rows_per_file=3, rows_per_batch=2)
+    return require_paged(open_tokens(folder, "train"))
+
+
+@pytest.mark.parametrize("length", [1, 5, 10, 37, 149])
+@pytest.mark.parametrize("small_files", [32, 0], ids=["small", "large"])
+def test_windows_and_their_documents_equal_the_plain_twin_over_three_epochs(
+    shards: PagedTokenShards, length: int, small_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documents of a small split stay in memory; those of a large one are found by record batch."""
+    monkeypatch.setattr(token_stream, "MAX_EAGER_FILES", small_files)
+    windows = StreamWindows(shards, length=length, seed=5)
+    count = 3 * windows.windows_per_epoch
+    rows = windows.get_rows(range(count))
+    costs = windows.compute_attention_cost(range(count))
+    seen: dict[int, list[int]] = {}
+    for index in range(count):
+        tokens, documents, owners = build_stream_window(shards, length=length, seed=5, index=index)
+        assert rows.tokens[index].tolist() == tokens
+        assert rows.documents[index].tolist() == owners
+        assert costs[index] == sum(n * n for n in np.unique(owners[:-1], return_counts=True)[1])
+        inside = list(dict.fromkeys(document % shards.num_documents for document in documents))
+        assert [document for _, document in windows.list_documents(index)] == inside
+        for document in inside:
+            seen.setdefault(document, []).append(index)
+    for document in range(shards.num_documents):
+        assert windows.list_windows_with_document(document, count).tolist() == seen.get(document, [])
+        assert windows.list_windows_with_document(document, 3).tolist() == [n for n in seen.get(document, []) if n < 3]
+
+
+def test_an_epoch_has_every_token_once_and_leaves_others_over_each_time(shards: PagedTokenShards) -> None:
+    windows = StreamWindows(shards, length=11, seed=1)
+    everything = np.concatenate(DOCUMENTS)
+    assert windows.windows_per_epoch == len(everything) // 11
+    assert windows.get_packing_stats()["lost_tokens_per_epoch"] == len(everything) % 11 > 0
+    missing = []
+    for epoch in range(4):
+        first = epoch * windows.windows_per_epoch
+        seen = windows.get_rows(range(first, first + windows.windows_per_epoch)).tokens[:, :-1]
+        left = np.bincount(everything, minlength=99) - np.bincount(seen.ravel(), minlength=99)
+        assert left.min() >= 0
+        assert left.sum() == len(everything) % 11
+        missing.append(left.tolist())
+    assert len(set(map(tuple, missing))) > 1
+
+
+def test_the_order_follows_the_seed_and_the_epoch(shards: PagedTokenShards) -> None:
+    windows = StreamWindows(shards, length=4, seed=1)
+    each = windows.windows_per_epoch
+    first, second = (windows.get_rows(range(n, n + each)).tokens.tolist() for n in (0, each))
+    other = StreamWindows(shards, length=4, seed=2).get_rows(range(each)).tokens.tolist()
+    assert first not in (second, other)
+    # Windows are cut in other places, not only taken in another order.
+    assert sorted(first) != sorted(second)
+    assert sorted(first) != sorted(other)
+
+
+def test_too_little_data_is_refused(shards: PagedTokenShards) -> None:
+    with pytest.raises(DataError, match=r"150 training tokens do not fill one sequence of 150\. Use a smaller"):
+        StreamWindows(shards, length=150, seed=0)
+
+
+def test_order_1_reads_the_same_windows_from_either_kind_of_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folders = [make_dataset(tmp_path_factory.mktemp("toy") / "data", order=order) for order in (1, 2)]
+    old, new = (
+        PackedDocuments(open_tokens(folder, "train"), length=32, seed=3).get_rows(range(40)) for folder in folders
+    )
+    assert old.tokens.tolist() == new.tokens.tolist()
+    assert old.documents.tolist() == new.documents.tolist()

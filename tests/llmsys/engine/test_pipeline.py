@@ -1,0 +1,265 @@
+"""A pipeline against one process: every gradient, the norm, the balance of experts, checkpoints, and skipped steps."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from llmsys.config.run import RunConfig
+from llmsys.data.batch import Batch
+from llmsys.doctor.parity_check import compare_to_reference, gather_full_tensor
+from llmsys.doctor.parity_matrix import INTERLEAVED, ParityCase
+from llmsys.doctor.parity_models import DEEP, EXPERTS, LATENT, SEQUENCES, ParityModel
+from llmsys.doctor.parity_reference import RATE, Trajectory, build_micro_batches, compute_reference_trajectory
+from llmsys.engine.engine import Engine
+from llmsys.errors import CheckpointError
+from llmsys.events import read_latest_events
+from llmsys.parallel.device_mesh import build_device_meshes
+from llmsys.parallel.process_group import all_gather_object, get_rank, get_world_size
+from llmsys.train import checkpoint_load
+from llmsys.train.build_engine import build_engine
+from llmsys.train.build_trainer import build_trainer
+from llmsys.train.checkpoint_load import read_tensor_metadata
+from llmsys.train.expert_load import update_expert_balance
+from llmsys.train.trainer import Trainer
+from tests.helpers.dataset import VOCABULARY, make_dataset
+from tests.helpers.ranks import run_ranks
+
+pytestmark = pytest.mark.distributed
+
+GPIPE, CPU = {"kind": "gpipe"}, torch.device("cpu")
+Settings = dict[str, Any]
+
+
+def build_config(parity_model: ParityModel, layout: Settings, **sections: Settings) -> RunConfig:
+    """The run of a parity model in micro-batches of one sequence."""
+    batch = {"sequence_length": parity_model.length, "sequences": SEQUENCES, "micro_sequences": 1}
+    train = {"precision": "fp32", "threads_per_process": 1, "tokens": 20 * SEQUENCES * parity_model.length}
+    settings: Settings = {"model": parity_model.model, "layout": layout, "batch": batch, "train": train}
+    for name, section in sections.items():
+        settings[name] = settings.get(name, {}) | section
+    return RunConfig.model_validate(settings)
+
+
+def train_steps(engine: Engine, config: RunConfig, parity_model: ParityModel, steps: range) -> list[tuple[float, ...]]:
+    """Loss, norm and the reported balance of each step."""
+    layout, found = config.resolve_layout(get_world_size()), []
+    place = {"rank": layout.get_data_rank(get_rank()), "ranks": layout.data_parallel_size, "micro": 1}
+    for step in steps:
+        result = engine.train_step(build_micro_batches(parity_model, step, **place, is_bitwise=False), RATE)
+        load = update_expert_balance(engine.module).read_report()
+        found.append((result.loss, result.gradient_norm, *load.balance, *load.router_z))
+    return found
+
+
+def gather_state(engine: Engine) -> dict[str, Any]:
+    """Every tensor of the training state, from all stages. Copies in two stages must have the same bits."""
+    merged: dict[str, Any] = {}
+    for part in all_gather_object({n: gather_full_tensor(t).numpy() for n, t in engine.get_state().tensors.items()}):
+        for name, value in part.items():
+            assert np.array_equal(merged.setdefault(name, value), value), f"{name} differs between ranks"
+    return merged
+
+
+# Equal to the last bit: the same micro-batches in the same order, and nothing is shared between stages.
+UNTIED = ParityModel(
+    "four layers, first dense",
+    DEEP.model.model_copy(update={"tie_word_embeddings": False, "multi_token_prediction": None}),
+)
+BITWISE: dict[str, tuple[Settings, Settings]] = {
+    "gpipe": ({"pipeline": 2, "pipeline_schedule": GPIPE}, {}),
+    "1f1b": ({"pipeline": 2, "layers_per_stage": [3, 1]}, {"train": {"ema_half_life_tokens": 500}}),
+    "interleaved": ({"pipeline": 2, "pipeline_schedule": INTERLEAVED}, {"optimizer": {"kind": "muon"}}),
+}
+
+
+def run_bitwise_cases(rank: int) -> dict[str, Any]:
+    """Two steps of each case; on one process without a pipeline."""
+    found = {}
+    for name, (layout, sections) in BITWISE.items():
+        config = build_config(UNTIED, layout if get_world_size() > 1 else {}, **sections)
+        engine = build_engine(config, build_device_meshes(config.resolve_layout(get_world_size()), CPU), CPU)
+        steps = train_steps(engine, config, UNTIED, range(2))
+        [batch] = build_micro_batches(UNTIED, 0, rank=0, ranks=1, micro=SEQUENCES, is_bitwise=False)
+        logits_BTV = engine.compute_logits(batch)  # with the average, where there is one
+        found[name] = {"steps": steps, "state": gather_state(engine), "logits": logits_BTV.numpy()}
+        found[name]["skipped"] = skip_step(engine, config)
+    return found
+
+
+def skip_step(engine: Engine, config: RunConfig) -> list[tuple[float, float]]:
+    """What every rank is asked about a step that is refused, which must change nothing."""
+    before, asked = gather_state(engine), []
+
+    def refuse(loss: float, norm: float) -> bool:
+        asked.append((loss, norm))
+        return False
+
+    batches = build_micro_batches(UNTIED, 7, rank=0, ranks=1, micro=1, is_bitwise=False)
+    assert not engine.train_step(batches, RATE, refuse).is_applied
+    update_expert_balance(engine.module, applied=False)
+    assert all(np.array_equal(value, before[name]) for name, value in gather_state(engine).items())
+    return asked
+
+
+def run_one_rank(rank: int, folder: Path) -> dict[str, Any]:
+    """The cases of two ranks and the journey of four, without a pipeline."""
+    travel(folder, "calm", [{}])
+    return run_bitwise_cases(rank)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pipeline")
+    make_dataset(made / "data")
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    [found] = run_ranks(run_one_rank, 1, folder)
+    return dict(found)
+
+
+def test_every_schedule_gives_the_bits_of_one_process(alone: dict[str, Any]) -> None:
+    pipelined = run_ranks(run_bitwise_cases, 2)
+    for name in BITWISE:
+        expected = alone[name]
+        for found in (rank[name] for rank in pipelined):
+            # The norm is summed in another order; everything else is not.
+            np.testing.assert_allclose(found["steps"], expected["steps"], rtol=3e-7)
+            np.testing.assert_allclose(found["skipped"], expected["skipped"], rtol=3e-7)
+            assert found["state"].keys() == expected["state"].keys()
+            for key, value in expected["state"].items():
+                assert np.array_equal(found["state"][key], value), (name, key)
+            assert np.array_equal(found["logits"], expected["logits"]), name
+
+
+LOOP = (("pipeline", 2), ("pipeline_schedule", INTERLEAVED))
+PARITY: dict[str, ParityCase] = {
+    case.title: case
+    for case in (
+        ParityCase(4, "fsdp", (("pipeline", 4),), "fp32", "selective", DEEP, 2),
+        ParityCase(4, "fsdp", (*LOOP, ("expert", 2)), "fp32", "full", DEEP, 1),
+        ParityCase(4, "fsdp", (("pipeline", 2), ("tensor", 2)), "fp32", "none", LATENT, 2),
+        ParityCase(4, "fsdp", (("pipeline", 2), ("replicate", 2)), "fp32", "none", EXPERTS, 2),
+    )
+}  # fmt: skip
+JOURNEY: list[Settings] = [
+    {"pipeline": 2, "shard": 2},
+    {"pipeline": 4, "pipeline_schedule": GPIPE},
+    {"shard": 4, "expert": 2},
+    {"pipeline": 2, "pipeline_schedule": INTERLEAVED, "context": 2},
+]
+LEG_STEPS = 2
+EXPECTED = "expected.pt"
+
+
+def run_four_ranks(rank: int, folder: Path) -> dict[str, Any]:
+    """The distance of each parity case, and the journey of a run through layouts."""
+    expected: dict[str, Trajectory] = torch.load(folder / EXPECTED, weights_only=False)
+    distances = {title: compare_to_reference(case, expected[case.parity_model.name]) for title, case in PARITY.items()}
+    travel(folder, "journey", JOURNEY)
+    return {"distances": distances, "rejected": load_into_another_model(get_last_checkpoint(folder, "journey"))}
+
+
+class KilledError(Exception):
+    """The end of a run in the middle of a step."""
+
+
+def travel(folder: Path, name: str, legs: list[Settings]) -> None:
+    """Train a run whose layout changes: it ends in a step, and is continued from its last checkpoint."""
+    length, steps = DEEP.length, LEG_STEPS * len(JOURNEY)
+    sections: dict[str, Settings] = {
+        "run": {"folder": str(folder / name)},
+        "data": {"kind": "crawl", "folder": str(folder / "data")},
+        "tokenizer": {"kind": "sentencepiece", "vocab_size": VOCABULARY},
+        "train": {"tokens": steps * SEQUENCES * length, "log_every_steps": 1},
+        "checkpoint": {"every_steps": LEG_STEPS, "keep_last": steps},
+        "evaluation": {"every_steps": 2 * LEG_STEPS},
+    }
+    model = DEEP.model.model_copy(update={"vocab_size": VOCABULARY})
+    for leg, layout in enumerate(legs, start=1):
+        config = build_config(ParityModel("journey", model), layout, **sections)
+        with contextlib.ExitStack() as stack:
+            trainer = build_trainer(config, stack, lambda *_: [])
+            if leg == len(legs):
+                trainer.train()
+                return
+            kill_in_step(trainer, LEG_STEPS * leg)
+            with pytest.raises(KilledError):
+                trainer.train()
+
+
+def kill_in_step(trainer: Trainer, last: int) -> None:
+    begin_step = trainer.observability.begin_step
+
+    def begin_or_die(step: int, batches: list[Batch]) -> list[Batch]:
+        if step == last:
+            raise KilledError
+        return begin_step(step, batches)
+
+    trainer.observability.begin_step = begin_or_die  # type: ignore[method-assign]
+
+
+def get_last_checkpoint(folder: Path, name: str) -> Path:
+    return folder / name / "checkpoints" / f"step-{LEG_STEPS * len(JOURNEY):08d}"
+
+
+def load_into_another_model(checkpoint: Path) -> str:
+    """The error of a model with one layer more, of which only the last stage lacks tensors."""
+    deeper = ParityModel("deeper", DEEP.model.model_copy(update={"num_hidden_layers": 5, "vocab_size": VOCABULARY}))
+    config = build_config(deeper, {"pipeline": 4})
+    engine = build_engine(config, build_device_meshes(config.resolve_layout(4), CPU), CPU)
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint_load.load_checkpoint(engine, checkpoint)
+    return str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(folder: Path) -> list[dict[str, Any]]:
+    # In a file: a process that is forked from a server takes few tensors.
+    torch.save(
+        {model.name: compute_reference_trajectory(model) for model in (DEEP, LATENT, EXPERTS)}, folder / EXPECTED
+    )
+    return run_ranks(run_four_ranks, 4, folder)
+
+
+def test_pipelines_with_other_axes_follow_the_reference_run(four_ranks: list[dict[str, Any]]) -> None:
+    for title in PARITY:
+        assert all(rank["distances"][title].passed for rank in four_ranks), four_ranks[0]["distances"][title]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_killed_run_goes_on_into_and_out_of_pipelines(four_ranks: list[dict[str, Any]], folder: Path) -> None:
+    found, expected = (read_latest_events(folder / name / "events.jsonl") for name in ("journey", "calm"))
+    for kind in ("step", "experts", "evaluation"):
+        for one, other in zip(select_events(found, kind), select_events(expected, kind), strict=True):
+            assert {name: one[name] for name in ("step", "batch_digest") if name in other} == {
+                name: other[name] for name in ("step", "batch_digest") if name in other
+            }
+            for name in {"loss", "gradient_norm", "learning_rate", "load", "balance", "router_z"} & other.keys():
+                np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6, err_msg=f"{kind} {name}")
+    state, wanted = (read_checkpoint(get_last_checkpoint(folder, name)) for name in ("journey", "calm"))
+    assert state.keys() == wanted.keys()
+    for name, value in wanted.items():
+        allowed = 0.05 * 1e-3 if name.startswith("parameter/") else 2e-3 * float(value.abs().max())
+        assert float((state[name] - value).abs().max()) <= allowed, name
+    # Ranks whose own tensors are all there find it too.
+    assert all("buffer/blocks.4.feed_forward.balance_bias_E is missing" in rank["rejected"] for rank in four_ranks)
+
+
+def select_events(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Events of a kind; of a step that was trained twice the second one."""
+    return list({event["step"]: event for event in events if event["event"] == kind}.values())
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Every tensor, as convert and generate read it: in one process."""
+    tensors = {name: torch.empty_like(one, device=CPU) for name, one in read_tensor_metadata(path).items()}
+    checkpoint_load.load_tensors(tensors, path)
+    return tensors

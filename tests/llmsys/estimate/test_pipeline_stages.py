@@ -1,0 +1,115 @@
+"""The cut of a model into stages: against every possible cut, and what its ranks hold."""
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.run import SMALL_MODEL, RunConfig
+from llmsys.doctor.parity_models import DEEP, EXPERTS
+from llmsys.estimate.device_profile import load_device_profile
+from llmsys.estimate.flops import count_flops
+from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.pipeline_stages import LayerCosts, cut_layers, list_rank_stages
+from llmsys.estimate.step_time import estimate_step_time
+
+LENGTH = 16
+MODELS = {
+    "dense": SMALL_MODEL.model_copy(update={"num_hidden_layers": 7}),
+    "tied": SMALL_MODEL.model_copy(update={"num_hidden_layers": 6, "vocab_size": 2048, "tie_word_embeddings": True}),
+    "experts after dense layers": DEEP.model.model_copy(update={"num_hidden_layers": 8}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_no_cut_has_a_cheaper_costliest_stage(name: str, stages: int) -> None:
+    model = MODELS[name]
+    costs, layers = LayerCosts(model, LENGTH), model.num_hidden_layers
+
+    def judge(ends: tuple[int, ...]) -> tuple[int, int]:
+        spans = list(pairwise((0, *ends, layers)))
+        return (
+            max(sum(costs.operations[first:last]) for first, last in spans),
+            max(sum(costs.parameters[first:last]) for first, last in spans),
+        )
+
+    cut = cut_layers(model, ParallelLayout(pipeline=stages), LENGTH).stages
+    assert [layer for stage in cut for layer in stage] == list(range(layers))
+    assert judge(tuple(stage.start for stage in cut[1:])) == min(map(judge, combinations(range(1, layers), stages - 1)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_cost_what_the_model_costs(name: str) -> None:
+    model, costs = MODELS[name], LayerCosts(MODELS[name], LENGTH)
+    assert 2 * sum(costs.operations) == pytest.approx(count_flops(model, LENGTH, 1, "causal").forward, rel=0.02)
+    copies = 2 if model.tie_word_embeddings else 1
+    assert sum(costs.parameters) == count_parameters(model).total + (copies - 1) * model.vocab_size * model.hidden_size
+
+
+def test_head_and_dense_layers_weigh_in_and_layers_per_stage_decides() -> None:
+    heavy_head = SMALL_MODEL.model_copy(update={"num_hidden_layers": 8})  # its head costs as much as three layers
+
+    def cut(**layout: Any) -> list[int]:
+        return [len(stage) for stage in cut_layers(heavy_head, ParallelLayout.model_validate(layout), 512).stages]
+
+    assert cut(pipeline=2) == [5, 3]
+    assert cut(pipeline=2, layers_per_stage=[2, 6]) == [2, 6]
+    loop = cut_layers(
+        heavy_head, ParallelLayout.model_validate({"pipeline": 2, "pipeline_schedule": {"kind": "interleaved"}}), 512
+    )
+    assert [loop.list_rank_stages(rank) for rank in (0, 1)] == [[0, 2], [1, 3]]
+
+
+def test_ranks_hold_every_tensor_once_and_a_tied_embedding_twice() -> None:
+    layout = ParallelLayout(pipeline=2)
+    for model in (EXPERTS.model, MODELS["tied"], DEEP.model):
+        held = [
+            sum(row.num_elements for row in stage.iter_parameters(model))
+            for stage in list_rank_stages(model, layout, LENGTH, 4)
+        ]
+        doubled = (
+            model.vocab_size
+            * model.hidden_size
+            * (model.tie_word_embeddings or model.multi_token_prediction is not None)
+        )
+        assert sum(held) == count_parameters(model).total + doubled
+
+
+def build_run(**layout: Any) -> tuple[RunConfig, ParallelLayout]:
+    settings = {"layout": layout, "batch": {"sequences": 16, "micro_sequences": 1}, "train": {"precision": "bf16"}}
+    config = RunConfig.model_validate(settings)
+    return config, config.resolve_layout(4)
+
+
+def test_a_pipelined_config_is_priced_as_it_runs() -> None:
+    device = load_device_profile("h100-sxm")
+    plain, loop = build_run(pipeline=4), build_run(pipeline=2, pipeline_schedule={"kind": "interleaved"}, shard=2)
+    # A bubble is (p - 1) / (v M) of the work of a rank's M micro-batches.
+    for run, share in ((plain, 3 / 16), (loop, 1 / (2 * 8))):
+        step = estimate_step_time(*run, device)
+        apart = ("bubble", "data", "optimizer", "offload", "host")
+        busy = sum(seconds for name, seconds in step.parts.items() if name not in apart)
+        assert step.parts["bubble"] == pytest.approx(share * busy, rel=0.05)
+        assert step.ranks == 4
+
+
+def test_memory_counts_the_passes_in_flight_and_the_buffers_of_messages() -> None:
+    def find_items(**layout: Any) -> dict[str, int]:
+        config, resolved = build_run(**layout)
+        end = next(
+            one for one in estimate_peak_memory(config, resolved).instants if one.name == "at the end of forward"
+        )
+        return {item.name: item.bytes for item in end.items}
+
+    stream = 512 * SMALL_MODEL.hidden_size * 2  # one sequence in bf16
+    sizes = [1, 1, 1, 1]
+    held = {
+        kind: find_items(pipeline=4, layers_per_stage=sizes, pipeline_schedule={"kind": kind})
+        for kind in ("gpipe", "1f1b")
+    }
+    assert held["1f1b"]["messages between stages"] in (16 * stream, 2 * 16 * stream)
+    assert held["gpipe"]["activations saved by blocks"] > 3 * held["1f1b"]["activations saved by blocks"]
+    assert "messages between stages" not in find_items(shard=4)

@@ -1,0 +1,31 @@
+"""Kernels that torch.compile generates, compiled for GPUs on a machine without one."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed: CPU wheels of torch do not bring it")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_of_a_block_compile_to_cubin_and_spill_nothing(architecture: str) -> None:
+    command = [sys.executable, "-m", "tools.bench.kernels", "--arch", architecture, "--json"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    kernels = [json.loads(line) for line in lines]
+    assert {kernel["part"] for kernel in kernels} == {"residual sum and RMSNorm", "SwiGLU", "rotation", "router"}
+    for kernel in kernels:
+        assert kernel["cubin_bytes"] > 0, kernel
+        assert 0 < kernel["registers"] <= 128, kernel
+        assert kernel["spill_bytes"] == 0, kernel
+        assert kernel["shared_bytes"] <= 48 * 1024, kernel
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="triton is installed")
+def test_without_triton_the_bench_names_the_version_to_install() -> None:
+    found = subprocess.run([sys.executable, "-m", "tools.bench.kernels"], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "triton is not installed, and compiles the kernels. Install triton==3.7.1" in found.stderr

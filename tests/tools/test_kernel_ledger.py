@@ -1,0 +1,24 @@
+"""The ledger of kernels in the README is what its tool prints, and its steps lead towards the goal."""
+
+from pathlib import Path
+
+from llmsys.estimate.device_profile import load_device_profile
+from tools.bench.kernel_ledger import BEGIN, DENSE, END, MIXTURE, estimate_ideal_step, iter_ledger_lines
+
+
+def test_the_readme_has_the_ledger_that_the_tool_prints(repository: Path) -> None:
+    text = (repository / "llmsys" / "dryrun" / "README.md").read_text(encoding="utf-8")
+    section = text.partition(BEGIN)[2].partition(END)[0]
+    assert section.strip() == "\n".join(iter_ledger_lines()).strip()
+
+
+def test_first_principles_give_48_and_24_percent_and_every_step_is_nearer_to_the_goal() -> None:
+    device = load_device_profile("h100-sxm")
+    for run, expected in ((DENSE, 0.48), (MIXTURE, 0.23)):
+        step, _ = estimate_ideal_step(run, (), device)
+        assert abs(step.mfu * step.factor - expected) < 0.02
+        rates, overrides, faster = [], (), device
+        for one in run.steps:
+            overrides, faster = (*overrides, *one.overrides), one.change_device(faster)
+            rates.append(estimate_ideal_step(run, overrides, faster)[0].mfu)
+        assert rates == sorted(rates)

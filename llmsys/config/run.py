@@ -97,9 +97,8 @@ class RunConfig(Section):
     def sequence_lengths(self) -> tuple[int, int]:
         """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
         length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
-        if (spans := self.objective.count_lengths(length)) is not None:
-            return spans
-        return length, target if target is not None and self.model.family == "encoder_decoder" else length
+        own = length, target if target is not None and self.model.family == "encoder_decoder" else length
+        return self.objective.count_lengths(length) or own
 
     def _find_violations(self) -> Iterator[Violation]:
         longest, lengths = self.model.max_position_embeddings, self.sequence_lengths

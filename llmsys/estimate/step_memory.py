@@ -21,7 +21,8 @@ from llmsys.estimate.activation_memory import (
     list_loss_remainders,
 )
 from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot, compute_saved_bytes, reduce_item_bytes
-from llmsys.estimate.rank_parameters import PipelineStage, count_branch_elements
+from llmsys.estimate.pipeline_stages import PipelineStage
+from llmsys.estimate.rank_parameters import count_branch_elements
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import (
     FP32,

@@ -237,7 +237,8 @@ class ParallelLayout(Section):
 
     def find_stage_violations(self, model: ModelConfig) -> Iterator[Violation]:
         """Yield the violations of the pipeline axis that follow from the model alone."""
-        return find_stage_violations(self.pipeline, self.pipeline_schedule, self.layers_per_stage, model)
+        if self.pipeline > 1 or self.layers_per_stage is not None:
+            yield from find_stage_violations(self.pipeline, self.pipeline_schedule, self.layers_per_stage, model)
 
     @property
     def _non_shard_ranks(self) -> int:

@@ -12,8 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from llmsys.config.batch import BatchConfig
+from llmsys.config.engine import EngineConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.section import Section, Violation, format_choices
+from llmsys.config.section import Section, Violation, format_choices, list_divisors
+from llmsys.config.train import GenerationConfig, TrainConfig
+from llmsys.errors import LayoutError
 
 _SPLIT_BACKWARD = "computes gradients of inputs and of weights in two passes"
 REFUSED = {
@@ -167,3 +171,73 @@ def _list_unproven_choices(model: ModelConfig) -> list[str]:
         f"model.position.kind={model.position.kind}": model.position.kind in ("relative_bias", "transformer_xl"),
     }
     return [choice for choice, is_found in found.items() if is_found]
+
+
+def find_pipeline_violations(
+    ranks: int, engine: EngineConfig, train: TrainConfig, generation: GenerationConfig, *, windows: bool
+) -> Iterator[Violation]:
+    """Yield the violations between a pipeline and the other sections, for every number of ranks.
+
+    Args:
+        ranks: size of the pipeline axis, more than 1.
+        engine: the `engine:` section.
+        train: the `train:` section.
+        generation: the `generation:` section.
+        windows: steps consist of windows of equal length, not of pairs or texts.
+
+    Returns:
+        An iterator over violations.
+    """
+    whole = "or layout.pipeline=1"
+    if engine.kind != "torch" or engine.data_parallel != "fsdp":
+        value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
+        yield Violation("engine.kind", f"{value} runs no stages. Use torch with data_parallel=fsdp, {whole}.")
+    if train.reproducibility == "bitwise":
+        text = "bitwise adds up micro-batches in a tree of its own, which a schedule does not follow"
+        yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
+    if train.compile == "block":
+        text = f"{train.compile} is not proven where a stage has several micro-batches under way"
+        yield Violation("train.compile", f"{text}. Use none, {whole}.")
+    if train.matmul_dtype == "fp8":
+        text = "fp8 is not proven where a stage has several micro-batches under way"
+        yield Violation("train.matmul_dtype", f"{text}. Use compute, {whole}.")
+    if train.noise_scale_every_steps:
+        text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
+        yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
+    if generation.prompts:
+        text = f"{len(generation.prompts)} prompts need all layers on one rank"
+        remedy = "Use generation.prompts=[] and complete them after training with `llmsys generate`"
+        yield Violation("generation.prompts", f"{text}. {remedy}, {whole}.")
+    if not windows:
+        text = f"{ranks} ranks exchange tensors of one shape, but pairs and texts differ in length"
+        yield Violation("layout.pipeline", f"{text}. Use pipeline=1.")
+
+
+def require_pipeline_micro_batches(
+    ranks: int, schedule: PipelineScheduleConfig, data_ranks: int, batch: BatchConfig
+) -> None:
+    """Check that the schedule takes the micro-batches of every step size.
+
+    Args:
+        ranks: size of the pipeline axis.
+        schedule: `layout.pipeline_schedule`.
+        data_ranks: groups of ranks with different sequences.
+        batch: the batch section; `micro_sequences: auto` is checked once it is resolved.
+
+    Raises:
+        LayoutError: it does not take them.
+    """
+    if batch.micro_sequences == "auto":
+        return
+    for sequences in batch.step_sizes:
+        share = max(1, sequences // data_ranks)
+        found = share // batch.resolve_micro_sequences(share)
+        if (rule := schedule.find_micro_batch_problem(ranks, found)) is not None:
+            sizes = list_divisors(share)
+            legal = [n for n in sizes if schedule.find_micro_batch_problem(ranks, share // n) is None]
+            remedy = f"Use batch.micro_sequences={format_choices(legal)}" if legal else "Use more batch.sequences"
+            raise LayoutError(
+                f"batch.micro_sequences={batch.micro_sequences} cuts the {share} sequences of a rank into {found} "
+                f"micro-batches, but layout.pipeline_schedule.kind={schedule.kind} takes {rule}. {remedy}, fewer data "
+                "ranks, or a smaller layout.pipeline."
+            )

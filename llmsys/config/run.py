@@ -24,16 +24,15 @@ from llmsys.config.parallel_layout import (
     find_model_sharding_violations,
     find_run_sharding_violations,
 )
+from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_generation_violations,
     find_moments_violations,
     find_noise_scale_violations,
-    find_pipeline_violations,
     find_retention_violations,
     find_task_violations,
     find_torch_violations,
-    require_pipeline_micro_batches,
     resolve_layout,
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
@@ -126,7 +125,8 @@ class RunConfig(Section):
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
         yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
-        yield from find_pipeline_violations(self.engine, self.layout, self.train, self.generation, windows=windows)
+        if (stages := self.layout.pipeline) > 1:
+            yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
         if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
             yield Violation(
@@ -156,8 +156,8 @@ class RunConfig(Section):
         layout = self.layout
         for key, message in (
             *find_model_sharding_violations(layout.tensor, layout.context, self.model),
-            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
             *layout.find_stage_violations(self.model),
+            *find_run_sharding_violations(layout.tensor, layout.context, self.engine, self.batch.sequence_length),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -274,9 +274,10 @@ class RunConfig(Section):
         """
         if self.train.compile != "auto":
             return self
-        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
-        fits = has_triton and self.engine.kind == "torch" and self.train.reproducibility == "fast"
-        return self.model_copy(update={"train": self.train.model_copy(update={"compile": "block" if fits else "none"})})
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
+        plain = (self.engine.kind, self.train.reproducibility, self.layout.pipeline) == ("torch", "fast", 1)
+        chosen = "block" if has_triton and plain else "none"
+        return self.model_copy(update={"train": self.train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:
         """Return the layout with every axis resolved for `ranks` ranks.
@@ -285,7 +286,8 @@ class RunConfig(Section):
             LayoutError: the axes do not divide the ranks or the model, or a pipeline's schedule not the step.
         """
         layout = resolve_layout(self.layout, self.engine, self.model, ranks)
-        require_pipeline_micro_batches(layout, self.batch)
+        if (stages := layout.pipeline) > 1:
+            require_pipeline_micro_batches(stages, layout.pipeline_schedule, layout.data_parallel_size, self.batch)
         return layout
 
     @property

@@ -15,7 +15,7 @@ from llmsys.config.evaluation import EvaluationConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.config.section import Violation, format_choices, list_divisors
+from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import ConfigError, LayoutError
 
@@ -88,68 +88,6 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
             "experts choose among all tokens of a sequence, later ones included. Use generation.prompts=[], "
             "or model.moe.routing.kind=token_choice or capacity.",
         )
-
-
-def find_pipeline_violations(
-    engine: EngineConfig, layout: ParallelLayout, train: TrainConfig, generation: GenerationConfig, *, windows: bool
-) -> Iterator[Violation]:
-    """Yield the violations between a pipeline and the other sections, for every number of ranks.
-
-    Args:
-        windows: steps consist of windows of equal length, not of pairs or texts.
-    """
-    if layout.pipeline == 1:
-        return
-    whole = "or layout.pipeline=1"
-    if engine.kind != "torch" or engine.data_parallel != "fsdp":
-        value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
-        yield Violation("engine.kind", f"{value} runs no stages. Use torch with data_parallel=fsdp, {whole}.")
-    if train.reproducibility == "bitwise":
-        text = "bitwise adds up micro-batches in a tree of its own, which a schedule does not follow"
-        yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
-    if train.compile != "none":
-        text = f"{train.compile} is not proven where a stage has several micro-batches under way"
-        yield Violation("train.compile", f"{text}. Use none, {whole}.")
-    if train.matmul_dtype == "fp8":
-        text = "fp8 is not proven where a stage has several micro-batches under way"
-        yield Violation("train.matmul_dtype", f"{text}. Use compute, {whole}.")
-    if train.noise_scale_every_steps:
-        text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
-        yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
-    if generation.prompts:
-        text = f"{len(generation.prompts)} prompts need all layers on one rank"
-        remedy = "Use generation.prompts=[] and complete them after training with `llmsys generate`"
-        yield Violation("generation.prompts", f"{text}. {remedy}, {whole}.")
-    if not windows:
-        text = f"{layout.pipeline} ranks exchange tensors of one shape, but pairs and texts differ in length"
-        yield Violation("layout.pipeline", f"{text}. Use pipeline=1.")
-
-
-def require_pipeline_micro_batches(layout: ParallelLayout, batch: BatchConfig) -> None:
-    """Check that the schedule takes the micro-batches of every step size.
-
-    Args:
-        layout: resolved layout.
-        batch: the batch section; `micro_sequences: auto` is checked once it is resolved.
-
-    Raises:
-        LayoutError: it does not take them.
-    """
-    if layout.pipeline == 1 or batch.micro_sequences == "auto":
-        return
-    schedule, ranks = layout.pipeline_schedule, layout.data_parallel_size
-    for sequences in batch.step_sizes:
-        share = max(1, sequences // ranks)
-        found = share // batch.resolve_micro_sequences(share)
-        if (rule := schedule.find_micro_batch_problem(layout.pipeline, found)) is not None:
-            sizes = list_divisors(share)
-            legal = [n for n in sizes if schedule.find_micro_batch_problem(layout.pipeline, share // n) is None]
-            remedy = f"Use batch.micro_sequences={format_choices(legal)}" if legal else "Use more batch.sequences"
-            raise LayoutError(
-                f"batch.micro_sequences={batch.micro_sequences} cuts the {share} sequences of a rank into {found} "
-                f"micro-batches, but layout.pipeline_schedule.kind={schedule.kind} takes {rule}. {remedy}, fewer data "
-                "ranks, or a smaller layout.pipeline."
-            )
 
 
 FSDP = "engine.data_parallel=fsdp"

@@ -136,8 +136,9 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
     layout = config.resolve_layout(result["world_size"])
     device = load_device_profile(result["request"]["device"])
     system = MemoryProfile(measured="allocated", capability=device.compute_capability)
-    pipeline_rank = result["rank"] // layout.ranks_per_stage
-    timeline = estimate_peak_memory(config, layout, system=system, pipeline_rank=pipeline_rank)
+    timeline = estimate_peak_memory(
+        config, layout, system=system, pipeline_rank=result["rank"] // layout.ranks_per_stage
+    )
     instants = {instant.name: instant for instant in timeline.instants}
     measured = {phase["name"]: phase for phase in result["memory"]["phases"]}
     phases = []

@@ -14,7 +14,8 @@ from torch import Tensor
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Loss, iter_persistent_buffers
 from llmsys.engine.micro_batch_loss import compute_loss_share, compute_stage_output
-from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers, needs_embedding_copy
+from llmsys.estimate.model_tensors import needs_embedding_copy
+from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.fsdp import DataParallelModel

@@ -37,6 +37,18 @@ def is_head_tied(model: ModelConfig) -> bool:
     return model.tie_word_embeddings and model.head.has_logits
 
 
+def needs_embedding_copy(model: ModelConfig) -> bool:
+    """Return whether the last stage needs the token embedding too: for a tied head, or to predict further tokens.
+
+    Args:
+        model: the architecture.
+
+    Returns:
+        True where first and last stage have a copy each.
+    """
+    return is_head_tied(model) or model.multi_token_prediction is not None
+
+
 def _to_encoder_tensor(row: ParameterTensor) -> ParameterTensor:
     inputs: dict[Input | None, Input] = {"token": "source", "distance": "encoder_distance"}
     return replace(row, name=f"encoder.{row.name}", input=inputs.get(row.input))

@@ -26,7 +26,7 @@ from llmsys.estimate.activation_memory import (
 )
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix, select_saved_tensors
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.pipeline_stages import list_pipeline_stages, list_rank_stages
+from llmsys.estimate.rank_parameters import list_pipeline_stages
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import count_gathered_weights, list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory
@@ -161,6 +161,8 @@ def estimate_peak_memory(
     """
     system = system if pipeline is None else replace(system, pipeline=pipeline)
     if layout.pipeline > 1:
+        from llmsys.estimate.pipeline_stages import list_rank_stages
+
         system = replace(system, pipeline=layout.pipeline)
         micro_batches = compute_micro_batch(config, layout)[1]
         stages = list_rank_stages(config.model, layout, config.batch.sequence_length, micro_batches)

@@ -1,13 +1,11 @@
-"""The stages of a pipeline: how layers are cut, and the two that an estimate looks at.
-
-Those are the first, which holds most micro-batches, and the last, which has the loss. One stage is both.
+"""The stages of our pipeline: how layers are cut, and what each rank has of them.
 
 Invariants:
 - A cut is a function of the model, the stages and the sequence length.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -15,36 +13,8 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import Input, ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.estimate.flops import count_visible_pairs
-from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
-from llmsys.estimate.rank_parameters import is_in_block
-from llmsys.estimate.software_profile import MemoryProfile
-
-OF_FIRST = frozenset({"embedding", "positions"})
-
-
-@dataclass(frozen=True)
-class PipelineStage:
-    """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds."""
-
-    layers: frozenset[int]
-    first: bool
-    last: bool
-    in_flight: float
-
-    def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
-        """The parameter tensors of this stage."""
-        for row in list_model_tensors(model):
-            if row.name.startswith("blocks."):
-                layers = tuple(layer for layer in row.layers if layer in self.layers)
-                if layers:
-                    yield replace(row, layers=layers)
-            elif self._has_parameter(model, row):
-                yield row
-
-    def _has_parameter(self, model: ModelConfig, row: ParameterTensor) -> bool:
-        tied = self.last and row.name == "embed.weight" and needs_embedding_copy(model)
-        first = row.component in OF_FIRST or row.name.startswith(("encoder.", "embedding_norm"))
-        return tied or (self.first if first and not is_in_block(row) else self.last if not first else self.first)
+from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors, needs_embedding_copy
+from llmsys.estimate.rank_parameters import OF_FIRST, PipelineStage
 
 
 def list_rank_stages(
@@ -67,24 +37,10 @@ def list_rank_stages(
         stages = cut.list_rank_stages(rank)
         layers = frozenset(layer for stage in stages for layer in cut.stages[stage])
         passes = schedule.count_in_flight(cut.ranks, rank, micro_batches)
-        found.append(PipelineStage(layers, rank == 0, cut.is_last(stages[-1]), passes / len(stages)))
+        first, last = rank == 0, cut.is_last(stages[-1])
+        # Each stage receives hidden states, but for the first, and their gradients, but for the last.
+        found.append(PipelineStage(layers, first, last, passes / len(stages), 2 * len(stages) - first - last))
     return found
-
-
-def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[PipelineStage]:
-    """One stage, or the first and the last of several: a published system's pipeline.
-
-    Under 1F1B the first holds as many micro-batches as there are stages; with the blocks of a stage in m chunks
-    (p - 1) / m more (Korthikanti 2022, 4.2.3).
-    """
-    count, layers = system.pipeline, model.num_hidden_layers
-    if count == 1:
-        return [PipelineStage(frozenset(range(layers)), True, True, 1.0)]
-    own = -(-layers // count)
-    interleaved = (count - 1) / system.pipeline_chunks if system.pipeline_chunks > 1 else 0.0
-    held = system.in_flight or count + interleaved
-    last = PipelineStage(frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved))
-    return [PipelineStage(frozenset(range(own)), True, False, held), last]
 
 
 @dataclass(frozen=True)
@@ -191,18 +147,6 @@ class LayerCosts:
         scores = model.attention.build_score_shape(model, 0, is_causal=causal)
         pairs = count_visible_pairs(self._length, model.get_attention_window(layer), causal=causal)
         return scores.heads * (scores.key_channels + scores.value_channels) * pairs
-
-
-def needs_embedding_copy(model: ModelConfig) -> bool:
-    """Return whether the last stage needs the token embedding too: for a tied head, or to predict further tokens.
-
-    Args:
-        model: the architecture.
-
-    Returns:
-        True where first and last stage have a copy each.
-    """
-    return is_head_tied(model) or model.multi_token_prediction is not None
 
 
 def _is_of_layer(row: ParameterTensor, layer: int) -> bool:

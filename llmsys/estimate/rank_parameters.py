@@ -1,15 +1,69 @@
-"""The parameters of a rank: its shard of each tensor."""
+"""The parameters of a rank: the stage of a pipeline that it has, and its shard of each tensor.
 
+Of other systems two stages are looked at: the first, which holds most micro-batches, and the last, which has the loss.
+One stage is both. Those of our pipeline are in pipeline_stages.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from llmsys.config.expert_sharding import select_shard_dim
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.estimate.model_tensors import list_model_tensors, needs_embedding_copy
+from llmsys.estimate.software_profile import MemoryProfile
 
 OUTPUT_WEIGHTS = ("o_proj.weight", "down_proj.weight")
+OF_FIRST = frozenset({"embedding", "positions"})
 SPLIT_BY_OUTPUTS = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}
 SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds.
+
+    `message_buffers` are hidden states and gradients of each micro-batch of a step that it has room to receive.
+    """
+
+    layers: frozenset[int]
+    first: bool
+    last: bool
+    in_flight: float
+    message_buffers: int = 0
+
+    def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
+        """The parameter tensors of this stage."""
+        for row in list_model_tensors(model):
+            if row.name.startswith("blocks."):
+                layers = tuple(layer for layer in row.layers if layer in self.layers)
+                if layers:
+                    yield replace(row, layers=layers)
+            elif self._has_parameter(model, row):
+                yield row
+
+    def _has_parameter(self, model: ModelConfig, row: ParameterTensor) -> bool:
+        tied = self.last and row.name == "embed.weight" and needs_embedding_copy(model)
+        first = row.component in OF_FIRST or row.name.startswith(("encoder.", "embedding_norm"))
+        return tied or (self.first if first and not is_in_block(row) else self.last if not first else self.first)
+
+
+def list_pipeline_stages(model: ModelConfig, system: MemoryProfile) -> list[PipelineStage]:
+    """One stage, or the first and the last of several.
+
+    Under 1F1B the first holds as many micro-batches as there are stages; with the blocks of a stage in m chunks
+    (p - 1) / m more (Korthikanti 2022, 4.2.3).
+    """
+    count, layers = system.pipeline, model.num_hidden_layers
+    if count == 1:
+        return [PipelineStage(frozenset(range(layers)), True, True, 1.0)]
+    own = -(-layers // count)
+    interleaved = (count - 1) / system.pipeline_chunks if system.pipeline_chunks > 1 else 0.0
+    held = system.in_flight or count + interleaved
+    last = PipelineStage(frozenset(range(layers - own, layers)), False, True, min(held, 1 + interleaved))
+    return [PipelineStage(frozenset(range(own)), True, False, held), last]
 
 
 def count_tensor_shards(row: ParameterTensor, layout: ParallelLayout, model: ModelConfig) -> int:

@@ -12,7 +12,6 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
-from llmsys.estimate.pipeline_stages import list_rank_stages
 from llmsys.estimate.software_profile import describe_precision, resolve_for_profile
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
 
@@ -117,6 +116,8 @@ def _build_memory_section(config: RunConfig) -> dict[str, Any]:
     layout = resolve_planned_layout(config)
     rows = None
     if layout.pipeline > 1:  # the rank that has the most parameters
+        from llmsys.estimate.pipeline_stages import list_rank_stages
+
         stages = list_rank_stages(config.model, layout, config.batch.sequence_length, 1)
         found = [list(stage.iter_parameters(config.model)) for stage in stages]
         rows = max(found, key=lambda tensors: sum(row.num_elements for row in tensors))

@@ -20,7 +20,7 @@ CHUNK = 128  # llmsys/model/cpu_attention.py
 
 @dataclass(frozen=True)
 class AttentionMemory:
-    """What decides the tensors that one attention saves.
+    """The kernel facts that decide which tensors one attention saves.
 
     Attributes:
         kind: fused: saves its inputs and a logsumexp; flex: the same, by flex_attention; chunked: the CPU's for 16

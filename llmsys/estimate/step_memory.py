@@ -21,8 +21,7 @@ from llmsys.estimate.activation_memory import (
     list_loss_remainders,
 )
 from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot, compute_saved_bytes, reduce_item_bytes
-from llmsys.estimate.pipeline_stages import PipelineStage
-from llmsys.estimate.rank_parameters import count_branch_elements
+from llmsys.estimate.rank_parameters import PipelineStage, count_branch_elements
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import (
     FP32,
@@ -126,6 +125,10 @@ class StepMemory:
     def _activation_shape(self) -> ActivationShape:
         return build_activation_shape(self.config, self.layout, self.system)
 
+    @property
+    def _stream_bytes(self) -> int:
+        return self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
+
     @cached_property
     def _block_groups(self) -> list[BlockGroup]:
         """Kinds of blocks of this stage, in the order of the forward pass."""
@@ -149,7 +152,9 @@ class StepMemory:
             items += [MemoryItem("masters", sizes.masters), MemoryItem("moments", sizes.moments)]
         if self.config.train.ema_half_life_tokens:
             items.append(MemoryItem("EMA of the weights", sizes.masters))
-        return [*items, compute_gradient_buckets(self.config, self._gathered_weights), self._message_item]
+        sent = self.stage.message_buffers * self._num_micro_batches * self._stream_bytes
+        items.append(MemoryItem("messages between stages", sent))
+        return [*items, compute_gradient_buckets(self.config, self._gathered_weights)]
 
     @cached_property
     def _gradient_item(self) -> MemoryItem:
@@ -185,8 +190,7 @@ class StepMemory:
     def _early_items(self) -> list[MemoryItem]:
         """Gradients of earlier micro-batches, or the places where gradients will be.
 
-        Gradient shards of the step before lay between activations; where they are smaller than those, activations do
-        not fit into their places.
+        Where gradient shards of the step before are smaller than activations, those do not fit into their places.
         """
         shard = FP32 * self._gathered_weights.block // max(1, self.layout.shard * self.layout.context)
         small = shard < self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
@@ -225,24 +229,11 @@ class StepMemory:
         if self.system.activations == "host":
             # two blocks' activations are on their way to or from the host at a time
             total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
-        given = (
-            micro_batches * self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
-            if several
-            else 0
-        )
         return [
             MemoryItem(SAVED, int(total)),
             MemoryItem("attention mask", compute_mask_bytes(self.config.model, self._activation_shape)),
-            MemoryItem("stage output", int(given)),
+            MemoryItem("stage output", int(micro_batches * self._stream_bytes) if several else 0),
         ]
-
-    @cached_property
-    def _message_item(self) -> MemoryItem:
-        """Buffers that torch keeps for what stages send: hidden states and gradients of every micro-batch of a step."""
-        layout, stages = self.layout, self.layout.pipeline_schedule.num_chunks
-        ends = 2 * stages - self.stage.first - self.stage.last if layout.pipeline > 1 else 0
-        stream = self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
-        return MemoryItem("messages between stages", ends * self._num_micro_batches * stream)
 
     @cached_property
     def _temporary_item(self) -> MemoryItem:

@@ -1,6 +1,8 @@
 """Local shards of parameters that may be DTensors."""
 
-from torch import Tensor, nn
+from typing import Any
+
+from torch import Tensor
 
 
 def get_local_tensor(parameter: Tensor) -> Tensor:
@@ -12,9 +14,7 @@ def get_local_tensor(parameter: Tensor) -> Tensor:
     Returns:
         The local tensor of a DTensor, with gradients; a plain tensor itself.
     """
-    if type(parameter) in (Tensor, nn.Parameter):
-        return parameter
-    # isinstance, because torch.compile sees no `to_local` on a DTensor; here, because the import takes two seconds.
-    from torch.distributed.tensor import DTensor
-
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    # The class is asked, because torch.compile does not find the method on a DTensor itself.
+    dtensor: Any = parameter
+    local: Tensor = dtensor.to_local() if hasattr(type(parameter), "to_local") else parameter
+    return local

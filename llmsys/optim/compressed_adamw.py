@@ -18,7 +18,6 @@ from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from llmsys.config.optimizer import MAX_UPDATED_ELEMENTS, MomentsDtype, get_moment_block
 from llmsys.errors import ConfigError
@@ -104,12 +103,15 @@ def _build_scales(parameter: Tensor) -> Tensor:
             f"{parameter.shape[-1]} columns. Use layout.tensor=1, 2, 4, 8 or 16, or optimizer.moments=bf16."
         )
     scales = local.new_zeros(*local.shape[:-1], local.shape[-1] // block, dtype=torch.float32)
-    if not isinstance(parameter, DTensor):
+    if local is parameter:
         return scales
     shape = torch.Size([*parameter.shape[:-1], parameter.shape[-1] // block])
     stride = torch.empty(shape, device="meta").stride()
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(scales, mesh, placements, run_check=False, shape=shape, stride=stride)
+    dtensor: Any = parameter
+    scales_dtensor: Tensor = type(dtensor).from_local(
+        scales, dtensor.device_mesh, dtensor.placements, run_check=False, shape=shape, stride=stride
+    )
+    return scales_dtensor
 
 
 def _iter_pieces(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:

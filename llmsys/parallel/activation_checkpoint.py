@@ -210,7 +210,7 @@ def apply_activation_checkpoint(
 def _wrap_method(piece: Piece, build_contexts: Callable[[], Any] | None = None) -> None:
     owner, name = piece
     forward = getattr(owner, name)
-    options = {} if build_contexts is None else {"context_fn": build_contexts}
+    options: dict[str, Any] = {} if build_contexts is None else {"context_fn": build_contexts}
     checkpointed = partial(checkpoint, forward, use_reentrant=False, **options)
     setattr(owner, name, _apply_if_grad_enabled(checkpointed, forward))
 

@@ -1,10 +1,10 @@
 """One root device mesh with named axes, and the sub-meshes that parallelism is applied over.
 
 Invariants:
-- Every group has the timeout of the run.
 - Rank = (((pipeline · R + replicate) · S + shard) · C + context) · T + tensor, for axes of R, S, C and T ranks: the
   ranks that exchange most are neighbours.
 - All meshes but `world` and `pipeline` are within one index of the pipeline.
+- Every group has the timeout of the run.
 - Every mesh is a slice or a flattened axis of the root, so FSDP2 can combine it with a tensor or expert axis.
 """
 

@@ -27,7 +27,8 @@ from llmsys.config.pipeline import (
     OneForwardOneBackwardConfig,
     PipelineScheduleConfig,
 )
-from llmsys.estimate.pipeline_stages import PipelineCut, needs_embedding_copy
+from llmsys.estimate.model_tensors import needs_embedding_copy
+from llmsys.estimate.pipeline_stages import PipelineCut
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 

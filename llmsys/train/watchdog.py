@@ -22,7 +22,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -32,47 +32,11 @@ from llmsys.events import EventWriter
 from llmsys.log import get_logger
 from llmsys.parallel import flight_recorder
 from llmsys.parallel.process_group import get_rank, get_world_size
+from llmsys.train.heartbeat import GONE, UNKNOWN, Heartbeat, read_process_state
 from llmsys.train.work_meter import WorkMeter
 
 STACKS_SIGNAL = signal.SIGQUIT
 """Makes a rank dump its stacks without the interpreter, as Java and Go programs do."""
-
-GONE, UNKNOWN = "gone", "unknown, on another host"
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """The last report of a rank.
-
-    Attributes:
-        beats: phases reported so far.
-        created: start time of its process.
-        idle_seconds: seconds without work in its process when it wrote this.
-        age_seconds: how much older than the reader's own heartbeat it is.
-        work: pass of a pipeline stage that runs; empty while the rank waits for another.
-    """
-
-    rank: int
-    host: str
-    process: int
-    step: int
-    phase: str
-    beats: int
-    created: float = 0.0
-    idle_seconds: float = 0.0
-    age_seconds: float = 0.0
-    work: str = ""
-
-
-def read_process_state(beat: Heartbeat) -> str:
-    """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""
-    if beat.host != platform.node():
-        return UNKNOWN
-    try:
-        process = psutil.Process(beat.process)
-        return str(process.status()) if process.create_time() == beat.created else GONE
-    except psutil.NoSuchProcess:
-        return GONE
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
@@ -170,8 +134,7 @@ class Watchdog:
         self._stacks: TextIO | None = None
         if timeout_seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # A report of an earlier run in this folder is stale.
-            self._named.unlink(missing_ok=True)
+            self._named.unlink(missing_ok=True)  # a report of an earlier run in this folder is stale
             self._stacks = (self._folder / f"rank-{get_rank():05d}.stacks").open("w")
             faulthandler.register(STACKS_SIGNAL, self._stacks)
             self._write_heartbeat()
@@ -225,8 +188,7 @@ class Watchdog:
         fields = asdict(self._beat) | {"idle_seconds": idle_seconds}
         text = json.dumps({key: value for key, value in fields.items() if key != "age_seconds"})
         path = self._folder / f"rank-{get_rank():05d}.json"
-        # Renamed, so that no reader finds half a heartbeat.
-        aside = path.with_suffix(".tmp")
+        aside = path.with_suffix(".tmp")  # renamed, so that no reader finds half a heartbeat
         try:
             aside.write_text(text)
             aside.rename(path)
@@ -251,8 +213,7 @@ class Watchdog:
         # The report and the stacks of a woken rank must be written before a launcher sees this exit.
         time.sleep(EXIT_DELAY_SECONDS)
         trace.join(flight_recorder.WRITE_SECONDS)
-        # sys.exit would end this thread only.
-        os._exit(HUNG)
+        os._exit(HUNG)  # sys.exit would end this thread only
 
     def _delay_exit(self) -> None:
         """Wait at exit if `_end_run` runs, so that the status is HUNG even if a partner left a moment before."""
@@ -262,12 +223,10 @@ class Watchdog:
     def _claim_report(self) -> bool:
         """Return whether no rank has reported yet. A rank that was suspended comes too late to know better."""
         try:
-            # O_EXCL decides between ranks that time out at the same moment.
-            os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self._named, os.O_CREAT | os.O_EXCL))  # decides between ranks that time out together
         except FileExistsError:
             return False
-        # Two reports are better than none.
-        except OSError:
+        except OSError:  # two reports are better than none
             return True
         return True
 
@@ -278,13 +237,8 @@ class Watchdog:
             "no step has finished for %.0f s (train.hang_timeout_seconds), in %s of step %d: %s. Stacks of "
             "every rank are in %s, and its last collectives in %sN, to compare with `%s`. The run ends; the same "
             "command continues from the last checkpoint.",
-            self._timeout,
-            own.phase,
-            own.step,
-            who,
-            self._folder,
-            flight_recorder.FILE_PREFIX,
-            flight_recorder.format_trace_command(self._folder),
+            *(self._timeout, own.phase, own.step, who),
+            *(self._folder, flight_recorder.FILE_PREFIX, flight_recorder.format_trace_command(self._folder)),
         )
         try:
             with EventWriter(self._events) as events:

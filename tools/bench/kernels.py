@@ -4,8 +4,8 @@
     python -m tools.bench.kernels --arch sm_90 --json
 
 Inductor generates the Triton kernels of parts of a block of llama-8b, forward and backward, for a pretended CUDA device
-(that of `llmsys dryrun`). Triton compiles them to PTX and cubin, and ptxas reports what they use. Needs the triton wheel,
-which CPU wheels of torch do not bring, and a C++ compiler.
+(that of `llmsys dryrun`). Triton compiles them to PTX and cubin, and ptxas reports what they use. Needs a C++ compiler,
+and the triton wheel, which CPU wheels of torch do not bring.
 """
 
 import argparse
@@ -99,9 +99,6 @@ def install_cuda_device(profile: str, capability: int) -> None:
         **asdict(known), warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
         max_threads_per_block=1024, shared_memory_per_block_optin=166912, gcnArchName="",
     )  # fmt: skip
-    torch.cuda.get_device_properties = CudaInterface.get_device_properties = staticmethod(  # type: ignore[assignment,method-assign]
-        lambda *device: properties
-    )
     torch.version.cuda = "13.0"
     torch.cuda.get_rng_state = lambda *device: torch.zeros(16, dtype=torch.uint8)
     torch.cuda.set_rng_state = lambda *arguments: None
@@ -109,14 +106,15 @@ def install_cuda_device(profile: str, capability: int) -> None:
         vars(torch._C)[f"_cuda_{name}"] = lambda *arguments: 0
     for name in ("_exchange_device", "_maybe_exchange_device"):
         setattr(torch.cuda, name, lambda device: 0)
-    CudaInterface.get_raw_stream = staticmethod(lambda device: 0)  # type: ignore[assignment,method-assign]
-    CudaInterface.current_device = staticmethod(lambda: 0)  # type: ignore[assignment,method-assign]
-    CudaInterface.Worker.current_device = staticmethod(lambda: 0)  # type: ignore[method-assign]
-    for name in ("is_available", "is_triton_capable"):
-        setattr(CudaInterface, name, staticmethod(lambda *device: True))
-    CudaInterface.raise_if_triton_unavailable = staticmethod(lambda *device: None)  # type: ignore[method-assign]
-    CudaInterface.get_compute_capability = staticmethod(lambda *device: capability)  # type: ignore[method-assign]
-    CudaInterface.Worker.get_device_properties = staticmethod(lambda *device: properties)  # type: ignore[method-assign]
+    answers = {
+        "is_available": True, "is_triton_capable": True, "raise_if_triton_unavailable": None, "current_device": 0,
+        "get_raw_stream": 0, "get_compute_capability": capability, "get_device_properties": properties,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        setattr(CudaInterface, name, staticmethod(_build_answer(answer)))
+    for name in ("current_device", "get_device_properties"):
+        setattr(CudaInterface.Worker, name, staticmethod(_build_answer(answers[name])))
+    setattr(torch.cuda, "get_device_properties", _build_answer(properties))  # noqa: B010 # mypy knows its type
     driver = type("PretendedDriver", (), {
         "get_current_target": lambda self: GPUTarget("cuda", capability, 32),
         "get_current_device": lambda self: 0, "get_current_stream": lambda self, *device: 0,
@@ -124,6 +122,10 @@ def install_cuda_device(profile: str, capability: int) -> None:
         "get_device_interface": lambda self: torch.cuda,
     })  # fmt: skip
     triton.runtime.driver.set_active(driver())
+
+
+def _build_answer(value: Any) -> Callable[..., Any]:
+    return lambda *arguments: value
 
 
 def list_parts() -> dict[str, Callable[[], tuple[Callable[..., Any], list[Any]]]]:
@@ -198,7 +200,7 @@ def generate_kernels(build: Callable[[], tuple[Callable[..., Any], list[Any]]]) 
         return lambda *arguments, **options: None
 
     def run_both(*values: Any) -> Any:
-        output, backward = torch.func.vjp(function, *values)
+        output, backward, *_ = torch.func.vjp(function, *values)
         return output, *backward(torch.ones_like(output))
 
     with mode:

@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from llmsys.config.run import RunConfig
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.pipeline_stages import list_pipeline_stages
-from llmsys.estimate.rank_parameters import count_full_elements, is_in_block
+from llmsys.estimate.rank_parameters import count_full_elements, is_in_block, list_pipeline_stages
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import compute_state_bytes, get_compute_dtype_bytes
 from tools.bench.published_setup import DATA, Row, build_gpt_model, build_layout, build_run_config, load_shapes

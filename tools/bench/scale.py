@@ -204,7 +204,7 @@ QUANTITIES = (
     Quantity("index_read", "s", FILES, "token files", 5, MAX_TIME_EXPONENT, 1e-3, measure_index_read),
     Quantity("loader_start", "s", FILES, "token files", 60, MAX_TIME_EXPONENT, 1e-2, measure_loader_start),
     Quantity("loader_memory", "MiB", FILES, "token files", 200, MAX_MEMORY_EXPONENT, 1, measure_loader_memory),
-    Quantity("window", "µs", FILES, "token files", 1_000, MAX_MEMORY_EXPONENT, 10, measure_window),
+    Quantity("window", "µs", FILES, "token files", 1_000, MAX_TIME_EXPONENT, 10, measure_window),
     Quantity("trace", "ms", FILES, "token files", 1_000, MAX_TIME_EXPONENT, 0.1, measure_trace),
     Quantity("initial_values", "s", 405_000_000_000 // 2048, "parameters of a rank", 30, MAX_TIME_EXPONENT, 1e-3,
              measure_initial_values),

@@ -21,6 +21,7 @@ from llmsys.doctor.rank_pool import TaskFailure
 from llmsys.doctor.step_check import MODELS, StepMeasurement
 from llmsys.doctor.step_comparison import build_memory_row, build_speed_row
 from llmsys.errors import ConfigError
+from llmsys.model.scaled_dot_product import compute_attention
 from llmsys.parallel.process_group import init_process_group
 from tests.helpers.device_profile import build_abacus
 from tests.helpers.pretended_accelerator import HOPPER, pretend_accelerator
@@ -51,10 +52,8 @@ def test_a_kernel_of_an_accelerator_agrees_with_plain_operations(number: int, mo
 
 
 def test_a_kernel_that_is_wrong_or_missing_is_a_row_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = attention_parity.compute_attention
-
     def attend_to_one_key_less(q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Tensor:
-        return compute(q, k, v, replace(mask, visible_B1TS=mask.visible_B1TS.roll(1, 3)), **options)
+        return compute_attention(q, k, v, replace(mask, visible_B1TS=mask.visible_B1TS.roll(1, 3)), **options)
 
     monkeypatch.setattr(attention_parity, "compute_attention", attend_to_one_key_less)
     [row] = check_attention(1, ("fp32",), CPU)
@@ -64,7 +63,7 @@ def test_a_kernel_that_is_wrong_or_missing_is_a_row_that_failed(monkeypatch: pyt
         monkeypatch.setattr(
             attention_parity,
             "compute_attention",
-            lambda q, k, v, mask, wrong=wrong, **options: wrong(compute(q, k, v, mask, **options), q),
+            lambda q, k, v, mask, wrong=wrong, **options: wrong(compute_attention(q, k, v, mask, **options), q),
         )
         [row] = check_attention(1, ("fp32",), CPU)
         assert row.state == "FAIL"

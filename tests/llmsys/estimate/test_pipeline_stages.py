@@ -7,10 +7,10 @@ import pytest
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import SMALL_MODEL, RunConfig
-from llmsys.doctor.parity_models import DEEP, EXPERTS
+from llmsys.doctor.parity_models import DEEP
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.model_tensors import count_parameters
+from llmsys.estimate.model_tensors import count_parameters, needs_embedding_copy
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.pipeline_stages import LayerCosts, cut_layers, list_rank_stages
 from llmsys.estimate.step_time import estimate_step_time
@@ -64,18 +64,13 @@ def test_head_and_dense_layers_weigh_in_and_layers_per_stage_decides() -> None:
 
 
 def test_ranks_hold_every_tensor_once_and_a_tied_embedding_twice() -> None:
-    layout = ParallelLayout(pipeline=2)
-    for model in (EXPERTS.model, MODELS["tied"], DEEP.model):
-        held = [
-            sum(row.num_elements for row in stage.iter_parameters(model))
-            for stage in list_rank_stages(model, layout, LENGTH, 4)
-        ]
-        doubled = (
-            model.vocab_size
-            * model.hidden_size
-            * (model.tie_word_embeddings or model.multi_token_prediction is not None)
-        )
-        assert sum(held) == count_parameters(model).total + doubled
+    for model in (*MODELS.values(), DEEP.model):
+        copies = needs_embedding_copy(model) * model.vocab_size * model.hidden_size
+        for schedule in ({"kind": "1f1b"}, {"kind": "interleaved"}):
+            layout = ParallelLayout.model_validate({"pipeline": 2, "pipeline_schedule": schedule})
+            ranks = list_rank_stages(model, layout, LENGTH, 4)
+            held = [row.num_elements for rank in ranks for row in rank.iter_parameters(model)]
+            assert sum(held) == count_parameters(model).total + copies
 
 
 def build_run(**layout: Any) -> tuple[RunConfig, ParallelLayout]:

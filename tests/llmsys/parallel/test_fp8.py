@@ -94,7 +94,7 @@ def round_one_by_one(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
             part = x[top : top + rows, left : left + columns]
             scale = part.abs().max().clamp(min=1e-12) / 448
             if ALL in (rows, columns):
-                scale = 2.0 ** math.ceil(math.log2(scale))
+                scale = torch.tensor(2.0 ** math.ceil(math.log2(scale)))
             result[top : top + rows, left : left + columns] = (part / scale).to(torch.float8_e4m3fn).float() * scale
     return result
 

@@ -1,5 +1,7 @@
-"""A group knows its device and its timeout, and so do the groups of its meshes."""
+"""A group knows its device and its timeout, so do the groups of its meshes, and its ranks may open enough files."""
 
+import os
+import resource
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -10,8 +12,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.errors import LaunchError
 from llmsys.parallel import device_mesh, process_group
-from llmsys.parallel.process_group import init_process_group, set_group_timeout
+from llmsys.parallel.process_group import init_process_group, prepare_descriptors, set_group_timeout
 
 
 @pytest.fixture
@@ -79,3 +82,38 @@ def test_every_group_of_every_mesh_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
     used = [mesh for mesh in vars(meshes).values() if isinstance(mesh, dist.DeviceMesh)]
     assert {group.group_name for mesh in used for group in mesh.get_all_groups()} == found
     assert len(found) >= 6
+
+
+# --- Open files ---
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The limits of this process, soft and hard; the last entry is current."""
+    found = [(256, 4_000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: found[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: found.append(wanted))
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "lazy"), [(63, None), (64, "1"), (4_096, "1")])
+def test_the_limit_is_raised_and_a_large_world_connects_when_it_communicates(
+    limits: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, ranks: int, lazy: str | None
+) -> None:
+    prepare_descriptors(1, ranks)
+    assert limits[-1] == (4_000, 4_000)
+    assert os.environ.get("TORCH_GLOO_LAZY_INIT") == lazy
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+
+
+def test_only_rank_0_needs_a_file_for_every_rank_and_a_low_limit_is_named(limits: list[tuple[int, int]]) -> None:
+    prepare_descriptors(4_095, 4_096)
+    with pytest.raises(
+        LaunchError,
+        match=r"rank 0 of 4096 needs 4608 open files, and this system allows 4000 \(ulimit -Hn\)\. Raise the",
+    ):
+        prepare_descriptors(0, 4_096)
+    limits.append((256, resource.RLIM_INFINITY))
+    prepare_descriptors(0, 4_096)
+    assert process_group.OWN_DESCRIPTORS == 512

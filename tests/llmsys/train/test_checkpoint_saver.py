@@ -270,8 +270,8 @@ class DeviceTensor(torch.Tensor):
     """A tensor that says it is on the third device; copies from it happen when the device is waited for."""
 
     fake: FakeDevice
-    is_cuda = True  # type: ignore[assignment]
-    device = torch.device("cuda", 2)  # type: ignore[assignment]
+    is_cuda = True
+    device = torch.device("cuda", 2)
 
     def detach(self) -> "DeviceTensor":
         return self

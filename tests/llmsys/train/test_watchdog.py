@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from llmsys.train.watchdog import HUNG, Heartbeat, Watchdog, describe_hanging_ranks, is_any_at_work, is_hang_named
+from llmsys.train.heartbeat import Heartbeat
+from llmsys.train.watchdog import HUNG, Watchdog, describe_hanging_ranks, is_any_at_work, is_hang_named
 from llmsys.train.work_meter import WORK_BYTES, WorkMeter
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
@@ -48,6 +49,15 @@ def test_the_rank_that_is_behind_is_named_and_equals_are_not() -> None:
     )
     assert named == "rank 2 on far-away (process 1002) is still in saving of step 4, while others are ahead"
     assert describe_hanging_ranks([build_heartbeat(0, 9), build_heartbeat(1, 9)], 2, 20.0) == []
+
+
+def test_the_stage_of_a_pipeline_that_others_wait_for_is_named_with_its_micro_batch() -> None:
+    busy = replace(build_heartbeat(1, 9), phase="forward and backward", work="backward of micro-batch 3 in stage 2")
+    [named] = describe_hanging_ranks([build_heartbeat(0, 9), busy], 2, 20.0)
+    assert named == (
+        "rank 1 on far-away (process 1001) is still in forward and backward (backward of micro-batch 3 in stage 2) of "
+        "step 5, while others wait"
+    )
 
 
 def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:

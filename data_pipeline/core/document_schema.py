@@ -220,6 +220,15 @@ class PartitionWriter(BlockWriter):
         shards = assign_shards(batch.column("id").to_pylist(), self._shards)
         for shard in np.unique(shards).tolist():
             self._waiting.setdefault(shard, []).append(batch.filter(pa.array(shards == shard)))
+        self._add_bytes(batch)
+
+    def write_part(self, batch: pa.RecordBatch, shard: int) -> None:
+        """Buffer a batch whose rows all belong to one document file."""
+        if batch.num_rows:
+            self._waiting.setdefault(shard, []).append(batch)
+            self._add_bytes(batch)
+
+    def _add_bytes(self, batch: pa.RecordBatch) -> None:
         self._bytes += int(count_text_bytes(batch.column("text")).sum())
         if self._bytes >= self._limit:
             self._flush()

@@ -1,107 +1,181 @@
 """Journal of finished tasks, which makes a preparation resumable.
 
-Reads and writes journal/ of a dataset folder. A record holds the key of its task, which is a digest of configuration,
-inputs and code version, and the size, time and digest of each output.
+Reads and writes journal/records.sqlite of a dataset folder. A record holds the key of its task, which is a digest of
+configuration, inputs and code version, and the size, time and digest of each output.
 
 Invariants:
     - A task runs again when its key changed or an output is missing or different.
-    - An unreadable record counts as none.
+    - A killed process loses no record that was saved; a record is saved after its outputs are published.
+    - Memory does not grow with the number of records.
     - Records hold file times. Only their bytes and those of events.jsonl differ between equal runs.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from data_pipeline.core.staging import JOURNAL, LISTS, discard_stale, find_output
+from data_pipeline.core.task_record import TaskOutput, TaskRecord
+from llmsys.errors import DataError
+from llmsys.token_shards import compute_file_digest
 
-from data_pipeline.core.staging import discard_stale, find_output
-from llmsys.token_shards import compute_file_digest, write_bytes_atomically
-
-JOURNAL = "journal"
-
-
-class TaskOutput(BaseModel):
-    """One published file. `name` is relative to the dataset folder; `digest` is xxh3_128 in hex."""
-
-    name: str
-    size: int
-    modified_ns: int
-    digest: str
-
-
-class TaskRecord(BaseModel):
-    """One finished task. `result` is the return value of its function."""
-
-    key: str
-    outputs: list[TaskOutput]
-    result: dict[str, Any]
-
-    @property
-    def digests(self) -> list[str]:
-        """Digests of the outputs, for the keys of tasks that read them."""
-        return [output.digest for output in self.outputs]
+RECORDS = "records.sqlite"
+_TABLES = """
+    create table if not exists record (
+        number integer primary key, stage text not null, item blob not null, position integer, key text not null,
+        outputs text not null, result blob not null, is_provisional integer not null, unique (stage, item));
+    create index if not exists place on record (stage, position);
+    create table if not exists input (
+        path blob primary key, size integer, modified_ns integer, inode text, digest text) without rowid;
+"""
 
 
 class Journal:
-    """Task records of one dataset folder."""
+    """Task records of one dataset folder. One process has it open."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._inputs = _read_json(folder / JOURNAL / "inputs.json")
+        self._connection: sqlite3.Connection | None = None
+        self._stays_open = True
+
+    def has_record(self, name: str, key: str, position: int) -> bool:
+        """Return whether a task is done: its key matches and its outputs are unchanged. Note its position if it is."""
+        row = self._find_row(name, "key, outputs, is_provisional, position")
+        if row is None or not self._is_current(key, *row[:3]):
+            return False
+        if row[3] != position:
+            with self._open_journal() as journal:
+                _take_position(journal, name, position)
+        return True
 
     def find_record(self, name: str, key: str) -> TaskRecord | None:
         """Return the record of a task if its key matches and its outputs are unchanged, else None."""
-        try:
-            record = TaskRecord.model_validate_json(self._get_record_path(name).read_bytes())
-        except (OSError, ValidationError):
-            return None
-        if record.result.get("again"):  # the storage failed midway; the input may be readable now
-            return None
-        is_current = record.key == key and all(self._is_unchanged(output) for output in record.outputs)
-        return record if is_current else None
+        row = self._find_row(name, "key, outputs, is_provisional, result")
+        return _build_record(row[0], row[1], row[3]) if row is not None and self._is_current(key, *row[:3]) else None
 
-    def save_record(self, name: str, key: str, outputs: Iterable[str], result: dict[str, Any]) -> TaskRecord:
-        """Record a finished task and the files it published."""
-        described = [self._describe_output(output) for output in outputs]
-        record = TaskRecord(key=key, outputs=described, result=result)
-        write_bytes_atomically(self._get_record_path(name), record.model_dump_json().encode())
+    def save_input_digest(self, path: str, stamp: Sequence[Any]) -> None:
+        """Remember size, time, inode and digest of an input file."""
+        size, modified_ns, inode, digest = stamp
+        # An inode may have more bits than a number of SQLite.
+        row = (os.fsencode(path), size, modified_ns, str(inode), digest)
+        with self._open_journal() as journal:
+            journal.execute("insert or replace into input values (?, ?, ?, ?, ?)", row)
+
+    def save_record(
+        self,
+        name: str,
+        key: str,
+        outputs: Sequence[TaskOutput],
+        result: dict[str, Any],
+        position: int | None = None,
+    ) -> TaskRecord:
+        """Record a finished task. `position` is its place in its stage; None if its stage has not begun."""
+        record = TaskRecord.from_result(key, outputs, result)
+        self.insert_record(name, record, bool(result.get("again")), position)
         return record
+
+    def insert_record(self, name: str, record: TaskRecord, is_provisional: bool, position: int | None) -> None:
+        """Record a finished task. A provisional record is found by no later run."""
+        with self._open_journal() as journal:
+            journal.execute("begin")
+            _insert_record(journal, name, record, is_provisional)
+            if position is not None:
+                _take_position(journal, name, position)
+            journal.execute("commit")
 
     def get_input_digest(self, path: Path) -> str:
         """Return the digest of an input file, "" if it is unreadable. Unchanged files are not hashed again."""
+        with self._open_journal() as journal:
+            query = "select size, modified_ns, inode, digest from input where path = ?"
+            known = journal.execute(query, (os.fsencode(path),)).fetchone()
         try:
             status = path.stat()
-            known = self._inputs.get(str(path))
             # The inode reveals a file that was replaced within the resolution of its time.
-            stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
+            stamp = (status.st_size, status.st_mtime_ns, str(status.st_ino))
             if known and known[:3] == stamp:
                 return str(known[3])
             digest = compute_file_digest(path)
         except OSError:
             return ""
-        self._inputs[str(path)] = [*stamp, digest]
-        write_bytes_atomically(self.folder / JOURNAL / "inputs.json", json.dumps(self._inputs, indent=1).encode())
+        self.save_input_digest(str(path), [*stamp, digest])
         return digest
 
-    def remove_stale_records(self, stage: str, names: Iterable[str]) -> None:
-        """Remove the records of a stage's tasks that no longer exist."""
-        kept = {self._get_record_path(name) for name in names}
-        for path in (self.folder / JOURNAL / stage).glob("*.json"):
-            if path not in kept:
-                path.unlink()
+    def remove_stale_records(self, stage: str, count: int) -> None:
+        """Remove the records of a stage that are none of its `count` tasks."""
+        with self._open_journal() as journal:
+            journal.execute(
+                "delete from record where stage = ? and (position is null or position >= ?)", (stage, count)
+            )
 
-    def _get_record_path(self, name: str) -> Path:
-        return self.folder / JOURNAL / f"{name}.json"
+    def read_records(self, stage: str, first: int, count: int) -> list[TaskRecord]:
+        """Read records of consecutive tasks of a stage, in order of position."""
+        with self._open_journal() as journal:
+            rows = journal.execute(
+                "select key, outputs, result from record where stage = ? and position >= ? and position < ?"
+                " order by position",
+                (stage, first, first + count),
+            ).fetchall()
+        return [_build_record(*row) for row in rows]
 
-    def _describe_output(self, name: str) -> TaskOutput:
-        path = find_output(self.folder, name)
-        status = path.stat()
-        return TaskOutput(
-            name=name, size=status.st_size, modified_ns=status.st_mtime_ns, digest=compute_file_digest(path)
-        )
+    def list_unfinished(self, stage: str) -> list[str]:
+        """List the names of the tasks of a stage whose record has no key, because they were quarantined."""
+        with self._open_journal() as journal:
+            rows = journal.execute("select item from record where stage = ? and key = ''", (stage,)).fetchall()
+        return [f"{stage}/{os.fsdecode(item)}" for (item,) in rows]
+
+    def close(self) -> None:
+        """Close the file. A later call opens it for its own time, so that another run may use it."""
+        self._stays_open = False
+        self._close_connection()
+
+    def _close_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _open_journal(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection. Name the file in every error."""
+        path = self.folder / JOURNAL / RECORDS
+        try:
+            if self._connection is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._connection = _connect(path)
+                self._import_earlier_format(path.parent)
+            yield self._connection
+        except sqlite3.DatabaseError as error:
+            full = isinstance(error, sqlite3.OperationalError)
+            remedy = (
+                "Free space or repair the folder, then run the same command again to continue"
+                if full
+                else "It is damaged: delete it and run the same command again, which makes every task again"
+            )
+            raise DataError(f"{path} could not be read or written: {error}. {remedy}.") from error
+        finally:
+            if not self._stays_open:
+                self._close_connection()
+
+    def _import_earlier_format(self, folder: Path) -> None:
+        stages = sorted(path for path in folder.iterdir() if path.is_dir() and path.name != LISTS)
+        if stages:
+            from data_pipeline.core.journal_files import import_record_files  # most folders are newer
+
+            import_record_files(stages, folder / "inputs.json", self.save_record, self.save_input_digest)
+
+    def _find_row(self, name: str, columns: str) -> Any:
+        with self._open_journal() as journal:
+            return journal.execute(
+                f"select {columns} from record where stage = ? and item = ?", _split_name(name)
+            ).fetchone()
+
+    def _is_current(self, key: str, found: str, outputs: str, is_provisional: int) -> bool:
+        return found == key and not is_provisional and all(map(self._is_unchanged, _parse_outputs(outputs)))
 
     def _is_unchanged(self, output: TaskOutput) -> bool:
         staged, path = find_output(self.folder, output.name), self.folder / output.name
@@ -111,6 +185,44 @@ class Journal:
                 return True
             discard_stale(self.folder, output.name)  # its task was killed before it wrote a record
         return _is_same(path, output)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    # One process has the journal, and a lock of its own needs no shared memory: network file systems have none.
+    connection.execute("pragma locking_mode = exclusive")
+    connection.execute("pragma journal_mode = wal")
+    # A power failure may lose the last records, whose tasks then run again. A killed process loses none.
+    connection.execute("pragma synchronous = normal")
+    connection.executescript(_TABLES)
+    return connection
+
+
+def _split_name(name: str) -> tuple[str, bytes]:
+    """Return the stage and the item of a task. Names of input files may hold bytes that are not UTF-8."""
+    stage, item = name.split("/", 1)
+    return stage, os.fsencode(item)
+
+
+def _insert_record(journal: sqlite3.Connection, name: str, record: TaskRecord, is_provisional: bool) -> None:
+    # The storage of a provisional one failed midway: the next run reads the input again.
+    journal.execute(
+        "insert or replace into record (stage, item, key, outputs, result, is_provisional) values (?, ?, ?, ?, ?, ?)",
+        (
+            *_split_name(name),
+            record.key,
+            json.dumps([astuple(output) for output in record.outputs]),
+            record.packed,
+            is_provisional,
+        ),
+    )
+
+
+def _take_position(journal: sqlite3.Connection, name: str, position: int) -> None:
+    """Give a position of a stage to one of its records, and to no other."""
+    stage, item = _split_name(name)
+    journal.execute("update record set position = null where stage = ? and position = ?", (stage, position))
+    journal.execute("update record set position = ? where stage = ? and item = ?", (position, stage, item))
 
 
 def _is_same(path: Path, output: TaskOutput) -> bool:
@@ -125,12 +237,12 @@ def _is_same(path: Path, output: TaskOutput) -> bool:
         return False
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _parse_outputs(text: str) -> list[TaskOutput]:
+    return [TaskOutput(*fields) for fields in json.loads(text)]
+
+
+def _build_record(key: str, outputs: str, result: bytes) -> TaskRecord:
+    return TaskRecord(key, _parse_outputs(outputs), result)
 
 
 def compute_json_digest(*values: Any) -> str:
@@ -146,11 +258,16 @@ def compute_json_digest(*values: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def remove_partial_files(folder: Path) -> None:
-    """Remove the temporary files of killed writers.
+def compute_sequence_digest(values: Iterable[Any]) -> str:
+    """Hash any number of values that JSON can hold, one at a time, for the key of a task that reads many files.
 
     Args:
-        folder: Dataset folder. Its lock must be held: another live writer would lose its files.
+        values: Plain values; their order counts.
+
+    Returns:
+        32 hex digits (blake2b, 128 bits).
     """
-    for path in folder.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+    state = hashlib.blake2b(digest_size=16)
+    for value in values:
+        state.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+    return state.hexdigest()

@@ -8,13 +8,19 @@ Invariants:
     - staging/ exists from the first change after a publication until the next publication.
 """
 
+import os
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
 
 from llmsys.manifest import MANIFEST_NAME
 
-STAGING = "staging"
+STAGING, JOURNAL, LISTS = "staging", "journal", "lists"
 PUBLIC_FOLDERS = frozenset({"documents", "dropped", "decontamination", "tokenizer", "tokens"})
 
 
@@ -82,22 +88,73 @@ def finish_interrupted_publication(folder: Path) -> None:
         folder: Dataset folder, whose lock is held.
     """
     if not (folder / MANIFEST_NAME).exists():
-        staged = [path for path in (folder / STAGING).rglob("*") if path.is_file()]
-        publish_staged(folder, [folder / path.relative_to(folder / STAGING) for path in staged])
+        publish_staged(folder, lambda name: True)
 
 
-def publish_staged(folder: Path, outputs: Iterable[Path]) -> None:
+def publish_staged(folder: Path, is_output: Callable[[str], bool]) -> None:
     """Move the staged versions of outputs into place and remove the rest of staging/.
 
     Args:
         folder: Dataset folder. Its manifest must be withdrawn.
-        outputs: Final paths of the outputs, staged or not.
+        is_output: Returns whether a name, relative to the folder, is an output of this run.
     """
     if not (folder / STAGING).is_dir():
         return
-    for path in outputs:
-        staged = folder / STAGING / path.relative_to(folder)
-        if staged.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(staged, path)  # rename fails across disks, and a folder may be a link
+    for staged in sorted(path for path in (folder / STAGING).rglob("*") if path.is_file()):
+        name = staged.relative_to(folder / STAGING)
+        if is_output(str(name)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(staged, folder / name)  # rename fails across disks, and a folder may be a link
     shutil.rmtree(folder / STAGING)
+
+
+class OutputNames:
+    """The names of the outputs of a run, 8 bytes each in files without a name: a set of them would fill the memory."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep the files in `folder`, which is created with the first name."""
+        self._folder = folder
+        self._files: dict[Path, Any] = {}
+        self._sorted: dict[Path, np.ndarray[Any, np.dtype[np.uint64]]] = {}
+
+    def add(self, name: str) -> None:
+        """Add the name of an output, relative to the dataset folder."""
+        parent = Path(name).parent
+        if parent not in self._files:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._files[parent] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+        self._files[parent].write(_hash_name(name))
+        self._sorted.pop(parent, None)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a name was added; of 10^12 others one would be taken for it."""
+        parent = Path(name).parent
+        if parent not in self._files:
+            return False
+        if parent not in self._sorted:
+            self._sorted.clear()  # one folder at a time is in memory
+            self._files[parent].seek(0)
+            self._sorted[parent] = np.sort(np.fromfile(self._files[parent], np.uint64))
+            self._files[parent].seek(0, os.SEEK_END)
+        hashes, wanted = self._sorted[parent], np.frombuffer(_hash_name(name), np.uint64)
+        index = int(np.searchsorted(hashes, wanted)[0])
+        return index < len(hashes) and bool(hashes[index] == wanted[0])
+
+    @property
+    def folders(self) -> set[Path]:
+        """The folders of the outputs, relative to the dataset folder."""
+        return set(self._files)
+
+
+def _hash_name(name: str) -> bytes:
+    return xxhash.xxh3_64_digest(os.fsencode(name))
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove the temporary files of killed writers.
+
+    Args:
+        folder: Dataset folder. Its lock must be held: another live writer would lose its files.
+    """
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)

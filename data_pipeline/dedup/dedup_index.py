@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.keys import Columns, read_range, take_rows
+from data_pipeline.core.file_list import FileRows
+from data_pipeline.dedup.keys import FILES_PER_GROUP, Columns, read_range, take_rows
 from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.config.deduplication import DeduplicationConfig, MinHashDedupConfig
 from llmsys.errors import DataError
@@ -196,25 +197,44 @@ def _to_items(found: Columns, dataset: int) -> Columns:
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
+@dataclass(frozen=True)
+class DocumentFiles:
+    """Signature files of documents; picklable.
+
+    Attributes:
+        paths: One file per filtered file, or one per group of `FILES_PER_GROUP` of them.
+        counts: A list with the column `rows`: documents of each filtered file.
+    """
+
+    paths: Sequence[Path]
+    counts: FileRows
+
+
 class DocumentTable:
     """The documents of several files, numbered across files; columns are read on demand.
 
     Files are mapped one after another, because a crawl can have more than a process can map.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        rows = [sum(batch.num_rows for batch in read_batches(path)) for path in paths]
-        self.starts = compute_offsets(rows)
+    def __init__(self, files: DocumentFiles | Sequence[Path]) -> None:
+        """Number the documents of filtered files, or of plain files, which are opened to count their rows."""
+        if isinstance(files, DocumentFiles):
+            self._paths = files.paths
+            self.starts = compute_offsets(files.counts.read_numbers("rows"))
+            step = 1 if len(files.counts) == len(files.paths) else FILES_PER_GROUP
+        else:
+            self._paths, step = files, 1
+            self.starts = compute_offsets([sum(batch.num_rows for batch in read_batches(path)) for path in files])
+        self._file_starts = np.append(self.starts[:-1:step], self.starts[-1])
 
     def take_column(self, documents: Integers, column: str) -> pa.Array:
         """Return a column for the given documents, in their order."""
         order = np.argsort(documents, kind="stable")
         wanted = documents[order]
-        edges = np.searchsorted(wanted, self.starts)
+        edges = np.searchsorted(wanted, self._file_starts)
         pieces = [pa.array([], pa.string() if column == "id" else pa.int64())]
         for number in np.flatnonzero(np.diff(edges)).tolist():
-            rows = wanted[edges[number] : edges[number + 1]] - self.starts[number]
+            rows = wanted[edges[number] : edges[number + 1]] - self._file_starts[number]
             found = pa.chunked_array([batch.column(column) for batch in read_batches(self._paths[number])])
             pieces += found.take(pa.array(rows)).chunks
         inverse = np.empty(len(order), np.int64)
@@ -230,12 +250,12 @@ class DocumentTable:
 class DocumentIdLookup:
     """Ids of documents of this dataset and of earlier ones."""
 
-    def __init__(self, documents: Sequence[Path], earlier: Sequence[EarlierDataset]) -> None:
-        self._paths, self._earlier = documents, earlier
+    def __init__(self, documents: DocumentFiles, earlier: Sequence[EarlierDataset]) -> None:
+        self._files, self._earlier = documents, earlier
 
     @cached_property
     def _own_table(self) -> DocumentTable:
-        return DocumentTable(self._paths)
+        return DocumentTable(self._files)
 
     @cached_property
     def _earlier_tables(self) -> list[DocumentTable]:

@@ -1,21 +1,22 @@
 """Decisions of deduplication: which rows of a source file to drop and why, and which spans to remove from their texts.
 
-Reads and writes Arrow files with one record batch per source file, so that a reader of one source reads only its batch
-in each of the files that the comparing tasks wrote. Every stage
-that reads a filtered file after a comparison applies them with `DuplicateFilter`.
+Reads and writes Arrow files sorted by the number of the source file, so that a reader of some source files finds its
+rows by bisection. Every stage that reads a filtered file after a comparison applies them with `DuplicateFilter`.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.document_schema import count_text_bytes
+from data_pipeline.core.document_schema import BlockWriter, concat_batches, count_text_bytes
 from data_pipeline.core.funnel import FunnelCounts, build_dropped_rows
+from llmsys.arrow_file import map_file, open_arrow, read_batch, read_schema
 from llmsys.config.deduplication import DeduplicationConfig
-from llmsys.token_shards import ArrowFileWriter, read_batches
+from llmsys.token_shards import ArrowFileWriter
 
 _COLUMNS = ("row", "rule", "kept", "earlier", "size")
 
@@ -142,35 +143,95 @@ PLACE_SCHEMA = pa.schema(
 )  # place: number of a segment of the row's text, or offset of a window in it
 
 
-def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping[str, Any], sources: int) -> None:
-    """Write rows to an Arrow file, one record batch per source file, sorted by the columns of the schema.
+ROWS_PER_BATCH = 65_536
+
+
+class DecisionWriter(BlockWriter):
+    """A writer of decisions in the order of source and row, whatever the sizes of the batches that it is given."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        """Write the column `source` and those of a schema to `path`."""
+        self.schema = pa.schema([("source", pa.int64()), *schema])
+        super().__init__(ArrowFileWriter(path, self.schema))
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def write(self, columns: Mapping[str, Any]) -> None:
+        """Add rows, given as arrays of equal length by column."""
+        found = [columns[field.name] for field in self.schema]
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, field.type)
+            for column, field in zip(found, self.schema, strict=True)
+        ]
+        self.write_batch(pa.record_batch(arrays, schema=self.schema))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch with the columns of the file."""
+        while self._rows + batch.num_rows >= ROWS_PER_BATCH:
+            full = ROWS_PER_BATCH - self._rows
+            self._waiting.append(batch.slice(0, full))
+            self._flush()
+            batch = batch.slice(full)
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+
+    def _flush(self) -> None:
+        if any(batch.num_rows for batch in self._waiting):
+            self._writer.write(concat_batches(self._waiting))
+        self._waiting, self._rows = [], 0
+
+
+def write_decisions(path: Path, schema: pa.Schema, source: Any, columns: Mapping[str, Any]) -> None:
+    """Write rows to an Arrow file, sorted by source file and by the columns of the schema.
 
     Args:
         path: the file to write.
-        schema: its columns.
+        schema: its columns besides `source`.
         source: (N,) number of the source file of each row.
         columns: numpy or Arrow arrays of N values, by name.
-        sources: number of source files.
     """
-    found = [columns[field.name] for field in schema]
-    table = [
-        column if isinstance(column, pa.Array) else pa.array(column, field.type)
-        for column, field in zip(found, schema, strict=True)
-    ]
     keys = [np.asarray(columns[field.name]) for field in reversed(schema) if not pa.types.is_string(field.type)]
     order = np.lexsort([*keys, source])
-    edges = np.searchsorted(np.asarray(source)[order], np.arange(sources + 1))
-    batch = pa.record_batch(table, schema=schema).take(pa.array(order))
-    with ArrowFileWriter(path, schema) as writer:
-        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            writer.write(batch.slice(begin, end - begin))
+    indices = pa.array(order)
+    with DecisionWriter(path, schema) as writer:
+        writer.write(
+            {
+                name: column.take(indices) if isinstance(column, pa.Array) else np.asarray(column)[order]
+                for name, column in ({"source": np.asarray(source, np.int64), **columns}).items()
+            }
+        )
+
+
+def iter_source_rows(path: Path, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows about some source files. Other batches are not read.
+
+    Args:
+        path: a file of decisions.
+        first: number of the first source file.
+        last: number after that of the last.
+
+    Yields:
+        Batches with the column `source`, in order.
+    """
+    arrow = open_arrow(path, map_file(path))
+
+    def get_last_source(index: int) -> int:
+        return int(arrow.get_batch(index).column("source")[-1].as_py())
+
+    count = arrow.num_record_batches
+    for index in range(bisect_left(range(count), first, key=get_last_source), count):
+        batch = read_batch(path, arrow, index)
+        begin, end = np.searchsorted(batch.column("source").to_numpy(), [first, last]).tolist()
+        yield batch.slice(begin, end - begin)
+        if end < batch.num_rows:
+            return
 
 
 def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
     """Read the decisions about one source file.
 
     Args:
-        paths: files that `write_decisions` wrote.
+        paths: files of decisions with equal columns.
         source: number of the source file.
 
     Returns:
@@ -178,22 +239,48 @@ def read_decisions(paths: Sequence[Path], source: int) -> pa.RecordBatch | None:
     """
     if not paths:
         return None
-    table = pa.Table.from_batches([next(read_batches(path, [source])) for path in paths])
-    table = table.sort_by([(name, "ascending") for name in table.schema.names])
-    return table.combine_chunks().to_batches()[0] if table.num_rows else next(read_batches(paths[0], [source]))
+    batches = [batch for path in paths for batch in iter_source_rows(path, source, source + 1)]
+    table = pa.Table.from_batches(batches, read_schema(paths[0])).drop_columns("source")
+    table = table.sort_by([(name, "ascending") for name in table.schema.names]).combine_chunks()
+    return pa.record_batch(
+        [pa.concat_arrays([pa.array([], each.type), *each.chunks]) for each in table.columns], schema=table.schema
+    )
 
 
-def read_dropped_rows(paths: Sequence[Path], source: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Read the dropped rows of one source file.
+_ROW_BITS = 40  # of a number that holds source file and row
+
+
+def number_rows(source: Any, row: Any) -> Any:
+    """Return numbers that sort by source file and row.
+
+    Args:
+        source: (N,) numbers of source files, or one number.
+        row: (N,) row numbers.
+
+    Returns:
+        (N,) int64.
+    """
+    return (np.asarray(source, np.int64) << _ROW_BITS) + np.asarray(row, np.int64)
+
+
+def read_dropped_rows(
+    paths: Sequence[Path], first: int, last: int | None = None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Read the dropped rows of one source file, or of several.
 
     Args:
         paths: files of `DROP_SCHEMA`.
-        source: number of the source file.
+        first: number of the source file.
+        last: number after that of the last source file; None: one source file.
 
     Returns:
-        (N,) row numbers, sorted.
+        (N,) row numbers, sorted; with `last`, numbers of `number_rows`.
     """
-    rows = [next(read_batches(path, [source])).column("row").to_numpy() for path in paths]
+    batches = [batch for path in paths for batch in iter_source_rows(path, first, first + 1 if last is None else last)]
+    rows = [
+        batch.column("row").to_numpy() if last is None else number_rows(batch.column("source"), batch.column("row"))
+        for batch in batches
+    ]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *rows]))
 
 

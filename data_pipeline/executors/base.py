@@ -9,11 +9,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, overload
+
+import numpy as np
 
 from llmsys.errors import LlmsysError, to_data_error
 from llmsys.redact import redact_secrets
 
+Item = TypeVar("Item")
 Report = Callable[[float, int], None]  # amount done since the last call (in the stage's unit), documents dropped
 Job = Callable[[Report], dict[str, Any]]  # picklable, because another process may run it
 
@@ -60,6 +63,60 @@ class EagerTaskEvent:
 
 Queue = deque[tuple[int, Job]]
 """Numbered jobs."""
+
+
+class LazySequence(Sequence[Item]):
+    """Items that are built each time they are asked for: a stage of millions of tasks takes no memory."""
+
+    def __init__(self, length: int, build: Callable[[int], Item]) -> None:
+        """Have `length` items; `build` returns one from its index."""
+        self._length, self._build = length, build
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> "LazySequence[Item]": ...
+    def __getitem__(self, index: int | slice) -> "Item | LazySequence[Item]":
+        """Build one item, or return a shorter sequence."""
+        indices = range(self._length)[index]
+        if isinstance(indices, int):
+            return self._build(indices)
+        return LazySequence(len(indices), lambda number: self._build(indices[number]))
+
+
+def select_items(
+    items: Sequence[Item], indices: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
+) -> LazySequence[Item]:
+    """Return the items at some indices, built on demand.
+
+    Args:
+        items: Any sequence.
+        indices: Indices into it, in the order of the result.
+
+    Returns:
+        As many items as indices.
+    """
+    return LazySequence(len(indices), lambda number: items[int(indices[number])])
+
+
+class JobQueue:
+    """Numbered jobs of a stage in order, each built when its turn comes."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs, self._next = jobs, 0
+
+    def __len__(self) -> int:
+        """Return the number of jobs that wait."""
+        return len(self._jobs) - self._next
+
+    def pop_next(self) -> tuple[int, Job]:
+        """Remove the next job and return it with its number."""
+        self._next += 1
+        return self._next - 1, self._jobs[self._next - 1]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
@@ -31,6 +30,7 @@ from data_pipeline.executors.base import (
     EagerTaskEvent,
     Event,
     Job,
+    JobQueue,
     Queue,
     Report,
     TaskFailed,
@@ -138,7 +138,7 @@ class LocalExecutor:
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
         """Yield events until every job is done or failed, and every eager job too while workers live."""
         # Experience counts per stage: another stage loads other models.
-        waiting = deque(enumerate(jobs))
+        waiting = JobQueue(jobs)
         for worker in self._workers:
             worker.experienced = False
         while waiting or self._list_busy_workers() or (self.eager_jobs and self._workers):
@@ -158,7 +158,7 @@ class LocalExecutor:
             worker.kill()
         self._workers.clear()
 
-    def _assign_jobs(self, waiting: Queue) -> None:
+    def _assign_jobs(self, waiting: JobQueue) -> None:
         """Give a job to every idle worker that should have one. Start workers while there are jobs for them."""
         for worker in self._workers:
             if worker.index is None:
@@ -167,18 +167,19 @@ class LocalExecutor:
             self._workers.append(WorkerProcess(self.lock))
             self._assign_job(self._workers[-1], waiting)
 
-    def _assign_job(self, worker: WorkerProcess, waiting: Queue) -> None:
+    def _assign_job(self, worker: WorkerProcess, waiting: JobQueue) -> None:
         """Give an idle worker its best job. Give none if a job that suits it better will come soon."""
         queue = self._select_queue(worker, waiting)
         if not queue:
             return
         worker.early = queue is not waiting
         worker.experienced |= self.eager_jobs is not None and queue is self.eager_jobs.next_jobs
-        (worker.index, job), worker.since = queue.popleft(), time.monotonic()
+        worker.index, job = queue.pop_next() if isinstance(queue, JobQueue) else queue.popleft()
+        worker.since = time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):  # died while idle: _wait_for_workers will see it
             worker.connection.send((worker.index, job))
 
-    def _select_queue(self, worker: WorkerProcess, waiting: Queue) -> Queue:
+    def _select_queue(self, worker: WorkerProcess, waiting: JobQueue) -> Queue | JobQueue:
         """Return the queue of the next job of a worker."""
         ahead = self.eager_jobs
         if ahead is None:

@@ -11,11 +11,10 @@ Invariants:
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress, try_job
+from data_pipeline.executors.base import Event, Job, JobQueue, TaskDone, TaskFailed, TaskProgress, try_job
 from data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import ConfigError, DataError
 
@@ -65,12 +64,12 @@ class RayExecutor:
 
     def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
         """Yield events until every job is done or failed."""
-        waiting = deque(range(len(jobs)))
+        waiting = JobQueue(jobs)
         running: dict[Any, tuple[int, float]] = {}
         while waiting or running:
             while waiting and len(running) < self.limit:
-                index = waiting.popleft()
-                running[self._attempt.remote(os.getcwd(), index, jobs[index])] = (index, time.monotonic())
+                index, job = waiting.pop_next()
+                running[self._attempt.remote(os.getcwd(), index, job)] = (index, time.monotonic())
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if seconds else None)
             for reference in ready:
                 yield from self._fetch_events(reference, running.pop(reference)[0])

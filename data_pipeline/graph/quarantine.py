@@ -8,20 +8,25 @@ Invariants:
 """
 
 import json
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.core.document_schema import compute_document_id
 from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.core.journal import TaskRecord
-from data_pipeline.executors.base import TaskFailed
+from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.executors.base import TaskFailed, select_items
+from data_pipeline.graph.tasks import Task
 from data_pipeline.stages.split_inputs import InputBlock
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
+from llmsys.log import get_logger
 from llmsys.redact import redact_secrets
 
 QUARANTINE = "quarantine"
+
+_log = get_logger(__name__)
 
 
 class Quarantine:
@@ -96,6 +101,34 @@ def format_quarantine_reason(message: str, attempts: int) -> str:
     return f"quarantined after {attempts} {'tries' if attempts > 1 else 'try'}: {first}"
 
 
+class FailureSummary:
+    """The number of tasks that failed for good, and the first of them by name."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: tuple[str, TaskFailed] | None = None
+
+    def add(self, task: Task, failed: TaskFailed) -> None:
+        """Count a failure and log its traceback."""
+        self.count += 1
+        if failed.traceback:
+            _log.error("task %s failed:\n%s", task.name, failed.traceback)
+        if self.first is None or task.name < self.first[0]:
+            self.first = task.name, failed
+
+    def build_error(self, stage: str, tasks: int) -> DataError:
+        """Return the error that names the first failure."""
+        assert self.first is not None
+        name, first = self.first
+        if tasks == 1 and not first.traceback:
+            return DataError(first.message)
+        message = first.message if first.message.endswith(".") else f"{first.message}."
+        return DataError(
+            f"{self.count} of {tasks} tasks of stage {stage} failed, the first is {name}: {message} Results of the "
+            "other tasks are kept: run the same command again to run only the missing ones."
+        )
+
+
 # --- results of inputs that are not in the dataset ---
 
 
@@ -130,7 +163,9 @@ def build_empty_judgement(pages: int, html_bytes: int, reason: str) -> dict[str,
     return {"tally": tally.to_dict(), "languages": {}, "kept_batches": [], "dropped_batches": []}
 
 
-def drop_quarantined(records: list[TaskRecord], names: list[str]) -> tuple[list[TaskRecord], list[str]]:
+def drop_quarantined(
+    records: Sequence[TaskRecord], names: Sequence[str]
+) -> tuple[Sequence[TaskRecord], Sequence[str], Sequence[int]]:
     """Remove the records of quarantined tasks.
 
     Args:
@@ -138,15 +173,17 @@ def drop_quarantined(records: list[TaskRecord], names: list[str]) -> tuple[list[
         names: Names of their files, in the same order.
 
     Returns:
-        The records that have outputs, and their names.
+        The records that have outputs, their names, and their indices.
 
     Raises:
         DataError: If no record has outputs.
     """
-    remaining = [(record, name) for record, name in zip(records, names, strict=True) if record.outputs]
+    remaining = array("q", (index for index, record in enumerate(records) if record.outputs))
     if not remaining:
         raise DataError(
             "every input was quarantined. Read the tracebacks in quarantine/ of the dataset folder, fix the "
             "cause, then run the same command again to retry them."
         )
-    return [record for record, _ in remaining], [name for _, name in remaining]
+    if len(remaining) == len(records):
+        return records, names, range(len(records))
+    return select_items(records, remaining), select_items(names, remaining), remaining

@@ -10,26 +10,39 @@ Invariants:
 """
 
 import time
-from collections import defaultdict
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-from data_pipeline.core.journal import Journal, TaskRecord
-from data_pipeline.core.staging import begin_change, publish_staged
+import numpy as np
+
+from data_pipeline.core.journal import Journal
+from data_pipeline.core.staging import JOURNAL, OutputNames, begin_change, publish_staged
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.executors.base import (
     EagerTaskEvent,
     Event,
     Executor,
     InlineExecutor,
+    LazySequence,
     TaskDone,
     TaskFailed,
     TaskProgress,
+    select_items,
 )
 from data_pipeline.executors.local import LocalExecutor
-from data_pipeline.graph.quarantine import Quarantine, format_quarantine_reason
-from data_pipeline.graph.tasks import EagerTasks, NextStage, Task, TaskRetry, run_with_retries
+from data_pipeline.graph.quarantine import FailureSummary, Quarantine, format_quarantine_reason
+from data_pipeline.graph.tasks import (
+    EagerTasks,
+    NextStage,
+    RecordList,
+    Task,
+    TaskRetry,
+    run_with_retries,
+    save_task_result,
+)
 from llmsys.config.executor import (
     ExecutorConfig,
     InlineExecutorConfig,
@@ -37,7 +50,6 @@ from llmsys.config.executor import (
     RayExecutorConfig,
     SlurmExecutorConfig,
 )
-from llmsys.errors import DataError
 from llmsys.events import EventWriter
 from llmsys.log import get_logger
 from llmsys.manifest import MANIFEST_NAME
@@ -78,7 +90,7 @@ class StageProgress:
     Early tasks show drops only. They are numbered downwards from -1.
     """
 
-    def __init__(self, progress: Progress, totals: Sequence[float]) -> None:
+    def __init__(self, progress: Progress, totals: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]) -> None:
         self.progress, self.totals, self.retries = progress, totals, 0
         self._dropped = 0
         self._amounts: defaultdict[int, float] = defaultdict(float)
@@ -90,7 +102,7 @@ class StageProgress:
             case TaskProgress(index, amount, dropped):
                 self._add_progress(index, amount, dropped)
             case TaskDone(index):
-                self._update_display(self.totals[index] - self._amounts.pop(index, 0), 0)
+                self._update_display(float(self.totals[index]) - self._amounts.pop(index, 0), 0)
             case TaskRetry(index):
                 self.retries += 1
                 self._revert_progress(index)
@@ -128,46 +140,45 @@ class StageRunner:
         self.folder = folder
         self.journal = Journal(folder)
         self.num_run = self.num_reused = 0
-        self._early: set[str] = set()  # tasks that ran before their stage
+        self._early: Counter[str] = Counter()  # tasks that ran before their stage, by stage
         self._config = executor
         self._quarantine = Quarantine(folder)
-        self._outputs: set[Path] = set()
+        self._outputs = OutputNames(folder / JOURNAL)
         self._events = EventWriter(folder / "events.jsonl")
         self._executor = build_executor(executor, folder, lock)
 
     def run_stage(
         self, name: str, tasks: Sequence[Task], *, unit: str, code: str, next_stage: NextStage | None = None
-    ) -> list[TaskRecord]:
+    ) -> Sequence[TaskRecord]:
         """Run the missing tasks of a stage.
 
         Args:
             name: Name of the stage.
-            tasks: All its tasks, done or not.
+            tasks: All its tasks, done or not. Each is built again where it is needed if the sequence is lazy.
             unit: Unit of the progress line, such as `B`.
             code: Version of the stage's code, see `pipelines/stage_code.py`.
             next_stage: Stage whose tasks may start early. None: no task starts early.
 
         Returns:
-            The records of all tasks, in their order.
+            The records of all tasks, in their order. They stay in the journal until they are asked for.
 
         Raises:
             DataError: If a task failed for good.
         """
-        keys = [task.compute_key(code) for task in tasks]
-        records = [self.journal.find_record(task.name, key) for task, key in zip(tasks, keys, strict=True)]
-        missing = [index for index, record in enumerate(records) if record is None]
-        # All outputs count, also of reused tasks: the others are orphans.
-        self._outputs.update(self.folder / output for task in tasks for output in task.outputs)
-        self.num_reused += len({task.name for task, record in zip(tasks, records, strict=True) if record} - self._early)
-        if missing:
+        stage = _StageTasks(name, tasks, code, unit)
+        for index, task in enumerate(tasks):
+            # All outputs count, also of reused tasks: the others are orphans.
+            for output in task.outputs:
+                self._outputs.add(output)
+            is_done = self.journal.has_record(task.name, task.compute_key(code), index)
+            stage.add_amount(task, None if is_done else index)
+        self.num_reused += max(0, len(tasks) - len(stage.missing) - self._early[name])
+        if stage.missing:
             begin_change(self.folder)
-            eager_tasks = EagerTasks(self.journal, next_stage, self._executor.eager_jobs)
-            self._run_tasks(_StageTasks(name, tasks, keys, records, unit), missing, eager_tasks)
-        # A quarantined task has a record without key.
-        given_up = [task.name for task, record in zip(tasks, records, strict=True) if record and not record.key]
-        self._quarantine.remove_others(name, given_up)
-        self.journal.remove_stale_records(name, [task.name for task in tasks])
-        return [record for record in records if record is not None]
+            self._run_tasks(stage, EagerTasks(self.folder, self.journal, next_stage, self._executor.eager_jobs))
+        self._quarantine.remove_others(name, self.journal.list_unfinished(name))
+        self.journal.remove_stale_records(name, len(tasks))
+        return RecordList(self.journal, name, len(tasks))
 
     def withdraw_manifest(self) -> None:
         """Remove the manifest, because files will now change."""
@@ -179,78 +190,79 @@ class StageRunner:
         Encoded documents are no orphans: a run that ends before the tokens does not list them; the next run needs
         them.
         """
-        folders = {output.parent for output in self._outputs}
+        folders = {self.folder / folder for folder in self._outputs.folders}
         work = self.folder / "work"
         folders |= {folder for folder in work.iterdir() if folder.name != "encoded"} if work.is_dir() else set()
         folders |= {self.folder / "decontamination"} if (self.folder / "decontamination").is_dir() else set()
         folders = {folder for folder in folders if folder.is_dir()}  # unpublished outputs are in staging/
-        return [path for folder in sorted(folders) for path in sorted(folder.iterdir()) if path not in self._outputs]
+        return [
+            path
+            for folder in sorted(folders)
+            for path in sorted(
+                path for path in folder.iterdir() if str(path.relative_to(self.folder)) not in self._outputs
+            )
+        ]
 
     def publish_files(self) -> None:
         """Move the new versions of this run's outputs into place. The manifest must be withdrawn."""
-        publish_staged(self.folder, sorted(self._outputs))
+        publish_staged(self.folder, self._outputs.__contains__)
 
-    def _run_tasks(self, stage: "_StageTasks", missing: Sequence[int], eager_tasks: EagerTasks) -> None:
+    def _run_tasks(self, stage: "_StageTasks", eager_tasks: EagerTasks) -> None:
         began = time.monotonic()
-        total = sum(task.progress_amount for task in stage.tasks)
-        done = total - sum(stage.tasks[index].progress_amount for index in missing)
-        failures: list[tuple[Task, TaskFailed]] = []
         # Long tasks first, so that no worker idles at the end.
-        missing = sorted(missing, key=lambda index: -stage.tasks[index].progress_amount)
-        tasks = [stage.tasks[index] for index in missing]
-        with Progress(eager_tasks.format_title(stage.name), total, stage.unit, done=done) as progress:
-            display = StageProgress(progress, [task.progress_amount for task in tasks])
-            jobs, timeout = [task.job for task in tasks], self._get_timeout_seconds(stage)
-            for event in run_with_retries(self._executor, jobs, self._config, timeout):
+        order = np.argsort(-np.array(stage.amounts), kind="stable")
+        missing, amounts = np.array(stage.missing)[order], np.array(stage.amounts)[order]
+        tasks = select_items(stage.tasks, missing)
+        jobs = LazySequence(len(missing), lambda number: tasks[number].build_recorded_job(self.folder))
+        failures = FailureSummary()
+        title, done = eager_tasks.format_title(stage.name), stage.total - float(amounts.sum())
+        with Progress(title, stage.total, stage.unit, done=done) as progress:
+            display = StageProgress(progress, amounts)
+            for event in run_with_retries(self._executor, jobs, self._config, self._get_timeout_seconds(stage)):
                 display.show_event(event)
                 match event:
                     case EagerTaskEvent():
                         eager_tasks.record_early_result(event)
                     case TaskDone():
-                        eager_tasks.submit_next(
-                            missing[event.index], self._save_record(stage, missing[event.index], event.result)
-                        )
+                        index = int(missing[event.index])
+                        record = save_task_result(self.journal, tasks[event.index], stage.code, event.result, index)
+                        self.num_run += 1
+                        eager_tasks.submit_next(index, record)
                     case TaskRetry():
                         _log.warning("task %s will be retried: %s", tasks[event.index].name, event.failed.message)
-                    case TaskFailed() if tasks[event.index].fallback_result and event.cause != "mend":
-                        stage.records[missing[event.index]] = self._quarantine_task(tasks[event.index], event)
+                    case TaskFailed() if stage.has_fallbacks and event.cause != "mend":
+                        self._quarantine_task(tasks[event.index], event, int(missing[event.index]))
                     case TaskFailed():
-                        failures.append((tasks[event.index], event))
+                        failures.add(tasks[event.index], event)
                     case TaskProgress():
                         pass
                     case unreachable:
                         assert_never(unreachable)
-        self.num_run += len(eager_tasks.done)
+        self.num_run += sum(eager_tasks.done.values())
         self._early.update(eager_tasks.done)
         seconds = round(time.monotonic() - began, 3)
         counts = {
             "tasks": len(tasks),
-            "failed": len(failures),
+            "failed": failures.count,
             "again": display.retries,
-            "ahead": len(eager_tasks.done),
+            "ahead": sum(eager_tasks.done.values()),
         }
         self._events.write("stage", stage=stage.name, **counts, seconds=seconds)
-        if failures:
-            raise _build_stage_error(stage.name, len(stage.tasks), failures)
+        if failures.first is not None:
+            raise failures.build_error(stage.name, len(stage.tasks))
 
-    def _save_record(self, stage: "_StageTasks", index: int, result: dict[str, Any]) -> TaskRecord:
-        task = stage.tasks[index]
-        stage.records[index] = record = self.journal.save_record(task.name, stage.keys[index], task.outputs, result)
-        self.num_run += 1
-        return record
-
-    def _quarantine_task(self, task: Task, failed: TaskFailed) -> TaskRecord:
-        """Quarantine an input. Return a record without key or files, which is never saved."""
+    def _quarantine_task(self, task: Task, failed: TaskFailed, index: int) -> None:
+        """Quarantine an input. Its record has neither key nor files, so that the next run tries it again."""
         assert task.fallback_result is not None
         reason = format_quarantine_reason(failed.message, self._config.max_attempts)
         result = task.fallback_result(reason)
         self._quarantine.add_task(task.name, failed, self._config.max_attempts, result)
         _log.error("task %s is %s", task.name, reason)
-        return TaskRecord(key="", outputs=[], result=result)
+        self.journal.save_record(task.name, "", [], result, index)
 
     def _get_timeout_seconds(self, stage: "_StageTasks") -> float:
         """Return the time limit of an attempt: 0 unless the dataset can be made without the input."""
-        if isinstance(self._config, InlineExecutorConfig) or not all(task.fallback_result for task in stage.tasks):
+        if isinstance(self._config, InlineExecutorConfig) or not stage.has_fallbacks:
             return 0
         return self._config.task_seconds
 
@@ -258,32 +270,21 @@ class StageRunner:
         """Stop the workers."""
         self._executor.close()
         self._events.close()
+        self.journal.close()
 
 
-@dataclass(frozen=True)
 class _StageTasks:
-    """The tasks of one stage, with their keys and the records there are so far."""
+    """The tasks of one stage, and the indices and amounts of those that have no record yet."""
 
-    name: str
-    tasks: Sequence[Task]
-    keys: Sequence[str]
-    records: list[TaskRecord | None]
-    unit: str
+    def __init__(self, name: str, tasks: Sequence[Task], code: str, unit: str) -> None:
+        self.name, self.tasks, self.code, self.unit = name, tasks, code, unit
+        self.missing, self.amounts = array("q"), array("d")  # 16 bytes a task
+        self.total, self.has_fallbacks = 0.0, True
 
-
-def _end_with_period(message: str) -> str:
-    return message if message.endswith(".") else f"{message}."
-
-
-def _build_stage_error(stage: str, tasks: int, failures: Sequence[tuple[Task, TaskFailed]]) -> DataError:
-    for task, failed in failures:
-        if failed.traceback:
-            _log.error("task %s failed:\n%s", task.name, failed.traceback)
-    task, first = min(failures, key=lambda failure: failure[0].name)
-    if tasks == 1 and not first.traceback:
-        return DataError(first.message)
-    return DataError(
-        f"{len(failures)} of {tasks} tasks of stage {stage} failed, the first is {task.name}: "
-        f"{_end_with_period(first.message)} Results of the other tasks are kept: run the same command again to "
-        "run only the missing ones."
-    )
+    def add_amount(self, task: Task, missing: int | None) -> None:
+        """Count a task, which is done or is the missing one of an index."""
+        self.total += task.progress_amount
+        self.has_fallbacks &= task.fallback_result is not None
+        if missing is not None:
+            self.missing.append(missing)
+            self.amounts.append(task.progress_amount)

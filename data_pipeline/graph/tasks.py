@@ -17,13 +17,56 @@ Invariants:
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
-from data_pipeline.core.journal import Journal, TaskRecord, compute_json_digest
-from data_pipeline.executors.base import EagerJobs, EagerTaskEvent, Event, Executor, Job, TaskDone, TaskFailed
+from data_pipeline.core.journal import Journal, compute_json_digest
+from data_pipeline.core.task_record import RecordedJob, TaskRecord, unpack_result
+from data_pipeline.executors.base import (
+    EagerJobs,
+    EagerTaskEvent,
+    Event,
+    Executor,
+    Job,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+    select_items,
+)
 from llmsys.config.executor import ExecutorConfig
+
+_PAGE = 500  # records that are read at a time
+
+
+class RecordList(Sequence[TaskRecord]):
+    """The records of the tasks of a stage, in their order. They stay in the journal; one page of them is in memory."""
+
+    def __init__(self, journal: Journal, stage: str, count: int) -> None:
+        self._journal, self._stage, self._count = journal, stage, count
+        self._first, self._page = 0, list[TaskRecord]()
+
+    def __len__(self) -> int:
+        """Return the number of tasks."""
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> TaskRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TaskRecord]: ...
+    def __getitem__(self, index: int | slice) -> TaskRecord | list[TaskRecord]:
+        """Return one record, or a list of them."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._count))]
+        index = range(self._count)[index]
+        end = self._first + len(self._page)
+        if not self._first <= index < end:
+            # A page pays only where the records are read in order.
+            self._page = self._journal.read_records(self._stage, index, _PAGE if index == end else 1)
+            self._first = index
+        return self._page[index - self._first]
 
 
 @dataclass(frozen=True)
@@ -50,8 +93,32 @@ class Task:
         """Return the journal key: a digest of the code version, the name and the inputs."""
         return compute_json_digest(code, self.name, self.inputs)
 
+    def build_recorded_job(self, folder: Path) -> "RecordedJob":
+        """Return the job with the hashing of its outputs, for a worker."""
+        return RecordedJob(self.job, folder, tuple(self.outputs))
 
-Stage = Callable[[str, list[Task], str], list[TaskRecord]]
+
+def save_task_result(
+    journal: Journal, task: Task, code: str, returned: dict[str, Any], position: int | None = None
+) -> TaskRecord:
+    """Record a finished task.
+
+    Args:
+        journal: The journal of the dataset folder.
+        task: The task.
+        code: Version of the code of its stage.
+        returned: What its `RecordedJob` returned.
+        position: Its place in its stage; None if its stage has not begun.
+
+    Returns:
+        The record.
+    """
+    record = unpack_result(task.compute_key(code), returned)
+    journal.insert_record(task.name, record, returned["again"], position)
+    return record
+
+
+Stage = Callable[[str, Sequence[Task], str], Sequence[TaskRecord]]
 """Runs the tasks of one stage, given its name and progress unit; returns their records in order."""
 
 
@@ -85,11 +152,11 @@ def run_with_retries(
     Yields:
         Events by job index. `TaskFailed` means that no attempt is left or that the user must act first.
     """
-    remaining = list(range(len(jobs)))
+    remaining: Sequence[int] = range(len(jobs))
     for number in range(1, config.max_attempts + 1):
         last = number == config.max_attempts
         again: list[int] = []
-        for event in executor.run_jobs([jobs[index] for index in remaining], seconds):
+        for event in executor.run_jobs(select_items(jobs, remaining), seconds):
             if isinstance(event, EagerTaskEvent):  # its own stage retries it
                 yield event
                 continue
@@ -131,25 +198,25 @@ class NextStage:
 
 @dataclass(frozen=True)
 class _SubmittedTask:
-    """A queued eager task, with the stage after it and the index of its source task in the current stage."""
+    """A queued eager task, with its stage and the index of its source task in the current stage."""
 
     task: Task
-    key: str
-    then: NextStage | None
+    stage: NextStage
     index: int
 
 
 class EagerTasks:
     """Early tasks of later stages during one stage. Does nothing without a next stage or without queues."""
 
-    def __init__(self, journal: Journal, next_stage: NextStage | None, queues: EagerJobs | None) -> None:
-        self.journal, self.queues = journal, queues
+    def __init__(self, folder: Path, journal: Journal, next_stage: NextStage | None, queues: EagerJobs | None) -> None:
+        self.folder, self.journal, self.queues = folder, journal, queues
         self.next_stage = next_stage if queues is not None else None
         if queues is not None:
             queues.next_jobs.clear()  # jobs of an earlier stage remain if its workers died
             queues.later_jobs.clear()
-        self.done: list[str] = []
-        self._steps: list[_SubmittedTask] = []
+        self.done: Counter[str] = Counter()  # by stage
+        self._steps: dict[int, _SubmittedTask] = {}
+        self._submitted = 0
 
     def format_title(self, stage: str) -> str:
         """Return the names of the stage and of the stages that start early, for the progress line."""
@@ -165,21 +232,23 @@ class EagerTasks:
 
     def record_early_result(self, early: EagerTaskEvent) -> None:
         """Journal the result of an early task and queue its successor."""
+        if isinstance(early.event, TaskProgress):
+            return
+        step = self._steps.pop(early.event.index)  # its own stage retries a failed one
         if isinstance(early.event, TaskDone):
-            step = self._steps[early.event.index]
-            record = self.journal.save_record(step.task.name, step.key, step.task.outputs, early.event.result)
-            self.done.append(step.task.name)
-            self._submit_task(step.then, step.index, record)
+            record = save_task_result(self.journal, step.task, step.stage.code, early.event.result)
+            self.done[step.stage.stage] += 1
+            self._submit_task(step.stage.then, step.index, record)
 
     def _submit_task(self, next_stage: NextStage | None, index: int, record: TaskRecord) -> None:
         if next_stage is None or self.queues is None:
             return
         task = next_stage.task(index, record)
-        key = task.compute_key(next_stage.code)
-        if found := self.journal.find_record(task.name, key):
+        if found := self.journal.find_record(task.name, task.compute_key(next_stage.code)):
             self._submit_task(next_stage.then, index, found)
             return
         # Executors prefer the next stage: its results enable later ones.
         queue = self.queues.next_jobs if next_stage is self.next_stage else self.queues.later_jobs
-        queue.append((len(self._steps), task.job))
-        self._steps.append(_SubmittedTask(task, key, next_stage.then, index))
+        queue.append((self._submitted, task.build_recorded_job(self.folder)))
+        self._steps[self._submitted] = _SubmittedTask(task, next_stage, index)
+        self._submitted += 1

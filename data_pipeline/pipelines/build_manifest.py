@@ -9,15 +9,17 @@ Invariants:
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_pipeline.core.funnel import DECONTAMINATE, PII, FunnelCounts
-from data_pipeline.core.journal import TaskRecord, compute_json_digest
+from data_pipeline.core.journal import compute_json_digest
 from data_pipeline.core.staging import find_output, is_change_unfinished
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.stages.apply_rules import list_stage_names
@@ -60,7 +62,7 @@ class StageRecords:
         inputs: Paths or URLs of the crawl.
         extracted: One record per input block, quarantined ones included.
         judged: One record per extracted block.
-        rewritten: Records of stages that removed repeats from texts.
+        rewritten: Records of each stage that removed repeats from texts.
         collected: One record per document file, after cleaning.
         copies: One record per exported file.
         borders: Documents nearest to each threshold.
@@ -71,16 +73,16 @@ class StageRecords:
     """
 
     inputs: Sequence[str]
-    extracted: list[TaskRecord]
-    judged: list[TaskRecord] = field(default_factory=list)
-    rewritten: Sequence[TaskRecord] = ()
-    collected: list[TaskRecord] = field(default_factory=list)
-    copies: list[TaskRecord] = field(default_factory=list)
+    extracted: Sequence[TaskRecord]
+    judged: Sequence[TaskRecord] = ()
+    rewritten: Sequence[Sequence[TaskRecord]] = ()
+    collected: Sequence[TaskRecord] = ()
+    copies: Sequence[TaskRecord] = ()
     borders: tuple[ThresholdReport, ...] = ()
     tokenizer: TaskRecord | None = None
-    encoded: list[TaskRecord] = field(default_factory=list)
-    tokens: list[TaskRecord] | None = None
-    indexes: list[TaskRecord] = field(default_factory=list)
+    encoded: Sequence[TaskRecord] = ()
+    tokens: Sequence[TaskRecord] | None = None
+    indexes: Sequence[TaskRecord] = ()
 
     def sum_counts(self) -> FunnelCounts:
         """Return the funnel counts of all stages."""
@@ -92,7 +94,7 @@ class StageRecords:
             tally.add_amounts("read", documents_out=result["pages"], bytes_out=result["html_bytes"])
             for skip in result["skipped"]:
                 tally.add_drop_count("read", skip["reason"], skip["count"])
-        for record in [*self.judged, *self.rewritten, *self.collected]:
+        for record in chain(self.judged, *self.rewritten, self.collected):
             tally.merge_counts(FunnelCounts(record.result["tally"]))
         return tally
 
@@ -253,14 +255,20 @@ def _build_length_histogram(collected: Sequence[TaskRecord]) -> Histogram:
 
 
 def _build_read_summary(outcome: StageRecords) -> ReadSummary:
-    results = [record.result for record in outcome.extracted]
+    counts: Counter[str] = Counter()
+    skipped, noted = _SkipSums(), _SkipSums()
+    for record in outcome.extracted:
+        result = record.result
+        counts.update({name: result.get(name, 0) for name in ("records", "html_bytes", "given_text_bytes")})
+        skipped.add(result["skipped"])
+        noted.add(result["noted"])
     return ReadSummary(
         files=len(outcome.inputs),
-        records=sum(result["records"] for result in results),
-        html_bytes=sum(result["html_bytes"] for result in results),
-        given_text_bytes=sum(result.get("given_text_bytes", 0) for result in results),
-        skipped=_sum_skips(skip for result in results for skip in result["skipped"]),
-        noted=_sum_skips(note for result in results for note in result["noted"]),
+        records=counts["records"],
+        html_bytes=counts["html_bytes"],
+        given_text_bytes=counts["given_text_bytes"],
+        skipped=skipped.to_tuple(),
+        noted=noted.to_tuple(),
     )
 
 
@@ -273,11 +281,19 @@ def _build_decontamination_summary(final: Sequence[TaskRecord]) -> Decontaminati
     return merge_summaries(about["sets"], about["exempt"], [record.result["decontamination"] for record in final])
 
 
-def _sum_skips(skips: Iterable[dict[str, Any]]) -> tuple[SkippedInput, ...]:
-    """Sum skips by file and reason over all blocks. Each sum has the smallest offset."""
-    summed: dict[tuple[str, str], dict[str, Any]] = {}
-    for skip in skips:
-        first = summed.setdefault((skip["file"], skip["reason"]), skip | {"count": 0})
-        first["count"] += skip["count"]
-        first["offset"] = min(first["offset"], skip["offset"])
-    return tuple(SkippedInput(**skip) for skip in summed.values())
+class _SkipSums:
+    """Sums of skips by file and reason over all blocks. Each sum has the smallest offset."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def add(self, skips: Iterable[dict[str, Any]]) -> None:
+        """Add the skips of one block."""
+        for skip in skips:
+            first = self._sums.setdefault((skip["file"], skip["reason"]), skip | {"count": 0})
+            first["count"] += skip["count"]
+            first["offset"] = min(first["offset"], skip["offset"])
+
+    def to_tuple(self) -> tuple[SkippedInput, ...]:
+        """Return the sums in the order of their first skip."""
+        return tuple(SkippedInput(**skip) for skip in self._sums.values())

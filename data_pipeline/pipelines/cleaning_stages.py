@@ -8,8 +8,8 @@ Reads the sections `decontaminate` and `pii` of the config. They add no stage if
 from collections.abc import Sequence
 from functools import partial
 
-from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import get_write_path
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.decontaminate.ngram_index import write_ngram_index
 from data_pipeline.graph.resource_files import compute_file_digests
 from data_pipeline.graph.stage_runner import StageRunner
@@ -25,8 +25,8 @@ MATCHES = "work/decontamination/matches.arrow"
 
 
 def run_cleaning_stages(
-    data: CrawlConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
-) -> list[TaskRecord]:
+    data: CrawlConfig, runner: StageRunner, stage: Stage, collected: Sequence[TaskRecord]
+) -> Sequence[TaskRecord]:
     """Run the configured cleaning stages.
 
     Args:
@@ -68,7 +68,7 @@ REPORTS = "decontamination"
 
 
 def _run_contamination_stages(
-    config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
+    config: NgramDecontaminationConfig, runner: StageRunner, stage: Stage, collected: Sequence[TaskRecord]
 ) -> tuple[list[ContaminationInput | None], list[str]]:
     """Find the matches in all documents. Return their location per file, and the digests that decide them."""
     folder = runner.folder

@@ -1,12 +1,17 @@
 """State of a dataset's files between filtering and collecting: remaining documents, drops and pending decisions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.journal import TaskRecord
-from data_pipeline.stages.collect import ShardSource
+from data_pipeline.core.file_list import LIST_FOLDER, FileList, write_rows
+from data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
+from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.dedup import keys
+from data_pipeline.dedup.dedup_index import DocumentFiles
+from data_pipeline.stages.collect import SOURCE_SCHEMA, SourceList, build_source_row
 from llmsys.config.cleaning import NoPiiReplacement
 from llmsys.config.data import CrawlConfig
 from llmsys.config.decontamination import NoDecontamination
@@ -20,53 +25,88 @@ class DatasetState:
         names: Names of the files.
         kept: Per file, the record of the last stage that wrote its documents, as first output.
         dropped: Per stage, one record per file, whose second output holds dropped documents.
-        decisions: Records whose first output lists rows of `kept` to drop. They are not applied yet.
+        decisions: Per rule, the records whose first output lists rows of `kept` to drop: one per group of files if
+            `is_grouped`. They are not applied yet.
         rules: Rules of these decisions, in order.
     """
 
     names: Sequence[str]
     kept: Sequence[TaskRecord]
     dropped: Sequence[Sequence[TaskRecord]]
-    decisions: Sequence[TaskRecord] = ()
+    decisions: Sequence[Sequence[TaskRecord]] = ()
     rules: Sequence[str] = ()
 
     def add_decisions(self, rule: str, records: Sequence[TaskRecord]) -> "DatasetState":
         """Return this state with more decisions."""
-        return replace(self, decisions=[*self.decisions, *records], rules=[*self.rules, rule])
+        return replace(self, decisions=[*self.decisions, records], rules=[*self.rules, rule])
 
     def add_unread(self, read: Sequence[TaskRecord]) -> "DatasetState":
         """Return this state with the unreadable places, which come before all other drops."""
         return replace(self, dropped=[read, *self.dropped])
 
     @property
-    def rewritten_records(self) -> list[TaskRecord]:
+    def rewritten_records(self) -> Sequence[Sequence[TaskRecord]]:
         """Records of stages that rewrote files. Their results count what they dropped."""
-        return [record for records in self.dropped[1:] for record in records]
+        return self.dropped[1:]
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of all files, for the key of a task that reads them."""
+        lists = [(record.digests[0] for record in self.kept)]
+        lists += [(record.digests[0] for record in records) for records in self.decisions]
+        lists += [(record.digests[1] for record in records) for records in self.dropped]
+        return compute_json_digest(*map(compute_sequence_digest, lists), list(self.rules))
 
     @property
-    def digests(self) -> list[Any]:
-        """Digests for the key of a task that reads all files."""
-        files = [[record.digests[0] for record in self.kept], [record.digests for record in self.decisions]]
-        return [files, [[record.digests[1] for record in records] for records in self.dropped]]
+    def is_grouped(self) -> bool:
+        """Files are so many that keys, decisions and documents are gathered by groups of them."""
+        return len(self.names) > keys.FILES_PER_GROUP
 
-    def list_sources(self, folder: Path) -> list[ShardSource]:
-        """Return the inputs of collecting."""
-        return [
-            ShardSource(
-                kept=folder / record.outputs[0].name,
-                kept_batches=record.result["kept_batches"],
-                dropped=[(folder / gone.outputs[1].name, gone.result["dropped_batches"]) for gone in records],
+    def select_decisions(self, number: int) -> list[TaskRecord]:
+        """Return the records of the pending decisions about one file."""
+        return [record for records in self.decisions for record in self.select_records(records, number)]
+
+    def select_records(self, records: Sequence[TaskRecord], number: int) -> Sequence[TaskRecord]:
+        """Return those records of a comparison that are about one file: that of its group, or all of them."""
+        return [records[number // keys.FILES_PER_GROUP]] if self.is_grouped else records
+
+    def write_sources(self, folder: Path) -> SourceList:
+        """Write the list of the inputs of collecting."""
+        path = folder / LIST_FOLDER / "sources.arrow"
+        return SourceList(folder, write_rows(path, SOURCE_SCHEMA, self._iter_sources()))
+
+    def _iter_sources(self) -> Iterator[dict[str, Any]]:
+        for record, *gone in zip(self.kept, *self.dropped, strict=True):
+            yield build_source_row(
+                record.outputs[0].name,
+                record.result["kept_batches"],
+                [(each.outputs[1].name, each.result["dropped_batches"]) for each in gone],
             )
-            for record, records in zip(self.kept, zip(*self.dropped, strict=True), strict=True)
-        ]
+
+    def count_rows(self, shards: int) -> list[int]:
+        """Return the number of documents of each document file."""
+        rows = [0] * shards
+        for record in self.kept:
+            for owner, count in record.result["kept_batches"]:
+                rows[owner] += count
+        return rows
 
 
 @dataclass(frozen=True)
 class SignedFiles:
-    """Files of documents and keys of one state, and the relations they have keys for."""
+    """Files of documents and keys of one state, and the relations they have keys for.
+
+    Attributes:
+        records: Records of signing, one per file.
+        relations: The relations, in the order of the outputs after the first.
+        documents: The documents of all files.
+        keys: Files of keys by relation, one per file or per group of files.
+    """
 
     records: Sequence[TaskRecord]
     relations: Sequence[str]
+    documents: DocumentFiles
+    keys: Mapping[str, FileList]
 
     def count_keys(self, relation: str) -> int:
         """Return the number of keys of a relation."""

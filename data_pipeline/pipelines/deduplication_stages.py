@@ -14,21 +14,31 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.core.journal import TaskRecord
-from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, load_earlier_dataset
+from data_pipeline.core.file_list import LIST_FOLDER, FileList, write_file_list, write_rows
+from data_pipeline.core.journal import compute_sequence_digest
+from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, DocumentFiles, load_earlier_dataset
 from data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
-from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
+from data_pipeline.dedup.keys import BUCKET_SCHEMA, FILES_PER_GROUP, ITEM_SCHEMA
+from data_pipeline.executors.base import LazySequence
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.language.rules_by_language import get_character_dedup_flags
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
-from data_pipeline.stages.cluster_near_duplicates import write_link_forest, write_near_duplicates
-from data_pipeline.stages.compute_signatures import write_signatures
-from data_pipeline.stages.find_equal_keys import KeyRange, write_equal_duplicates
+from data_pipeline.stages.cluster_near_duplicates import write_link_forest
+from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA, write_group_documents, write_signatures
+from data_pipeline.stages.find_equal_keys import (
+    KeyRange,
+    write_equal_duplicates,
+    write_group_decisions,
+    write_group_keys,
+)
+from data_pipeline.stages.join_near_duplicates import write_near_duplicates
 from llmsys.config.data import CrawlConfig
 from llmsys.config.deduplication import DedupIndexConfig, MinHashDedupConfig, NoDeduplication, UrlDedupConfig
 
 _RULES = {"url": URL, "text": EXACT}
+_SORTED_DECISIONS = "sorted"  # format of the decisions: tasks that wrote the earlier one run again
 
 
 class DeduplicationStages:
@@ -62,9 +72,8 @@ class DeduplicationStages:
         if self._initial_relations:
             signed = self._run_signature_stage("sign", state, self._initial_relations)
             for relation in self.exact:
-                state = state.add_decisions(
-                    _RULES[relation], self._run_equal_key_stage(relation, _RULES[relation], state, signed)
-                )
+                found = self._run_equal_key_stage(relation, _RULES[relation], state, signed)
+                state = state.add_decisions(_RULES[relation], self.group_decisions(f"same_{relation}", state, found))
             states = [(state, signed)]
         if self.cuts:
             from data_pipeline.pipelines.repeat_removal_stages import remove_repeated_segments
@@ -76,7 +85,8 @@ class DeduplicationStages:
                 else [*states, (state, self._run_signature_stage("sign_left", state, self.near))]
             )
         if self.near:
-            state = state.add_decisions(NEAR, self._run_near_duplicate_stages(state, states[-1][1]))
+            found = self._run_near_duplicate_stages(state, states[-1][1])
+            state = state.add_decisions(NEAR, self.group_decisions("near", state, found))
             states[-1] = (state, states[-1][1])
         if isinstance(self.config.index, DedupIndexConfig):
             from data_pipeline.pipelines.index_stages import run_index_stages
@@ -101,7 +111,7 @@ class DeduplicationStages:
         """Relations on unchanged texts. Near duplicates are compared after the stages that change texts."""
         return self.exact if self.cuts else [*self.exact, *self.near]
 
-    def run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
+    def run_stage(self, name: str, tasks: Sequence[Task], unit: str) -> Sequence[TaskRecord]:
         """Run the tasks of a stage."""
         return self._run_stage(name, tasks, unit)
 
@@ -115,9 +125,66 @@ class DeduplicationStages:
 
     def _run_signature_stage(self, stage: str, state: DatasetState, relations: Sequence[str]) -> SignedFiles:
         signing = self._build_signature_task_factory(stage, relations)
-        files = enumerate(zip(state.kept, state.names, strict=True))
-        tasks = [signing(number, state.decisions, record, name) for number, (record, name) in files]
-        return SignedFiles(self.run_stage(stage, tasks, "document"), relations)
+
+        def build_task(number: int) -> Task:
+            return signing(number, state.select_decisions(number), state.kept[number], state.names[number])
+
+        records = self.run_stage(stage, LazySequence(len(state.names), build_task), "document")
+        counts = write_rows(
+            self.folder / LIST_FOLDER / f"{stage}.rows.arrow",
+            pa.schema([("rows", pa.int64())]),
+            ({"rows": record.result["rows"]} for record in records),
+        )
+        documents = DocumentFiles(self.group_files(f"{stage}.documents", state, records, 0, DOCUMENT_SCHEMA), counts)
+        keys = {
+            relation: self.group_files(f"{stage}.{relation}", state, records, output, _get_key_schema(relation))
+            for output, relation in enumerate(relations, 1)
+        }
+        return SignedFiles(records, relations, documents, keys)
+
+    def group_files(
+        self, name: str, state: DatasetState, records: Sequence[TaskRecord], output: int, schema: pa.Schema
+    ) -> FileList:
+        """Return the files of documents or keys in an output of records. Gather thousands of them by groups."""
+        files = write_file_list(self.folder, name, (record.outputs[output].name for record in records))
+        if not state.is_grouped:
+            return files
+        gather = write_group_documents if schema == DOCUMENT_SCHEMA else partial(write_group_keys, schema=schema)
+
+        def build_task(group: int) -> Task:
+            first = group * FILES_PER_GROUP
+            path, sources = f"work/groups/{name}-{group:05d}.arrow", files[first : first + FILES_PER_GROUP]
+            job = partial(gather, sources=sources, first=first, output=self.folder / path)
+            digest = compute_sequence_digest(
+                record.digests[output] for record in records[first : first + FILES_PER_GROUP]
+            )
+            return Task(f"groups.{name}/{group:05d}", [digest, first], [path], job, len(sources))
+
+        tasks = LazySequence(-(-len(files) // FILES_PER_GROUP), build_task)
+        grouped = self._run_stage(f"groups.{name}", tasks, "file")
+        return write_file_list(self.folder, f"{name}.groups", (record.outputs[0].name for record in grouped))
+
+    def group_decisions(self, stage: str, state: DatasetState, records: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
+        """Gather the decisions about each group of files, so that a file's task opens one file per rule."""
+        if not state.is_grouped:
+            return records
+        paths = write_file_list(self.folder, stage, (record.outputs[0].name for record in records))
+        digest = compute_sequence_digest(record.digests[0] for record in records)
+
+        def build_task(group: int) -> Task:
+            first = group * FILES_PER_GROUP
+            output = f"work/groups/{stage}-{group:05d}.arrow"
+            job = partial(
+                write_group_decisions,
+                decisions=paths,
+                first=first,
+                last=first + FILES_PER_GROUP,
+                output=self.folder / output,
+            )
+            return Task(f"groups.{stage}/{group:05d}", [digest, first], [output], job, len(paths))
+
+        tasks = LazySequence(-(-len(state.names) // FILES_PER_GROUP), build_task)
+        return self._run_stage(f"groups.{stage}", tasks, "file")
 
     def _build_signature_task_factory(
         self, stage: str, relations: Sequence[str]
@@ -151,23 +218,26 @@ class DeduplicationStages:
 
     def compare_key_ranges(
         self, stage: str, keys: int, inputs: Sequence[Any], build_job: Callable[[int, int, Path], Callable[..., Any]]
-    ) -> list[TaskRecord]:
+    ) -> Sequence[TaskRecord]:
         """Run one task per range of keys. `build_job` gets number, ranges and output."""
         # The number of ranges follows from the data, never from the number of workers.
         ranges = max(1, math.ceil(keys / self.config.key_filter.keys_per_task))
-        tasks = []
-        for number in range(ranges):
+
+        def build_task(number: int) -> Task:
             output = f"work/{stage}/{number:05d}-of-{ranges:05d}.arrow"
             job = build_job(number, ranges, self.folder / output)
-            tasks.append(Task(f"{stage}/{number:05d}-of-{ranges:05d}", [*inputs, number, ranges], [output], job, 1))
-        return self.run_stage(stage, tasks, "range")
+            inputs_of_range = [_SORTED_DECISIONS, *inputs, number, ranges]
+            return Task(f"{stage}/{number:05d}-of-{ranges:05d}", inputs_of_range, [output], job, 1)
 
-    def build_range_factory(
-        self, records: Sequence[TaskRecord], output: int, schema: pa.Schema, dropped: Sequence[TaskRecord]
-    ) -> Callable[..., KeyRange]:
-        """Return a function that builds the ranges of the keys in an output of records."""
-        sources, gone = self.get_output_paths(records, output), self.get_output_paths(dropped)
-        return partial(KeyRange, sources, schema, gone, config=self.config.key_filter)
+        return self.run_stage(stage, LazySequence(ranges, build_task), "range")
+
+    def build_range_factory(self, keys: FileList, schema: pa.Schema, state: DatasetState) -> Callable[..., KeyRange]:
+        """Return a function that builds the ranges of keys, without the rows that pending decisions drop."""
+        gone = [
+            write_file_list(self.folder, f"{keys.name}.{rule}", (record.outputs[0].name for record in records))
+            for rule, records in zip(state.rules, state.decisions, strict=True)
+        ]
+        return partial(KeyRange, keys, len(state.names), schema, gone, config=self.config.key_filter)
 
     def _build_relation_range_factory(
         self, relation: str, state: DatasetState, signed: SignedFiles
@@ -176,41 +246,46 @@ class DeduplicationStages:
         on.
         """
         output = 1 + list(signed.relations).index(relation)
-        schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
-        build_range = self.build_range_factory(signed.records, output, schema, state.decisions)
-        inputs: list[Any] = [[[record.digests[0], record.digests[output]] for record in signed.records]]
-        inputs += [[record.digests for record in state.decisions], [dataset.digest for dataset in self.earlier]]
+        build_range = self.build_range_factory(signed.keys[relation], _get_key_schema(relation), state)
+        inputs: list[Any] = [
+            compute_sequence_digest([record.digests[0], record.digests[output]] for record in signed.records)
+        ]
+        inputs += [[compute_sequence_digest(record.digests for record in records) for records in state.decisions]]
+        inputs += [[dataset.digest for dataset in self.earlier]]
         return partial(build_range, earlier=self.earlier, relation=relation), inputs
 
     def _run_equal_key_stage(
         self, relation: str, rule: str, state: DatasetState, signed: SignedFiles
-    ) -> list[TaskRecord]:
+    ) -> Sequence[TaskRecord]:
         build_range, inputs = self._build_relation_range_factory(relation, state, signed)
-        documents = self.get_output_paths(signed.records)
 
         def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
             key_range = build_range(number=number, ranges=ranges)
-            return partial(write_equal_duplicates, rule=rule, key_range=key_range, documents=documents, output=output)
+            return partial(
+                write_equal_duplicates, rule=rule, key_range=key_range, documents=signed.documents, output=output
+            )
 
         return self.compare_key_ranges(f"same_{relation}", signed.count_keys(relation), [inputs, rule], build_job)
 
-    def _run_near_duplicate_stages(self, state: DatasetState, signed: SignedFiles) -> list[TaskRecord]:
+    def _run_near_duplicate_stages(self, state: DatasetState, signed: SignedFiles) -> Sequence[TaskRecord]:
         build_range, inputs = self._build_relation_range_factory("near", state, signed)
-        documents = self.get_output_paths(signed.records)
 
         def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
-            return partial(
-                write_link_forest,
-                key_range=build_range(number=number, ranges=ranges),
-                documents=documents,
-                output=output,
-            )
+            key_range = build_range(number=number, ranges=ranges)
+            return partial(write_link_forest, key_range=key_range, documents=signed.documents, output=output)
 
         links = self.compare_key_ranges("link", signed.count_keys("near"), inputs, build_job)
         output = "work/near/near.arrow"
-        join = partial(
-            write_near_duplicates, links=self.get_output_paths(links), documents=documents, earlier=self.earlier
+        job = partial(
+            write_near_duplicates,
+            links=write_file_list(self.folder, "link", (record.outputs[0].name for record in links)),
+            documents=signed.documents,
+            earlier=self.earlier,
+            output=self.folder / output,
         )
-        depends_on = [[record.digests for record in links], inputs]
-        task = Task("near/all", depends_on, [output], partial(join, output=self.folder / output), len(links))
-        return self.run_stage("near", [task], "range")
+        depends_on = [_SORTED_DECISIONS, compute_sequence_digest(record.digests for record in links), inputs]
+        return self.run_stage("near", [Task("near/all", depends_on, [output], job, len(links))], "range")
+
+
+def _get_key_schema(relation: str) -> pa.Schema:
+    return BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA

@@ -6,12 +6,14 @@ Invariants:
     - The inputs of a task list everything that decides its outputs, besides the code version.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from data_pipeline.core.journal import TaskRecord, compute_json_digest
+from data_pipeline.core.journal import compute_json_digest
 from data_pipeline.core.staging import get_write_path
+from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.executors.base import LazySequence, select_items
 from data_pipeline.graph.quarantine import build_empty_extraction, build_empty_judgement, drop_quarantined
 from data_pipeline.graph.resource_files import (
     compute_file_digests,
@@ -40,7 +42,7 @@ from data_pipeline.readers.input_files import compute_file_stamp, compute_input_
 from data_pipeline.stages.apply_rules import apply_rules_to_file
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract_text import extract_file
-from data_pipeline.stages.split_inputs import InputBlock, list_input_blocks, split_input_file
+from data_pipeline.stages.split_inputs import InputBlock, InputBlockList, split_input_file
 from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.migration import to_recorded_names
@@ -62,13 +64,14 @@ class DocumentPipeline:
         deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
         blocks = self._run_survey_stage(inputs)
         outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, deduplication))
-        extracted, names = drop_quarantined(outcome.extracted, [block.name for block in blocks])
+        names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
+        extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.judged = self._run_judge_stage(extracted, names)
-        read = [record for record, judged in zip(extracted, outcome.judged, strict=True) if judged.outputs]
-        judged, names = drop_quarantined(outcome.judged, names)
+        judged, names, remaining = drop_quarantined(outcome.judged, names)
         state = deduplication.run_comparisons(judged, names)
         outcome.rewritten = state.rewritten_records
-        outcome.collected = self._run_collect_stage(state.add_unread(read))
+        state = state.add_unread(select_items(extracted, remaining))
+        outcome.collected = self._run_collect_stage(state, outcome)
         if has_cleaning(self.data):
             from data_pipeline.pipelines.cleaning_stages import run_cleaning_stages
 
@@ -96,39 +99,47 @@ class DocumentPipeline:
         return serialize_rules_by_language(self.data)
 
     def _run_stage(
-        self, name: str, tasks: list[Task], unit: str, next_stage: NextStage | None = None
-    ) -> list[TaskRecord]:
-        return self.runner.run_stage(
-            name, tasks, unit=unit, code=compute_code_version(DOCUMENT_STAGES[name]), next_stage=next_stage
-        )
+        self, name: str, tasks: Sequence[Task], unit: str, next_stage: NextStage | None = None
+    ) -> Sequence[TaskRecord]:
+        code = compute_code_version(DOCUMENT_STAGES[name.partition(".")[0]])
+        return self.runner.run_stage(name, tasks, unit=unit, code=code, next_stage=next_stage)
 
-    def _run_survey_stage(self, inputs: list[str]) -> list[InputBlock]:
+    def _run_survey_stage(self, inputs: list[str]) -> Sequence[InputBlock]:
         """Split long local files into blocks. A remote file is one block, identified by its tag or time."""
         # The digest tells apart files of one name in different folders.
-        names = [f"{get_input_name(path)}-{compute_json_digest(path)[:8]}" for path in inputs]
-        local_files = [(path, name) for path, name in zip(inputs, names, strict=True) if not is_remote(path)]
+        named = [(path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs]
+        local_files = [(path, name) for path, name in named if not is_remote(path)]
         size = self.data.executor.block_bytes
         tasks = []
         for path, name in local_files:
             job = partial(split_input_file, source=path, block_bytes=size)
             tasks.append(Task(f"survey/{name}", [path, compute_file_stamp(path), size], [], job, get_input_size(path)))
         records = self._run_stage("survey", tasks, "B") if tasks else []
-        found = {path: record.result for (path, _), record in zip(local_files, records, strict=True)}
-        blocks = []
-        for path, name in zip(inputs, names, strict=True):
-            identity = "" if path in found else compute_input_identity(self.runner.journal, path)
-            result = found.get(path) or {"blocks": [[0, get_input_size(path), identity]]}
-            blocks += list_input_blocks(path, name, result)
-        return blocks
+        positions = {path: position for position, (path, _) in enumerate(local_files)}
 
-    def _run_extract_stage(self, blocks: list[InputBlock], deduplication: DeduplicationStages) -> list[TaskRecord]:
+        whole = {
+            path: {"blocks": [[0, get_input_size(path), compute_input_identity(self.runner.journal, path)]]}
+            for path in inputs
+            if is_remote(path)
+        }
+
+        def find_result(index: int) -> dict[str, Any]:
+            path = inputs[index]
+            return whole[path] if path in whole else records[positions[path]].result
+
+        return InputBlockList(named, find_result)
+
+    def _run_extract_stage(
+        self, blocks: Sequence[InputBlock], deduplication: DeduplicationStages
+    ) -> Sequence[TaskRecord]:
         config, read = self.data.extract, self.data.read
         data = to_recorded_names(self.data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
         settings: list[Any] = [data["extract"], data["read"], data["url"]]
         lists = compute_file_digests(self.runner.journal, list_url_files(self.data))
         settings += list_extractor_versions(self.data)
-        tasks = []
-        for block in blocks:
+
+        def build_task(index: int) -> Task:
+            block = blocks[index]
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
             job = partial(
                 extract_file,
@@ -144,18 +155,18 @@ class DocumentPipeline:
             )
             depends_on = [block.source, block.digest, block.start, settings, lists]
             build_fallback = partial(build_empty_extraction, block)
-            tasks.append(Task(f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback))
+            return Task(f"extract/{block.name}", depends_on, outputs, job, block.size, build_fallback)
+
         # Each block can be filtered and signed as soon as it is extracted.
         sign = self._build_next_stage("sign", deduplication.build_first_task_factory(), blocks)
-        return self._run_stage(
-            "extract", tasks, "B", self._build_next_stage("judge", self._judge_task_factory, blocks, sign)
-        )
+        judge = self._build_next_stage("judge", self._judge_task_factory, blocks, sign)
+        return self._run_stage("extract", LazySequence(len(blocks), build_task), "B", judge)
 
     def _build_next_stage(
         self,
         stage: str,
         task: Callable[[TaskRecord, str], Task] | None,
-        blocks: list[InputBlock],
+        blocks: Sequence[InputBlock],
         then: NextStage | None = None,
     ) -> NextStage | None:
         if task is None:
@@ -167,8 +178,11 @@ class DocumentPipeline:
             then,
         )
 
-    def _run_judge_stage(self, extracted: list[TaskRecord], names: list[str]) -> list[TaskRecord]:
-        return self._run_stage("judge", list(map(self._judge_task_factory, extracted, names)), "page")
+    def _run_judge_stage(self, extracted: Sequence[TaskRecord], names: Sequence[str]) -> Sequence[TaskRecord]:
+        def build_task(index: int) -> Task:
+            return self._judge_task_factory(extracted[index], names[index])
+
+        return self._run_stage("judge", LazySequence(len(names), build_task), "page")
 
     @cached_property
     def _judge_task_factory(self) -> Callable[[TaskRecord, str], Task]:
@@ -195,7 +209,8 @@ class DocumentPipeline:
                 rules=self.rules,
                 files=files,
             )
-            pages, html_bytes = extracted.result["pages"], extracted.result["html_bytes"]
+            counts = extracted.result
+            pages, html_bytes = counts["pages"], counts["html_bytes"]
             depends_on = [extracted.digests[:1], settings]
             return Task(
                 f"judge/{name}", depends_on, outputs, job, pages, partial(build_empty_judgement, pages, html_bytes)
@@ -203,23 +218,30 @@ class DocumentPipeline:
 
         return build_task
 
-    def _run_collect_stage(self, state: DatasetState) -> list[TaskRecord]:
-        sources = state.list_sources(self.folder)
-        decisions = [self.folder / record.outputs[0].name for record in state.decisions]
-        depends_on = [state.digests, self.data.documents.batch_bytes]
-        tasks = []
-        for shard in range(self.data.documents.num_shards):
+    def _run_collect_stage(self, state: DatasetState, outcome: StageRecords) -> Sequence[TaskRecord]:
+        digest, rows = state.digest, state.count_rows(self.data.documents.num_shards)
+        sources, rules = state.write_sources(self.folder), state.rules
+        decisions = [self.folder / record.outputs[0].name for record in state.select_decisions(0)]
+        if state.is_grouped:
+            from data_pipeline.pipelines.gather_stage import run_gather_stage  # only for thousands of blocks
+
+            sources, gathered = run_gather_stage(self.data, self._run_stage, state, sources)
+            decisions, rules = [], ()
+            outcome.rewritten = [*outcome.rewritten, gathered]
+
+        def build_task(shard: int) -> Task:
             outputs = get_collected_names(self.data, shard)
             job = partial(
                 collect_shard,
                 shard=shard,
                 sources=sources,
                 decisions=decisions,
-                rules=state.rules,
+                rules=rules,
                 documents=get_write_path(self.folder, outputs[0]),
                 dropped=get_write_path(self.folder, outputs[1]),
                 batch_bytes=self.data.documents.batch_bytes,
             )
-            rows = sum(rows for source in sources for owner, rows in source.kept_batches if owner == shard)
-            tasks.append(Task(f"collect/part-{shard:05d}", [shard, depends_on, outputs], outputs, job, rows))
-        return self._run_stage("collect", tasks, "document")
+            depends_on = [digest, self.data.documents.batch_bytes]
+            return Task(f"collect/part-{shard:05d}", [shard, depends_on, outputs], outputs, job, rows[shard])
+
+        return self._run_stage("collect", LazySequence(self.data.documents.num_shards, build_task), "document")

@@ -5,18 +5,21 @@ keep_documents (per file) ─ keep_ids ─ keep_url, keep_text, keep_near (per r
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
 
-from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.file_list import LIST_FOLDER, FileRows, write_file_list, write_rows
+from data_pipeline.core.journal import compute_sequence_digest
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, describe_index
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
+from data_pipeline.executors.base import LazySequence
 from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
 from data_pipeline.pipelines.repeat_removal_stages import ComparisonStages
-from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.stages.write_dedup_index import write_index, write_index_documents, write_index_ids, write_index_keys
 from llmsys.config.deduplication import ExactKeyFilterConfig
 
@@ -33,10 +36,15 @@ def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState
     for state_number, (state, signed) in enumerate(states):
         file = f"documents-{state_number}.arrow"
         kept, ids = _run_document_stages(plan, f"{INDEX}/{file}", state_number, state, signed)
-        starts = np.cumsum([sum(rows.values()), *(record.result["rows"] for record in kept)]).tolist()
-        rows[file], digests[file] = starts[-1] - starts[0], ids.digests[0]
+        first = sum(rows.values())
+        counts = write_rows(
+            plan.folder / LIST_FOLDER / f"keep_documents_{state_number}.rows.arrow",
+            pa.schema([("rows", pa.int64())]),
+            ({"rows": record.result["rows"]} for record in kept),
+        )
+        rows[file], digests[file] = int(counts.read_numbers("rows").sum()), ids.digests[0]
         for relation in signed.relations:
-            found = _run_key_stage(plan, relation, state, signed, kept, starts[:-1])
+            found = _run_key_stage(plan, relation, state, signed, kept, counts, first)
             keys[relation] = [Path(record.outputs[0].name).name for record in found]
             digests |= zip(keys[relation], (record.digests[0] for record in found), strict=True)
     content = describe_index(plan.name, rows, keys, digests, plan.config, plan.by_characters)
@@ -47,25 +55,28 @@ def run_index_stages(plan: ComparisonStages, states: Sequence[tuple[DatasetState
 
 def _run_document_stages(
     plan: ComparisonStages, output: str, state_number: int, state: DatasetState, signed: SignedFiles
-) -> tuple[list[TaskRecord], TaskRecord]:
+) -> tuple[Sequence[TaskRecord], TaskRecord]:
     """Write the remaining documents in crawl order. Return the records per file and the record of all ids."""
-    tasks = []
-    for number, (record, name) in enumerate(zip(signed.records, state.names, strict=True)):
-        output_path = f"work/keep_documents_{state_number}/{name}.arrow"
+    stage = f"keep_documents_{state_number}"
+
+    def build_task(number: int) -> Task:
+        record, name, decisions = signed.records[number], state.names[number], state.select_decisions(number)
+        output_path = f"work/{stage}/{name}.arrow"
         job = partial(
             write_index_documents,
             number=number,
-            dropped=plan.get_output_paths(state.decisions),
+            dropped=plan.get_output_paths(decisions),
             documents=plan.get_output_paths([record])[0],
             output=plan.folder / output_path,
         )
-        depends_on = [record.digests[0], [decision.digests for decision in state.decisions], number]
-        tasks.append(
-            Task(f"keep_documents_{state_number}/{name}", depends_on, [output_path], job, record.result["rows"])
-        )
-    kept = plan.run_stage(f"keep_documents_{state_number}", tasks, "document")
-    own = partial(write_index_ids, sources=plan.get_output_paths(kept), output=plan.folder / output)
-    task = Task(f"keep_ids_{state_number}/all", [record.digests for record in kept], [output], own, len(kept))
+        depends_on = [record.digests[0], [decision.digests for decision in decisions], number]
+        return Task(f"{stage}/{name}", depends_on, [output_path], job, record.result["rows"])
+
+    kept = plan.run_stage(stage, LazySequence(len(state.names), build_task), "document")
+    sources = write_file_list(plan.folder, stage, (record.outputs[0].name for record in kept))
+    own = partial(write_index_ids, sources=sources, output=plan.folder / output)
+    digest = compute_sequence_digest(record.digests for record in kept)
+    task = Task(f"keep_ids_{state_number}/all", [digest], [output], own, len(kept))
     return kept, plan.run_stage(f"keep_ids_{state_number}", [task], "file")[0]
 
 
@@ -75,25 +86,32 @@ def _run_key_stage(
     state: DatasetState,
     signed: SignedFiles,
     kept: Sequence[TaskRecord],
-    starts: Sequence[int],
-) -> list[TaskRecord]:
+    counts: FileRows,
+    first: int,
+) -> Sequence[TaskRecord]:
     """Sort the keys of the remaining documents, one range per file."""
     output = 1 + list(signed.relations).index(relation)
     schema = BUCKET_SCHEMA if relation == "near" else ITEM_SCHEMA
-    sources, dropped = plan.get_output_paths(signed.records, output), plan.get_output_paths(state.decisions)
+    build_range = plan.build_range_factory(signed.keys[relation], schema, state)
+    files = write_file_list(plan.folder, f"keep_{relation}", (record.outputs[0].name for record in kept))
     ranges = max(1, math.ceil(signed.count_keys(relation) / KEYS_PER_FILE))
-    depends_on = [[record.digests[output] for record in signed.records], [record.digests for record in kept], starts]
-    tasks = []
-    for number in range(ranges):
+    depends_on = [
+        compute_sequence_digest(record.digests[output] for record in signed.records),
+        compute_sequence_digest(record.digests for record in kept),
+        first,
+    ]
+
+    def build_task(number: int) -> Task:
         name = f"{relation}-{number:05d}-of-{ranges:05d}"
         path = f"{INDEX}/{name}.arrow"
-        key_range = KeyRange(sources, schema, dropped, number, ranges, ExactKeyFilterConfig())
         job = partial(
             write_index_keys,
-            key_range=key_range,
-            kept=plan.get_output_paths(kept),
-            starts=starts,
+            key_range=replace(build_range(number=number, ranges=ranges), config=ExactKeyFilterConfig()),
+            kept=files,
+            counts=counts,
+            first=first,
             output=plan.folder / path,
         )
-        tasks.append(Task(f"keep_{relation}/{name}", [*depends_on, number, ranges], [path], job, 1))
-    return plan.run_stage(f"keep_{relation}", tasks, "range")
+        return Task(f"keep_{relation}/{name}", [*depends_on, number, ranges], [path], job, 1)
+
+    return plan.run_stage(f"keep_{relation}", LazySequence(ranges, build_task), "range")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_write_path
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.stages.near_thresholds import (
@@ -25,7 +25,7 @@ from llmsys.token_file import get_page_table_path
 
 
 def run_tokenizer_stage(
-    data: CrawlConfig, config: TokenizerConfig, runner: StageRunner, stage: Stage, collected: list[TaskRecord]
+    data: CrawlConfig, config: TokenizerConfig, runner: StageRunner, stage: Stage, collected: Sequence[TaskRecord]
 ) -> TaskRecord:
     """Copy the tokenizer that the config names, or train one on the documents. Return its record."""
     if isinstance(config, FileTokenizerConfig):
@@ -44,8 +44,8 @@ def run_tokenizer_stage(
 
 
 def run_encoding_stage(
-    data: CrawlConfig, stage: Stage, collected: list[TaskRecord], tokenizer: TaskRecord
-) -> list[TaskRecord]:
+    data: CrawlConfig, stage: Stage, collected: Sequence[TaskRecord], tokenizer: TaskRecord
+) -> Sequence[TaskRecord]:
     """Encode every document. Return one record per document file."""
     meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # decides the token ids
     settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
@@ -68,8 +68,8 @@ def run_encoding_stage(
 
 
 def run_token_stage(
-    data: CrawlConfig, stage: Stage, encoded: list[TaskRecord], tokenizer: TaskRecord
-) -> list[TaskRecord]:
+    data: CrawlConfig, stage: Stage, encoded: Sequence[TaskRecord], tokenizer: TaskRecord
+) -> Sequence[TaskRecord]:
     """Write the token files, in an order given by hashes. Return one record per file."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
     # The first output holds the ids; the usage counts decide no token file.
@@ -92,7 +92,7 @@ def run_token_stage(
     return stage("tokens", tasks, "tok")
 
 
-def run_index_stage(data: CrawlConfig, stage: Stage, tokens: list[TaskRecord]) -> list[TaskRecord]:
+def run_index_stage(data: CrawlConfig, stage: Stage, tokens: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
     """Write the list of the token files of each split. Return one record per split."""
     tasks = []
     for split in SPLITS:
@@ -104,7 +104,7 @@ def run_index_stage(data: CrawlConfig, stage: Stage, tokens: list[TaskRecord]) -
     return stage("token_index", tasks, "file")
 
 
-def run_export_stage(data: CrawlConfig, stage: Stage, documents: list[TaskRecord]) -> list[TaskRecord]:
+def run_export_stage(data: CrawlConfig, stage: Stage, documents: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
     """Write final documents in the formats of `data.documents.export_formats`; no stage if there are none.
 
     Args:

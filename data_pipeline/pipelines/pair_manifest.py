@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.core.funnel import FunnelCounts
-from data_pipeline.core.journal import TaskOutput, TaskRecord, compute_json_digest
+from data_pipeline.core.journal import compute_json_digest
+from data_pipeline.core.task_record import TaskOutput, TaskRecord
 from data_pipeline.pairs import encode, read
 from data_pipeline.pipelines.pair_pipeline import SPLITS, PairStageRecords
 from data_pipeline.stages.collect import LENGTH_EDGES

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from data_pipeline.core.journal import TaskRecord
 from data_pipeline.core.staging import find_output, get_write_path
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Task
 from data_pipeline.pairs.encode import PairLengthLimits, encode_pairs
@@ -65,7 +65,7 @@ class PairPipeline:
             outcome.encoded = self._run_encode_stage(outcome.read, outcome.tokenizer, outcome.labels)
         return outcome
 
-    def _run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
+    def _run_stage(self, name: str, tasks: Sequence[Task], unit: str) -> Sequence[TaskRecord]:
         return self.runner.run_stage(name, tasks, unit=unit, code=compute_code_version(PAIR_STAGES[name]))
 
     def _run_read_stage(self, files: dict[str, list[tuple[Path, ...]]]) -> dict[str, list[TaskRecord]]:

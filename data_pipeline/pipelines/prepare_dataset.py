@@ -15,8 +15,7 @@ Invariants:
 from pathlib import Path
 from typing import cast
 
-from data_pipeline.core.journal import remove_partial_files
-from data_pipeline.core.staging import finish_interrupted_publication
+from data_pipeline.core.staging import finish_interrupted_publication, remove_partial_files
 from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest

@@ -6,14 +6,18 @@ Each returns a new state of the files, to which all earlier decisions are applie
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.file_list import FileList
+from data_pipeline.core.journal import compute_sequence_digest
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
+from data_pipeline.executors.base import LazySequence
 from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState
 from data_pipeline.stages.cut_repeats import SegmentCutter, TextCutter, cut_repeats_from_file, write_segment_keys
@@ -30,7 +34,7 @@ class ComparisonStages(Protocol):
     name: str
     folder: Path
 
-    def run_stage(self, name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
+    def run_stage(self, name: str, tasks: Sequence[Task], unit: str) -> Sequence[TaskRecord]:
         """Run the tasks of a stage."""
 
     def get_output_paths(self, records: Sequence[TaskRecord], output: int = 0) -> list[Path]:
@@ -38,13 +42,19 @@ class ComparisonStages(Protocol):
 
     def compare_key_ranges(
         self, stage: str, keys: int, inputs: Sequence[Any], build_job: Callable[[int, int, Path], Callable[..., Any]]
-    ) -> list[TaskRecord]:
+    ) -> Sequence[TaskRecord]:
         """Run one task per range of keys."""
 
-    def build_range_factory(
-        self, records: Sequence[TaskRecord], output: int, schema: pa.Schema, dropped: Sequence[TaskRecord]
-    ) -> Callable[..., KeyRange]:
-        """Return a function that builds the ranges of the keys in an output of records."""
+    def build_range_factory(self, keys: FileList, schema: pa.Schema, state: DatasetState) -> Callable[..., KeyRange]:
+        """Return a function that builds the ranges of keys, without the rows that pending decisions drop."""
+
+    def group_files(
+        self, name: str, state: DatasetState, records: Sequence[TaskRecord], output: int, schema: pa.Schema
+    ) -> FileList:
+        """Return the files in an output of records. Gather thousands of them by groups."""
+
+    def group_decisions(self, stage: str, state: DatasetState, records: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
+        """Gather the decisions about each group of files."""
 
 
 def remove_repeated_segments(plan: ComparisonStages, state: DatasetState) -> DatasetState:
@@ -65,30 +75,39 @@ def remove_repeated_substrings(plan: ComparisonStages, state: DatasetState) -> D
     length = config.min_characters
     anchors = _run_map_stage(plan, "anchors", state, partial(write_anchors, length=length), length)
     repeated = _run_compare_stage(plan, "repeated", state, anchors, VALUE_SCHEMA, write_repeated_keys)
-    depends_on = [length, [record.digests for record in repeated]]
-    job = partial(write_repeated_windows, length=length, repeated=plan.get_output_paths(repeated))
     # Two passes: only windows near a repeated anchor are hashed in full.
-    windows = _run_map_stage(plan, "windows", state, job, depends_on)
+    windows = _run_map_stage(plan, "windows", state, partial(write_repeated_windows, length=length), length, repeated)
     places = _run_compare_stage(plan, "same_windows", state, windows, ITEM_SCHEMA, write_repeat_positions)
     return _run_cut_stage(plan, "take_out_strings", state, places, SubstringCutter(config))
 
 
 def _run_map_stage(
-    plan: ComparisonStages, stage: str, state: DatasetState, job: Callable[..., Any], depends_on: Any
-) -> list[TaskRecord]:
-    """Write a file of keys per remaining file."""
-    tasks = []
-    for number, (record, name) in enumerate(zip(state.kept, state.names, strict=True)):
+    plan: ComparisonStages,
+    stage: str,
+    state: DatasetState,
+    job: Callable[..., Any],
+    depends_on: Any,
+    repeated: Sequence[TaskRecord] | None = None,
+) -> Sequence[TaskRecord]:
+    """Write a file of keys per remaining file, of `repeated` keys if they are given."""
+
+    def build_task(number: int) -> Task:
+        record, name, decisions = state.kept[number], state.names[number], state.select_decisions(number)
         output = f"work/{stage}/{name}.arrow"
-        file_inputs = {
+        file_inputs: dict[str, Any] = {
             "source": plan.get_output_paths([record])[0],
             "number": number,
-            "dropped": plan.get_output_paths(state.decisions),
+            "dropped": plan.get_output_paths(decisions),
         }
+        inputs = [record.digests[0], [decision.digests for decision in decisions], number, depends_on]
+        if repeated is not None:
+            found = state.select_records(repeated, number)
+            file_inputs["repeated"] = plan.get_output_paths(found)
+            inputs.append([each.digests for each in found])
         file_job = partial(job, **file_inputs, output=plan.folder / output)
-        inputs = [record.digests[0], [decision.digests for decision in state.decisions], number, depends_on]
-        tasks.append(Task(f"{stage}/{name}", inputs, [output], file_job, _count_rows(record)))
-    return plan.run_stage(stage, tasks, "document")
+        return Task(f"{stage}/{name}", inputs, [output], file_job, _count_rows(record))
+
+    return plan.run_stage(stage, LazySequence(len(state.names), build_task), "document")
 
 
 def _run_compare_stage(
@@ -98,15 +117,17 @@ def _run_compare_stage(
     keys: Sequence[TaskRecord],
     schema: pa.Schema,
     job: Callable[..., Any],
-) -> list[TaskRecord]:
+) -> Sequence[TaskRecord]:
     """Compare the keys of all files. The map stage has already left out dropped rows."""
-    build_range = plan.build_range_factory(keys, 0, schema, [])
+    files = plan.group_files(f"{stage}.keys", state, keys, 0, schema)
+    build_range = plan.build_range_factory(files, schema, replace(state, decisions=(), rules=()))
 
     def build_job(number: int, ranges: int, output: Path) -> Callable[..., Any]:
         return partial(job, key_range=build_range(number=number, ranges=ranges), output=output)
 
     count = sum(record.result["keys"] for record in keys)
-    return plan.compare_key_ranges(stage, count, [[record.digests for record in keys]], build_job)
+    digest = compute_sequence_digest(record.digests for record in keys)
+    return plan.group_decisions(stage, state, plan.compare_key_ranges(stage, count, [digest], build_job))
 
 
 def _run_cut_stage(
@@ -115,28 +136,28 @@ def _run_cut_stage(
     """Apply all pending decisions and cuts. Return the new state."""
     config = plan.config.repeated_segments if isinstance(cutter, SegmentCutter) else plan.config.substring
     settings = [config.model_dump(mode="json"), list(state.rules), cutter.rule]
-    depends_on = [[record.digests for record in records] for records in (state.decisions, places)]
-    tasks = []
-    for number, (record, name) in enumerate(zip(state.kept, state.names, strict=True)):
+
+    def build_task(number: int) -> Task:
+        record, name = state.kept[number], state.names[number]
+        decisions, cuts = state.select_decisions(number), state.select_records(places, number)
         outputs = [f"work/{stage}/{name}.arrow", f"work/{stage}/{name}.dropped.arrow"]
         job = partial(
             cut_repeats_from_file,
             source=plan.get_output_paths([record])[0],
             number=number,
-            decisions=plan.get_output_paths(state.decisions),
+            decisions=plan.get_output_paths(decisions),
             rules=list(state.rules),
-            places=plan.get_output_paths(places),
+            places=plan.get_output_paths(cuts),
             cutter=cutter,
             kept=plan.folder / outputs[0],
             dropped=plan.folder / outputs[1],
             kept_batches=record.result["kept_batches"],
         )
-        tasks.append(
-            Task(
-                f"{stage}/{name}", [record.digests[0], depends_on, number, settings], outputs, job, _count_rows(record)
-            )
-        )
-    records = plan.run_stage(stage, tasks, "document")
+        depends_on = [[each.digests for each in records] for records in (decisions, cuts)]
+        inputs = [record.digests[0], depends_on, number, settings]
+        return Task(f"{stage}/{name}", inputs, outputs, job, _count_rows(record))
+
+    records = plan.run_stage(stage, LazySequence(len(state.names), build_task), "document")
     return DatasetState(state.names, records, [*state.dropped, records])
 
 

@@ -63,6 +63,7 @@ _COMPARING = tuple(
         "compute_signatures",
         "find_equal_keys",
         "cluster_near_duplicates",
+        "join_near_duplicates",
         "write_dedup_index",
         "cut_repeats",
         "find_substrings",
@@ -82,6 +83,7 @@ _DEDUPLICATION_STAGES = (
     *("anchors", "repeated", "windows", "same_windows", "take_out_strings"),
     *("keep_documents_0", "keep_ids_0", "keep_documents_1", "keep_ids_1"),
     *("keep_url", "keep_text", "keep_near", "name_index"),
+    "groups",
 )
 
 DOCUMENT_STAGES = {
@@ -102,6 +104,9 @@ DOCUMENT_STAGES = {
         ("core/funnel.py", "stages/collect.py", "dedup/duplicate_decisions.py"),
         "pyarrow numpy",
     ),
+    "gather": _describe_code(
+        1, ("core/funnel.py", "stages/collect.py", "dedup/duplicate_decisions.py"), "pyarrow numpy"
+    ),
     "copies": _describe_code(1, ("stages/export_documents.py",), "pyarrow zstandard"),
     "thresholds": _describe_code(1, ("stages/near_thresholds.py", "core/funnel.py", "rules", "text"), "pyarrow numpy"),
     "index": _describe_code(1, _CONTAMINATION, "numpy pyarrow xxhash"),
@@ -117,7 +122,7 @@ DOCUMENT_STAGES = {
         1, (*_COMMON, "llmsys/token_split.py", "data_pipeline/tokenize/shuffle_documents.py"), ("pyarrow",)
     ),
 }
-"""Stages of a dataset of documents, by the name of the stage."""
+"""Stages of a dataset of documents, by the name of the stage up to the first dot."""
 
 PAIR_STAGES = {
     "read": _describe_code(1, ("core/funnel.py", "pairs/read.py"), "pyarrow"),

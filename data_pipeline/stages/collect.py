@@ -8,16 +8,19 @@ Invariants:
     - The bytes do not depend on workers, on the order of inputs, or on how files are split into blocks.
 """
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.document_schema import DROPPED_SCHEMA, concat_batches, count_text_bytes
+from data_pipeline.core.document_schema import DROPPED_SCHEMA, PartitionWriter, concat_batches, count_text_bytes
+from data_pipeline.core.file_list import FileRows
 from data_pipeline.core.funnel import FunnelCounts, sort_in_file_order
 from data_pipeline.dedup.duplicate_decisions import DuplicateFilter
 from data_pipeline.executors.base import Report
@@ -40,6 +43,116 @@ class ShardSource:
     kept: Path
     kept_batches: Sequence[Sequence[int]]
     dropped: Sequence[tuple[Path, Sequence[Sequence[int]]]]
+
+
+SOURCE_SCHEMA = pa.schema(
+    [
+        ("kept", pa.binary()),
+        ("kept_batches", pa.list_(pa.list_(pa.int64()))),
+        ("dropped", pa.list_(pa.binary())),
+        ("dropped_batches", pa.list_(pa.list_(pa.list_(pa.int64())))),
+    ]
+)
+
+
+class SourceList(Sequence[ShardSource]):
+    """The sources of collecting, in a file; picklable by its name."""
+
+    def __init__(self, folder: Path, rows: FileRows) -> None:
+        """List the sources of rows of `SOURCE_SCHEMA`, whose names are relative to `folder`."""
+        self._folder, self._rows = folder, rows
+
+    def __len__(self) -> int:
+        """Return the number of sources."""
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardSource: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardSource]: ...
+    def __getitem__(self, index: int | slice) -> ShardSource | list[ShardSource]:
+        """Return one source, or a list of them."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        row = self._rows[index]
+        files = [self._folder / os.fsdecode(name) for name in row["dropped"]]
+        dropped = list(zip(files, row["dropped_batches"], strict=True))
+        return ShardSource(self._folder / os.fsdecode(row["kept"]), row["kept_batches"], dropped)
+
+
+def build_source_row(
+    kept: str, kept_batches: Sequence[Sequence[int]], dropped: Sequence[tuple[str, Sequence[Sequence[int]]]]
+) -> dict[str, Any]:
+    """Return a row of `SOURCE_SCHEMA`.
+
+    Args:
+        kept: Name of the file of documents.
+        kept_batches: [document file, rows] of its batches.
+        dropped: Per stage, the name of the file of dropped documents, and [document file, rows] of its batches.
+
+    Returns:
+        Values by column.
+    """
+    return {
+        "kept": os.fsencode(kept),
+        "kept_batches": kept_batches,
+        "dropped": [os.fsencode(name) for name, _ in dropped],
+        "dropped_batches": [batches for _, batches in dropped],
+    }
+
+
+def gather_sources(
+    report: Report,
+    *,
+    sources: Sequence[ShardSource],
+    first: int,
+    decisions: Sequence[Path],
+    rules: Sequence[str],
+    kept: Path,
+    dropped: Sequence[Path],
+    shards: int,
+    batch_bytes: int,
+) -> dict[str, Any]:
+    """Gather the documents of a group of input blocks by document file. Progress is in documents.
+
+    Collecting then opens one file per group and document file. It reads the rows in the order in which it would read
+    them from the blocks.
+
+    Args:
+        report: Progress callback.
+        sources: The input blocks of the group.
+        first: Number of the first of them.
+        decisions: Files of duplicate decisions about the group.
+        rules: Rules of these decisions, in order.
+        kept: File to write the documents to.
+        dropped: Files to write the dropped documents to: one per stage, and one for the duplicates.
+        shards: Number of document files.
+        batch_bytes: Bytes of text in memory.
+
+    Returns:
+        Funnel counts, and [document file, rows] of the batches in every file.
+    """
+    collector = _Collector(report)
+    with ExitStack() as stack:
+        schemas = [read_schema(sources[0].kept), *[DROPPED_SCHEMA] * len(dropped)]
+        kept_out, *gone_out = [
+            stack.enter_context(PartitionWriter(path, schema, shards, batch_bytes))
+            for path, schema in zip((kept, *dropped), schemas, strict=True)
+        ]
+        for number, source in enumerate(sources, first):
+            for (path, batches), writer in zip(source.dropped, gone_out[:-1], strict=True):
+                for (owner, _), batch in zip(batches, read_batches(path), strict=True):
+                    writer.write_part(batch, owner)
+            duplicates = DuplicateFilter(decisions, number, rules, collector.tally)
+            for owner in sorted({owner for owner, _ in source.kept_batches}):
+                for batch in collector.iter_kept_batches(source, owner, duplicates):
+                    kept_out.write_part(batch, owner)
+                gone_out[-1].write_part(pa.RecordBatch.from_pylist(collector.pop_drops(), DROPPED_SCHEMA), owner)
+    return {
+        "tally": collector.tally.to_dict(),
+        "kept_batches": kept_out.batches,
+        "dropped_batches": [writer.batches for writer in gone_out],
+    }
 
 
 def collect_shard(
@@ -88,10 +201,12 @@ def collect_shard(
 
 def _iter_dropped_batches(sources: Sequence[ShardSource], shard: int) -> Iterator[pa.RecordBatch]:
     """Yield dropped documents stage by stage, so that the output does not depend on how files are split."""
-    for stage in zip(*(source.dropped for source in sources), strict=True):
-        for path, batches in stage:
+    for stage in range(len(sources[0].dropped)):
+        for source in sources:
+            path, batches = source.dropped[stage]
             indices = [index for index, (owner, _) in enumerate(batches) if owner == shard]
-            yield from read_batches(path, indices)
+            if indices:
+                yield from read_batches(path, indices)
 
 
 class _Collector:

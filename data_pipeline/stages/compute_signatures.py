@@ -94,6 +94,29 @@ def write_signatures(
     return {"rows": row, "keys": {name: writer.count for name, writer in writers.items()}}
 
 
+def write_group_documents(report: Report, *, sources: Sequence[Path], first: int, output: Path) -> dict[str, Any]:
+    """Gather the documents of a group of filtered files in one file. Progress is in files.
+
+    Args:
+        report: Progress callback.
+        sources: Files of documents of the group.
+        first: Number of the first of them.
+        output: File to write, `DOCUMENT_SCHEMA`.
+
+    Returns:
+        Number of rows.
+    """
+    rows = 0
+    with ArrowFileWriter(output, DOCUMENT_SCHEMA) as writer:
+        for path in sources:
+            table = pa.Table.from_batches(list(read_batches(path)), DOCUMENT_SCHEMA).combine_chunks()
+            for batch in table.to_batches():
+                writer.write(batch)
+            rows += table.num_rows
+            report(1, 0)
+    return {"first": first, "rows": rows}
+
+
 def _build_items(hashes: Any, rows: Any, rank: Any, tie: Any) -> Columns:
     place = np.zeros(len(rows), np.int32)
     return {"high": hashes[:, 0], "low": hashes[:, 1], "rank": rank, "tie": tie, "row": rows, "place": place}

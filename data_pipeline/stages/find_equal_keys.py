@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.dedup_index import DocumentIdLookup, EarlierDataset, read_earlier_items
+from data_pipeline.dedup.dedup_index import DocumentFiles, DocumentIdLookup, EarlierDataset, read_earlier_items
 from data_pipeline.dedup.duplicate_decisions import (
     DROP_SCHEMA,
     PLACE_SCHEMA,
+    iter_source_rows,
     mask_remaining_rows,
+    number_rows,
     read_dropped_rows,
     write_decisions,
 )
 from data_pipeline.dedup.keys import (
+    FILES_PER_GROUP,
     VALUE_SCHEMA,
     Columns,
+    KeyWriter,
     concat_columns,
     find_later_items,
     mask_repeated_keys,
@@ -34,6 +38,7 @@ from data_pipeline.dedup.keys import (
 )
 from data_pipeline.executors.base import Report
 from llmsys.config.deduplication import BloomKeyFilterConfig, ExactKeyFilterConfig
+from llmsys.token_shards import read_batches, read_schema
 
 if TYPE_CHECKING:
     from data_pipeline.dedup.bloom_filter import CountingBloomFilter
@@ -47,9 +52,10 @@ class KeyRange:
     """One range of the keys of all files, without rows that were dropped before; picklable.
 
     Attributes:
-        sources: Key files, one per filtered file.
-        schema: Columns of the key files.
-        dropped: Files of decisions about the filtered files.
+        sources: Key files, one per filtered file or one per group of them.
+        num_sources: Number of filtered files.
+        schema: Columns of the key files of single filtered files.
+        dropped: Per rule, files of decisions about the filtered files: any number, or one per group.
         number: Index of the range, below `ranges`.
         ranges: Number of ranges.
         config: Sort all keys, or only those that pass a Bloom filter.
@@ -58,8 +64,9 @@ class KeyRange:
     """
 
     sources: Sequence[Path]
+    num_sources: int
     schema: pa.Schema
-    dropped: Sequence[Path]
+    dropped: Sequence[Sequence[Path]]
     number: int
     ranges: int
     config: KeysConfig
@@ -103,19 +110,80 @@ class KeyRange:
             yield from (part["high"] for part in read_range(path, self.number, self.ranges))
 
     def _iter_key_parts(self) -> Iterator[Columns]:
-        for source, path in enumerate(self.sources):
-            gone = read_dropped_rows(self.dropped, source)
+        """Yield the keys of each file in pieces. A file is opened once, and each file of decisions too."""
+        is_grouped = len(self.sources) != self.num_sources
+        files = [] if is_grouped else [path for rule in self.dropped for path in rule]
+        gone = read_dropped_rows(files, 0, self.num_sources)
+        for index, path in enumerate(self.sources):
+            if is_grouped:
+                first = index * FILES_PER_GROUP
+                gone = read_dropped_rows([rule[index] for rule in self.dropped], first, first + FILES_PER_GROUP)
             for part in read_range(path, self.number, self.ranges):
-                count = len(part["high"])
-                part |= {"source": np.full(count, source), "age": np.ones(count, np.uint8)}
-                yield take_rows(part, mask_remaining_rows(part["row"], gone)) if len(gone) else part
+                source = part.setdefault("source", np.full(len(part["high"]), index))
+                part["age"] = np.ones(len(source), np.uint8)
+                if len(gone):
+                    part = take_rows(part, mask_remaining_rows(number_rows(source, part["row"]), gone))
+                yield part
 
     def _build_joined_schema(self) -> pa.Schema:
         return pa.schema([*self.schema, *_OF_FILES])
 
 
+def write_group_keys(
+    report: Report, *, sources: Sequence[Path], first: int, schema: pa.Schema, output: Path
+) -> dict[str, Any]:
+    """Gather the keys of a group of files in one file of sorted runs. Progress is in files.
+
+    A range then opens one file per group. Memory holds one run.
+
+    Args:
+        report: Progress callback.
+        sources: Key files of the group.
+        first: Number of the first of them.
+        schema: Their columns.
+        output: File of keys with the column `source`.
+
+    Returns:
+        Number of keys.
+    """
+    with KeyWriter(output, pa.schema([*schema, ("source", pa.int64())])) as writer:
+        for source, path in enumerate(sources, first):
+            for batch in read_batches(path):
+                columns = {name: batch.column(name).to_numpy() for name in schema.names}
+                writer.write({**columns, "source": np.full(batch.num_rows, source)})
+            report(1, 0)
+    return {"keys": writer.count}
+
+
+def write_group_decisions(
+    report: Report, *, decisions: Sequence[Path], first: int, last: int, output: Path
+) -> dict[str, Any]:
+    """Gather the decisions about a group of source files in one file. Progress is in files.
+
+    Args:
+        report: Progress callback.
+        decisions: Files of decisions of one rule, all with equal columns.
+        first: Number of the first source file of the group.
+        last: Number after that of the last.
+        output: File to write.
+
+    Returns:
+        Nothing: an empty result.
+    """
+    schema = pa.schema(list(read_schema(decisions[0]))[1:])
+    found = [batch for path in decisions for batch in iter_source_rows(path, first, last)]
+    table = pa.Table.from_batches(found, read_schema(decisions[0])).combine_chunks()
+    columns = {
+        name: pa.concat_arrays([pa.array([], column.type), *column.chunks])
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    }
+    write_decisions(output, schema, columns.pop("source").to_numpy(), columns)
+    report(len(decisions), 0)
+    return {}
+
+
 def write_equal_duplicates(
-    report: Report, *, rule: str, key_range: KeyRange, documents: Sequence[Path], output: Path
+    report: Report, *, rule: str, key_range: KeyRange, documents: DocumentFiles, output: Path
 ) -> dict[str, Any]:
     """Write the documents of a range whose key equals that of a document that stays. Progress is in ranges.
 
@@ -124,7 +192,7 @@ def write_equal_duplicates(
         rule: Name of the rule in the decisions.
         key_range: The keys.
         documents: Signature files of documents, for the ids of documents that stay.
-        output: File of decisions, one batch per key file.
+        output: File of decisions.
 
     Returns:
         Numbers of keys, candidates and dropped documents.
@@ -138,7 +206,7 @@ def write_equal_duplicates(
         "earlier": datasets,
         "size": sizes,
     }
-    write_decisions(output, DROP_SCHEMA, items["source"], columns, len(key_range.sources))
+    write_decisions(output, DROP_SCHEMA, items["source"], columns)
     report(1, len(kept))
     return key_range.summarize_counts(len(kept))
 
@@ -149,13 +217,13 @@ def write_repeat_positions(report: Report, *, key_range: KeyRange, output: Path)
     Args:
         report: Progress callback.
         key_range: The keys.
-        output: File of positions, one batch per key file.
+        output: File of positions.
 
     Returns:
         Numbers of keys, candidates and repeats.
     """
     items, _, _ = find_later_items(key_range.read_candidates())
-    write_decisions(output, PLACE_SCHEMA, items["source"], items, len(key_range.sources))
+    write_decisions(output, PLACE_SCHEMA, items["source"], items)
     report(1, 0)
     return key_range.summarize_counts(len(items["row"]))
 
@@ -166,7 +234,7 @@ def write_repeated_keys(report: Report, *, key_range: KeyRange, output: Path) ->
     Args:
         report: Progress callback.
         key_range: The keys.
-        output: File of keys, one batch per key file.
+        output: File of keys.
 
     Returns:
         Numbers of keys, candidates and repeated keys.
@@ -178,6 +246,6 @@ def write_repeated_keys(report: Report, *, key_range: KeyRange, output: Path) ->
     fresh = np.ones(len(items["high"]), np.bool_)
     fresh[1:] = (np.diff(items["high"]) != 0) | (np.diff(items["source"]) != 0)
     items = take_rows(items, fresh)
-    write_decisions(output, VALUE_SCHEMA, items["source"], items, len(key_range.sources))
+    write_decisions(output, VALUE_SCHEMA, items["source"], items)
     report(1, 0)
     return key_range.summarize_counts(len(items["high"]))

@@ -11,9 +11,11 @@ Invariants:
 
 import itertools
 import zlib
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import xxhash
 
@@ -169,6 +171,39 @@ def split_input_file(report: Report, *, source: str, block_bytes: int) -> dict[s
         return {"blocks": [], "again": not isinstance(error, IsADirectoryError)}
     report(ranges[-1].stop, 0)
     return {"blocks": [[one.start, one.stop, one.digest] for one in ranges]}
+
+
+class InputBlockList(Sequence[InputBlock]):
+    """The blocks of all input files, built on demand from the results of `split_input_file`."""
+
+    def __init__(self, inputs: Sequence[tuple[str, str]], find_result: Callable[[int], dict[str, Any]]) -> None:
+        """List the blocks of inputs (source, name). `find_result` returns the result of an input by its index."""
+        self._inputs, self._find_result = inputs, find_result
+        self._ends = array("q")
+        self._latest: tuple[int, list[InputBlock]] = (-1, [])
+        for index in range(len(inputs)):
+            self._ends.append((self._ends[-1] if index else 0) + len(self._list_blocks(index)))
+
+    def __len__(self) -> int:
+        """Return the number of blocks of all files."""
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> InputBlock: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[InputBlock]: ...
+    def __getitem__(self, index: int | slice) -> InputBlock | list[InputBlock]:
+        """Return one block, or a list of them."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        file = bisect_right(self._ends, index)
+        return self._list_blocks(file)[index - (self._ends[file - 1] if file else 0)]
+
+    def _list_blocks(self, index: int) -> list[InputBlock]:
+        if self._latest[0] != index:
+            self._latest = index, list_input_blocks(*self._inputs[index], self._find_result(index))
+        return self._latest[1]
 
 
 def list_input_blocks(source: str, name: str, result: dict[str, Any]) -> list[InputBlock]:

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from data_pipeline.core.file_list import FileRows
 from data_pipeline.dedup.dedup_index import INDEX_KEY_SCHEMA
 from data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
+from data_pipeline.dedup.keys import take_rows
 from data_pipeline.executors.base import Report
 from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
 from data_pipeline.stages.find_equal_keys import KeyRange
+from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.atomic_write import write_bytes_atomically
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
@@ -87,7 +90,7 @@ def _iter_id_batches(report: Report, sources: Sequence[Path]) -> Iterator[list[s
 
 
 def write_index_keys(
-    report: Report, *, key_range: KeyRange, kept: Sequence[Path], starts: Sequence[int], output: Path
+    report: Report, *, key_range: KeyRange, kept: Sequence[Path], counts: FileRows, first: int, output: Path
 ) -> dict[str, Any]:
     """Write the sorted keys of kept documents in one range, with document numbers. Progress is in ranges.
 
@@ -95,16 +98,18 @@ def write_index_keys(
         report: Progress callback.
         key_range: The keys.
         kept: Outputs of `write_index_documents`, by file.
-        starts: Number of the first document of each file.
+        counts: A list with the column `rows`: kept documents of each file.
+        first: Number of the first document of these files.
         output: File of keys, `INDEX_KEY_SCHEMA`.
 
     Returns:
         Numbers of keys and candidates.
     """
     items = key_range.read_candidates()
-    # Candidates come ordered by source file.
+    items = take_rows(items, np.argsort(items["source"], kind="stable"))
     edges = np.searchsorted(items["source"], np.arange(len(kept) + 1))
-    for path, start, begin, end in zip(kept, starts, edges[:-1], edges[1:], strict=True):
+    starts = first + compute_offsets(counts.read_numbers("rows"))
+    for path, start, begin, end in zip(kept, starts[:-1], edges[:-1], edges[1:], strict=True):
         if end > begin:
             items["row"][begin:end] = start + _number_kept_rows(path)[items["row"][begin:end]]
     order = np.lexsort([items["row"], items["low"], items["high"]])

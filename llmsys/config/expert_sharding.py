@@ -50,7 +50,7 @@ MIN_SAVED_SHARE = 0.1
 """Least share of the rows that sending once per rank must save: it costs a second sort, and weights travel too."""
 
 
-def can_send_once_per_rank(config: MoeConfig, ranks: int) -> bool:
+def must_send_once_per_rank(config: MoeConfig, ranks: int) -> bool:
     """Return whether a token is sent once to each rank that holds some of its experts, not once to each expert.
 
     Args:

@@ -96,18 +96,17 @@ class RunConfig(Section):
     def sequence_lengths(self) -> tuple[int, int]:
         """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
         length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
-        own = length, target if target is not None and self.model.family == "encoder_decoder" else length
-        return self.objective.count_lengths(length) or own
+        is_pair = target is not None and self.model.family == "encoder_decoder"
+        return self.objective.count_lengths(length) or (length, target if is_pair else length)
 
     def _find_violations(self) -> Iterator[Violation]:
         longest, lengths = self.model.max_position_embeddings, self.sequence_lengths
         for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
             if length > longest and name in self.batch.model_fields_set | {"sequence_length"}:
-                yield Violation(
-                    f"batch.{name}",
-                    f"{length} positions are more than model.max_position_embeddings={longest}. "
-                    f"Use at most {longest}, or raise model.max_position_embeddings.",
+                text = (
+                    f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
                 )
+                yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
         yield from find_weight_violations(self.tokenizer, self.data.kind)
@@ -175,11 +174,10 @@ class RunConfig(Section):
             if self.data.kind not in legal:
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
-        windows = self.objective.uses_windows
         if self.model_fields_set & {"batch", "data"}:
             yield from find_scope_violations(self.objective, self.model, self.batch)
-        problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
-        yield from (Violation(f"batch.{key}", message) for key, message in problems)
+        find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations
+        yield from (Violation(f"batch.{key}", message) for key, message in find())
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from llmsys.config.engine import EngineConfig
-from llmsys.config.expert_sharding import can_send_once_per_rank, count_rank_visits
+from llmsys.config.expert_sharding import count_rank_visits, must_send_once_per_rank
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.kernel_time import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
@@ -127,7 +127,7 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
     visits, row = model.moe.visits_per_token, float(model.hidden_size * bench.shape.value_bytes)
     if bench.software.expert_rows == "rank":
-        if can_send_once_per_rank(model.moe, layout.expert):
+        if must_send_once_per_rank(model.moe, layout.expert):
             # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of two.
             visits, row = count_rank_visits(model.moe, layout.expert), row + visits * (8 + bench.shape.value_bytes) / 2
     elif model.moe.groups is not None and RankGroup(layout.expert).count_nodes(bench.device) > 1:

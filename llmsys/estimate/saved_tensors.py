@@ -20,7 +20,7 @@ CHUNK = 128  # llmsys/model/cpu_attention.py
 
 @dataclass(frozen=True)
 class AttentionMemory:
-    """The kernel facts that decide which tensors one attention saves.
+    """The kernel of one attention, as far as its saved tensors depend on it.
 
     Attributes:
         kind: fused: saves its inputs and a logsumexp; flex: the same, by flex_attention; chunked: the CPU's for 16
@@ -44,7 +44,7 @@ class AttentionMemory:
 
 
 def choose_attention_memory(model: ModelConfig, layer: int, shape: ActivationShape) -> AttentionMemory:
-    """Return what decides the saved tensors of self-attention in block `layer`."""
+    """Return the kernel of self-attention in block `layer`."""
     # Padding follows the targets, so causal attention over them needs no document numbers.
     documents, kind = shape.has_documents and model.family != "encoder_decoder", model.get_layer_type(layer)
     traits = describe_self_attention(model, kind, dtype=shape.dtype, length=shape.length, has_documents=documents)

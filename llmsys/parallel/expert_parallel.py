@@ -4,7 +4,7 @@ The same contract as the model's local dispatcher. One small all-to-all of count
 direction, with uneven splits. The host reads the counts once per layer; a pass that activation checkpointing repeats
 uses the counts of the first.
 
-Where a token's experts tend to share ranks (`can_send_once_per_rank`), it is sent once to each rank, which returns the
+Where a token's experts tend to share ranks (`must_send_once_per_rank`), it is sent once to each rank, which returns the
 weighted sum of its experts' outputs; else once to each expert. The shared experts are computed while rows travel, in
 backward too.
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmsys.config.expert_sharding import can_send_once_per_rank
+from llmsys.config.expert_sharding import must_send_once_per_rank
 from llmsys.config.moe import MoeConfig
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.host_read import read_once
@@ -60,7 +60,7 @@ class AllToAllTokenDispatcher:
         self.group = group
         self.ranks = dist.get_world_size(group)
         self.num_experts = config.num_experts
-        self.can_send_once_per_rank = can_send_once_per_rank(config, self.ranks)
+        self.sends_once_per_rank = must_send_once_per_rank(config, self.ranks)
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ class AllToAllTokenDispatcher:
         shared: ComputeShared | None = None,
     ) -> Tensor:
         """Implement `TokenDispatcher`. Collective."""
-        send = self._send_to_ranks if self.can_send_once_per_rank else self._send_to_experts
+        send = self._send_to_ranks if self.sends_once_per_rank else self._send_to_experts
         return send(x_ND, routing, experts, shared)
 
     def _send_to_experts(

@@ -55,7 +55,7 @@ class ReproducibleTokenDispatcher(AllToAllTokenDispatcher):
 
     def __init__(self, group: dist.ProcessGroup, config: MoeConfig) -> None:
         super().__init__(group, config)
-        self.can_send_once_per_rank = False  # sums of a rank's experts would depend on the number of ranks
+        self.sends_once_per_rank = False  # sums of a rank's experts would depend on the number of ranks
 
     def _compute_expert_outputs(self, arrived_MD: Tensor, received_RL: Tensor, experts: GroupedExperts) -> Tensor:
         outputs_MD: Tensor = experts(arrived_MD, received_RL)

@@ -196,7 +196,7 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
     state = engine.get_state()
     reader = CheckpointStorageReader(checkpoint)
     with convert_read_errors(checkpoint):
-        stored = reader.read_metadata().state_dict_metadata
+        stored = reader.read_layout()
     elsewhere = engine.module.shapes_elsewhere
     _check_names(checkpoint, _drop_optional_tensors(state.tensors), _drop_optional_tensors(stored), elsewhere)
     # An optional tensor that is missing keeps its initial value.
@@ -211,7 +211,7 @@ def load_checkpoint(engine: Engine, checkpoint: Path) -> dict[str, Any]:
 
 def read_tensor_metadata(checkpoint: Path) -> dict[str, Tensor]:
     """Return the checkpoint's tensors by name on the meta device: shapes and dtypes without storage."""
-    stored = CheckpointStorageReader(checkpoint).read_metadata().state_dict_metadata
+    stored = CheckpointStorageReader(checkpoint).read_layout()
     return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
         for name, entry in stored.items()
@@ -236,7 +236,7 @@ def get_stored_weights_name(parameter: str, stored: Collection[str]) -> str:
 def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     """Fill plain tensors, named as in `EngineState`, from a checkpoint. For one process."""
     reader = CheckpointStorageReader(checkpoint)
-    stored = reader.read_metadata().state_dict_metadata
+    stored = reader.read_layout()
     _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
     read_tensors(tensors, reader, alone=True)
 

@@ -26,6 +26,8 @@ from llmsys.local_path import is_plain_file_name
 
 FORMAT = 2
 """Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle."""
+INDEXED_FORMAT = 3
+"""Format 3 holds the locations of the tensors in an index per rank; format 2 remains that of a save by one process."""
 RECORD = "state.json"
 PICKLED, PICKLED_FORMAT = ".metadata", 1
 """The metadata file of format 1: a pickle, which can run code when it is read."""
@@ -98,7 +100,8 @@ def list_rank_files(folder: Path, rank: int) -> list[Path]:
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write the record durably, with its own checksum as the last key."""
-    record = {"format": FORMAT, **record}
+    is_indexed = any(name.endswith(".index") for name in record["files"])
+    record = {"format": INDEXED_FORMAT if is_indexed else FORMAT, **record}
     write_bytes_atomically(
         folder / RECORD, json.dumps(record | {"digest": _compute_record_digest(record)}, indent=2).encode()
     )
@@ -122,7 +125,7 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
         record = json.loads((checkpoint / RECORD).read_text())
         if not isinstance(record, dict) or not isinstance(record.get("files"), dict):
             raise ValueError("not a record of files")
-        if record["format"] != expected:
+        if record["format"] not in (expected, INDEXED_FORMAT if expected == FORMAT else expected):
             raise CheckpointError(_describe_format(record["format"], checkpoint))
         for name in record["files"]:
             if not is_plain_file_name(name):
@@ -151,8 +154,8 @@ def describe_pickle(checkpoint: Path) -> str:
 def _describe_format(found: Any, checkpoint: Path) -> str:
     if found == PICKLED_FORMAT:
         return describe_pickle(checkpoint)
-    newer = ", written by a newer llmsys" if isinstance(found, int) and found > FORMAT else ""
-    return f"format {found}{newer}; this version reads {FORMAT}"
+    newer = ", written by a newer llmsys" if isinstance(found, int) and found > INDEXED_FORMAT else ""
+    return f"format {found}{newer}; this version reads {FORMAT} and {INDEXED_FORMAT}"
 
 
 def _compute_record_digest(record: dict[str, Any]) -> str:
@@ -187,12 +190,12 @@ def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0,
     Raises:
         UnreadableCheckpointError: the system cannot read a file now, which is no damage.
     """
-    # Strided, so that readers share the large files of all ranks, and none asks for the files of the others.
-    own = sorted(digests)[share::shares]
-    for name in own:
+    # Strided, so that readers share the large files of all ranks; the small ones come last.
+    names = sorted(digests, key=lambda name: (name.endswith(".index"), name))[share::shares]
+    for name in names:
         if not is_present(checkpoint / name):
             return f"{name} is missing"
-    for name in own:
+    for name in names:
         try:
             if compute_digest(checkpoint / name, digests[name]) != digests[name]:
                 return f"{name} is damaged (its digest differs from the recorded one)"

@@ -21,7 +21,8 @@ from torch.distributed.checkpoint import CheckpointException
 from llmsys.atomic_write import sync_folder
 from llmsys.errors import CheckpointError, LlmsysError, to_data_error
 from llmsys.parallel.control_group import ControlGroup
-from llmsys.parallel.process_group import get_rank
+from llmsys.parallel.process_group import get_rank, get_world_size
+from llmsys.train.checkpoint_plan import RankPlanner
 from llmsys.train.checkpoint_record import (
     compute_digests,
     find_checkpoint_error,
@@ -29,7 +30,7 @@ from llmsys.train.checkpoint_record import (
     list_rank_files,
     write_record,
 )
-from llmsys.train.checkpoint_storage import CheckpointWriter
+from llmsys.train.checkpoint_storage import CheckpointWriter, RankWriter
 
 PARTIAL = ".step-*.partial"
 REMOVED = ".step-*.removed"
@@ -62,12 +63,36 @@ def write_sharded_checkpoint(
         digests = control_group.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
         files = {name: digest for found in digests for name, digest in found.items()}
         control_group.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))
-    except (CheckpointException, OSError, LlmsysError) as error:
+    except (CheckpointException, OSError, RuntimeError, LlmsysError) as error:
         raise build_save_error(target, error) from error
 
 
 def _write_tensors(tensors: dict[str, Tensor], partial: Path, control_group: ControlGroup) -> None:
-    dcp.save(tensors, storage_writer=CheckpointWriter(partial), process_group=control_group.group)
+    """Write the tensors: each rank its own files, with an index of them. Collective."""
+    if get_world_size() == 1:
+        save_tensors(tensors, partial)
+        return
+    planner = RankPlanner(tensors, control_group)
+    control_group.run_on_all_ranks(lambda: save_rank_tensors(tensors, partial, planner))
+
+
+def save_rank_tensors(tensors: dict[str, Tensor], folder: Path, planner: RankPlanner) -> None:
+    """Write the files of this rank. Other ranks may fail meanwhile.
+
+    Args:
+        tensors: tensors or DTensors by name.
+        folder: folder of the checkpoint, which exists.
+        planner: the chunks of this rank.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save(
+            tensors,
+            storage_writer=RankWriter(folder, get_rank()),
+            planner=planner,
+            no_dist=True,
+            use_collectives=False,
+        )
 
 
 def publish_weights(

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, build_document_schema
-from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.task_record import TaskOutput, TaskRecord
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.dataset_state import DatasetState
@@ -39,9 +39,9 @@ def _apply_rules(folder: Path, rows: Sequence[Document], batch: int) -> TaskReco
     dropped = folder.with_suffix(".dropped.arrow")
     with ArrowFileWriter(dropped, DROPPED_SCHEMA, "zstd"):
         pass
-    outputs = [{"name": f"work/{p.name}", "size": 0, "modified_ns": 0, "digest": str(p)} for p in (folder, dropped)]
+    outputs = [TaskOutput(f"work/{path.name}", 0, 0, str(path)) for path in (folder, dropped)]
     result = {"kept_batches": counts, "dropped_batches": []}
-    return TaskRecord.model_validate({"key": "k", "outputs": outputs, "result": result})
+    return TaskRecord.from_result("k", outputs, result)
 
 
 def deduplicate_documents(
@@ -54,7 +54,7 @@ def deduplicate_documents(
     with lock_folder(folder) as lock:
         runner = StageRunner(folder, InlineExecutorConfig(), lock)
 
-        def stage(name: str, tasks: list[Task], unit: str) -> list[TaskRecord]:
+        def stage(name: str, tasks: Sequence[Task], unit: str) -> Sequence[TaskRecord]:
             return runner.run_stage(name, tasks, unit=unit, code="")
 
         left = DeduplicationStages(data, runner, stage).run_comparisons(
@@ -69,8 +69,8 @@ def _collect_documents(folder: Path, left: DatasetState) -> tuple[list[Document]
     collect_shard(
         lambda amount, dropped: None,
         shard=0,
-        sources=left.list_sources(folder),
-        decisions=[folder / record.outputs[0].name for record in left.decisions],
+        sources=left.write_sources(folder),
+        decisions=[folder / record.outputs[0].name for record in left.select_decisions(0)],
         rules=left.rules,
         documents=outputs[0],
         dropped=outputs[1],

@@ -17,9 +17,8 @@ def test_first_principles_give_48_and_24_percent_and_every_step_is_nearer_to_the
     for run, expected in ((DENSE, 0.48), (MIXTURE, 0.23)):
         step, _ = estimate_ideal_step(run, (), device)
         assert abs(step.mfu * step.factor - expected) < 0.02
-        rates: list[float] = []
         overrides: tuple[str, ...] = ()
-        faster = device
+        rates, faster = [], device
         for one in run.steps:
             overrides, faster = (*overrides, *one.overrides), one.change_device(faster)
             rates.append(estimate_ideal_step(run, overrides, faster)[0].mfu)

@@ -31,14 +31,14 @@ class LedgerStep:
     change_device: Callable[[DeviceProfile], DeviceProfile] = lambda device: device
 
 
-def scale_attention_time(device: DeviceProfile) -> DeviceProfile:
+def set_native_attention(device: DeviceProfile) -> DeviceProfile:
     """Return the device with attention kernels that were written for it."""
     rates, factor = device.efficiency, device.efficiency.native_attention
     faster = {"attention": rates.attention * factor, "attention_backward": rates.attention_backward * factor}
     return device.model_copy(update={"efficiency": rates.model_copy(update=faster)})
 
 
-def scale_expert_time(device: DeviceProfile) -> DeviceProfile:
+def set_faster_experts(device: DeviceProfile) -> DeviceProfile:
     """Return the device with faster grouped products."""
     return device.model_copy(update={"efficiency": device.efficiency.model_copy(update={"grouped": GROUPED_GOAL})})
 
@@ -62,7 +62,7 @@ DENSE = LedgerRun(
     (
         LedgerStep("eager blocks", ("train.compile=none",)),
         LedgerStep("compiled blocks", ("train.compile=block",)),
-        LedgerStep("FlashAttention-3 in place of 2", (), scale_attention_time),
+        LedgerStep("FlashAttention-3 in place of 2", (), set_native_attention),
     ),
 )
 MIXTURE = LedgerRun(
@@ -74,8 +74,8 @@ MIXTURE = LedgerRun(
         LedgerStep("eager blocks", ("train.compile=none",)),
         LedgerStep("compiled blocks", ("train.compile=block",)),
         LedgerStep("selective in place of full recomputation", ("train.activation_checkpoint=selective",)),
-        LedgerStep("FlashAttention-3 in place of 2", (), scale_attention_time),
-        LedgerStep(f"grouped products at {GROUPED_GOAL:.0%} of the peak in place of 52 %", (), scale_expert_time),
+        LedgerStep("FlashAttention-3 in place of 2", (), set_native_attention),
+        LedgerStep(f"grouped products at {GROUPED_GOAL:.0%} of the peak in place of 52 %", (), set_faster_experts),
     ),
 )
 WORLD_SIZE = 64

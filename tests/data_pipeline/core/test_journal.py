@@ -1,11 +1,16 @@
 """Laws of the journal: a record counts only while its key and its files are what they were."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_pipeline.core.journal import Journal, compute_json_digest
+from data_pipeline.core.task_record import TaskRecord, describe_output
+from data_pipeline.graph.tasks import RecordList
+from llmsys.errors import DataError
 
 
 @pytest.fixture
@@ -15,9 +20,16 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path)
 
 
+def save(journal: Journal, name: str, result: dict[str, Any]) -> TaskRecord:
+    """Save a record with one output."""
+    return journal.save_record(name, "key", [describe_output(journal.folder, "rooms/a.arrow")], result)
+
+
 def test_a_saved_record_is_found_by_its_key_alone(journal: Journal) -> None:
-    saved = journal.save_record("stage/a", "key", ["rooms/a.arrow"], {"rows": 3})
-    assert Journal(journal.folder).find_record("stage/a", "key") == saved
+    saved = save(journal, "stage/a", {"rows": 3})
+    journal.close()  # one process has it open
+    journal = Journal(journal.folder)
+    assert journal.find_record("stage/a", "key") == saved
     assert saved.result == {"rows": 3}
     assert journal.find_record("stage/a", "other key") is None
     assert journal.find_record("stage/b", "key") is None
@@ -25,7 +37,7 @@ def test_a_saved_record_is_found_by_its_key_alone(journal: Journal) -> None:
 
 def test_a_touched_file_counts_when_its_bytes_are_the_same(journal: Journal) -> None:
     path = journal.folder / "rooms" / "a.arrow"
-    journal.save_record("stage/a", "key", ["rooms/a.arrow"], {})
+    save(journal, "stage/a", {})
     os.utime(path, ns=(1, 1))
     assert journal.find_record("stage/a", "key") is not None
     path.write_bytes(b"w-ole")
@@ -36,11 +48,51 @@ def test_a_touched_file_counts_when_its_bytes_are_the_same(journal: Journal) -> 
     assert journal.find_record("stage/a", "key") is None
 
 
-@pytest.mark.parametrize("content", [b"", b'{"key": "key"}', b"\x00\xff", b'{"key": "key", "outputs": ['])
-def test_a_record_that_cannot_be_read_counts_as_none(journal: Journal, content: bytes) -> None:
-    journal.save_record("stage/a", "key", ["rooms/a.arrow"], {})
-    (journal.folder / "journal" / "stage" / "a.json").write_bytes(content)
-    assert journal.find_record("stage/a", "key") is None
+def test_records_of_an_earlier_version_are_taken_over(journal: Journal) -> None:
+    """The records lay in a JSON file each. One that cannot be read counts as none."""
+    output = describe_output(journal.folder, "rooms/a.arrow")
+    stage = journal.folder / "journal" / "stage"
+    stage.mkdir(parents=True)
+    record = {"key": "key", "outputs": [vars(output)], "result": {"rows": 3}}
+    (stage / "a.warc.gz-1.00001.json").write_text(json.dumps(record))
+    for number, content in enumerate((b"", b'{"key": "key"}', b"\x00\xff", b'{"key": "key", "outputs": [')):
+        (stage / f"damaged-{number}.json").write_bytes(content)
+    path = journal.folder / "rooms" / "a.arrow"
+    stamp = [path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ino, "as recorded"]
+    (stage.parent / "inputs.json").write_text(json.dumps({str(path): stamp}))
+    found = journal.find_record("stage/a.warc.gz-1.00001", "key")
+    assert found is not None
+    assert (found.outputs, found.result) == ([output], {"rows": 3})
+    assert all(journal.find_record(f"stage/damaged-{number}", "key") is None for number in range(4))
+    assert journal.get_input_digest(path) == "as recorded"
+    assert {path.name.partition("-")[0] for path in stage.parent.iterdir()} == {"records.sqlite"}
+
+
+def test_a_damaged_journal_is_named_with_what_to_do(journal: Journal) -> None:
+    save(journal, "stage/a", {})
+    journal.close()
+    (journal.folder / "journal" / "records.sqlite").write_bytes(b"no database" * 1_000)
+    with pytest.raises(DataError, match=r"records\.sqlite could not be read or written: .* is damaged: delete it"):
+        Journal(journal.folder).find_record("stage/a", "key")
+
+
+def test_the_records_of_a_stage_are_in_the_order_of_its_tasks_and_others_are_removed(journal: Journal) -> None:
+    for position, name in enumerate("dcba"):
+        journal.save_record(f"stage/{name}", "key", [], {"name": name}, position)
+    save(journal, "stage/early", {})  # its stage has not begun
+    for position, name in enumerate("abd"):  # c is no task any more
+        assert journal.has_record(f"stage/{name}", "key", position)
+    journal.save_record("stage/early", "key", [], {"name": "early"}, 3)
+    journal.remove_stale_records("stage", 4)
+    assert [record.result["name"] for record in RecordList(journal, "stage", 4)] == ["a", "b", "d", "early"]
+    assert [record.result["name"] for record in RecordList(journal, "stage", 4)[::-1]] == ["early", "d", "b", "a"]
+    assert journal.find_record("stage/c", "key") is None
+
+
+def test_a_name_that_is_not_utf8_is_kept(journal: Journal) -> None:
+    name = os.fsdecode(b"stage/\xff")
+    journal.save_record(name, "", [], {}, 0)
+    assert journal.list_unfinished("stage") == [name]
 
 
 def test_an_input_is_hashed_again_only_when_it_changed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +100,9 @@ def test_an_input_is_hashed_again_only_when_it_changed(journal: Journal, monkeyp
     first = journal.get_input_digest(path)
     with monkeypatch.context() as patch:
         patch.setattr("data_pipeline.core.journal.compute_file_digest", lambda path: pytest.fail("hashed again"))
-        assert Journal(journal.folder).get_input_digest(path) == first
+        journal.close()
+        journal = Journal(journal.folder)
+        assert journal.get_input_digest(path) == first
     path.write_bytes(b"other")
     assert journal.get_input_digest(path) != first
     path.unlink()
@@ -56,9 +110,9 @@ def test_an_input_is_hashed_again_only_when_it_changed(journal: Journal, monkeyp
 
 
 def test_records_of_tasks_that_are_gone_are_forgotten(journal: Journal) -> None:
-    for name in ("stage/a", "stage/b", "other/c"):
-        journal.save_record(name, "key", [], {})
-    journal.remove_stale_records("stage", ["stage/b"])
+    for position, name in enumerate(("stage/b", "stage/a", "other/c")):
+        journal.save_record(name, "key", [], {}, position)
+    journal.remove_stale_records("stage", 1)
     found = [name for name in ("stage/a", "stage/b", "other/c") if journal.find_record(name, "key")]
     assert found == ["stage/b", "other/c"]
 

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_pipeline.dedup import dedup_index, keys
 from data_pipeline.dedup.bloom_filter import CountingBloomFilter, compute_filter_size
+from data_pipeline.pipelines import deduplication_stages, gather_stage
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.stages import find_equal_keys
 from llmsys.errors import DataError
 from tests.helpers.deduplication import build_document, deduplicate_documents
 from tests.helpers.killed_preparations import read_kept_bytes
@@ -117,22 +120,31 @@ ALL_KINDS: dict[str, Any] = {
 }
 
 
-def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_order(tmp_path: Path) -> None:
-    """One process, or two on shuffled inputs in blocks of another size; the index is among the bytes."""
+def test_every_kind_together_gives_the_same_bytes_whoever_works_in_whatever_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process, or two on shuffled inputs in blocks of another size; the index is among the bytes.
+
+    In the second run the blocks are more than a group, so that keys, decisions and documents are gathered by groups.
+    """
     crawl = make_crawl(tmp_path / "crawl", files=2)
     names = [f"{crawl}/crawl-{number}.warc.gz" for number in range(2)]
     found = {}
     for name, inputs, executor in (
-        ("one", names, {"kind": "inline"}),
         ("two", names[::-1], {"kind": "local", "workers": 2, "block_bytes": 5_000}),
+        ("groups", names, {"kind": "inline", "block_bytes": 2_000}),
     ):
+        if name == "groups":
+            for module in (keys, find_equal_keys, dedup_index, deduplication_stages, gather_stage):
+                monkeypatch.setattr(module, "FILES_PER_GROUP", 2)
         config = build_tiny_config(tmp_path / name, inputs, deduplicate=ALL_KINDS, executor=executor)
         manifest = prepare_dataset(config, until="documents")
         found[name] = read_kept_bytes(tmp_path / name) | {"manifest.json": ""}, manifest.funnel
-    assert len(list((tmp_path / "one" / "index").iterdir())) == 6
-    one, two = (len(list((tmp_path / name / "work" / "sign").iterdir())) for name in ("one", "two"))
-    assert two > one
-    assert found["one"] == found["two"]
+    assert len(list((tmp_path / "two" / "index").iterdir())) == 6
+    two, groups = (len(list((tmp_path / name / "work" / "sign").iterdir())) for name in ("two", "groups"))
+    assert groups > two
+    assert found["two"] == found["groups"]
+    assert len(list((tmp_path / "groups" / "work" / "gather").glob("*.kept.arrow"))) > 2
     stages = [stage.stage for stage in manifest.funnel][-5:]
     assert stages == [
         "url_duplicates",

@@ -70,7 +70,7 @@ def ray_address() -> Iterator[str]:
         cluster.shutdown()
 
 
-def start_ray(tries: int = 3) -> Any:
+def start_ray(tries: int = 6) -> Any:
     """Two nodes. Ray gives its daemons half a minute to start, which a busy machine may not keep: then once more."""
     from ray.cluster_utils import Cluster
 

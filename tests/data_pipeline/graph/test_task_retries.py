@@ -1,13 +1,14 @@
 """Laws of failing: a task is tried again after a longer and longer wait, and a hopeless input costs itself only."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.executors.base import InlineExecutor, Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.graph.quarantine import read_quarantine
 from data_pipeline.graph.stage_runner import StageRunner
@@ -57,7 +58,7 @@ def test_failed_tasks_are_tried_again_with_longer_and_longer_waits(tmp_path: Pat
     assert [event.index for event in events if isinstance(event, TaskProgress)] == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 3]
 
 
-def stage(folder: Path, *jobs: Any) -> list[TaskRecord]:
+def stage(folder: Path, *jobs: Any) -> Sequence[TaskRecord]:
     """Do one stage whose tasks are inputs the dataset can do without."""
     tasks = [
         Task(f"stage/{index}", [], [], job, 1, fallback_result=lambda reason: {"instead": reason})

@@ -1,7 +1,7 @@
 """Laws of working ahead: who has done a job of a later stage does the next one, and nothing is lost or done twice."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.core.journal import TaskRecord
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.executors.base import EagerTaskEvent, Event, Job, Report, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import MAX_WAITING_PER_WORKER, LocalExecutor
 from data_pipeline.graph.quarantine import read_quarantine
@@ -204,7 +204,7 @@ class Chain:
         job = partial(double, self.folder / f"{before}-{number}", self.folder / output)
         return Task(name, inputs, [output], self.wrapped(name, job), 1, fallback_result=lambda reason: {"length": 0})
 
-    def run(self) -> tuple[list[list[TaskRecord]], StageRunner]:
+    def run(self) -> tuple[list[Sequence[TaskRecord]], StageRunner]:
         """The records of each stage, and the runner that made them."""
 
         def next_stage(stage: str, before: str, then: NextStage | None = None) -> NextStage:

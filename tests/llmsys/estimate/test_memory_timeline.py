@@ -176,3 +176,33 @@ def test_a_published_run_out_of_memory_is_foretold() -> None:
 def test_what_megatron_keeps_is_counted_as_its_paper_does() -> None:
     for what, paper, ours in iter_analytical_rows():
         assert ours == pytest.approx(paper, rel=0.012), what
+
+
+def test_fsdp_gathers_by_moments() -> None:
+    """Buffers and copies in the forward, one buffer in the loss, nothing while root gradients are reduced."""
+    config = run_of(train={"activation_checkpoint": "full"}, batch={"micro_sequences": 1})
+    ledger = estimate_peak_memory(config, config.layout, system=MemoryProfile(measured="allocated"))
+    root, block = 2 * 2 * 128_256 * 4096, 2 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
+    expected = {
+        "at the start of forward": (2 * root, 2 * block),
+        "before the last block": (root, 3 * block),
+        "at the end of forward": (root, 2 * block),
+        "in the loss": (root, block),
+        "in the backward of the last block": (root, 2 * block),
+        "in the backward of the first block": (root, block),
+        "at the end of backward": (0, 0),
+    }
+    for name, (outside, blocks) in expected.items():
+        items = {item.name: item.bytes for item in find_instant(ledger, name).items}
+        assert items.get("gathered weights outside of blocks", 0) == pytest.approx(outside, rel=1e-3), name
+        assert items.get("gathered weights of blocks", 0) == pytest.approx(blocks, rel=1e-3), name
+
+
+def test_gradients_of_weights_appear_while_activations_are_freed() -> None:
+    """The peak of a block's backward is less than all of its tensors and all of its gradients together."""
+    config = run_of(train={"activation_checkpoint": "full"}, batch={"micro_sequences": 1})
+    ledger = estimate_peak_memory(config, config.layout, system=MemoryProfile(measured="allocated"))
+    items = {item.name: item.bytes for item in find_instant(ledger, "in the backward of the last block").items}
+    down = 2 * 4096 * 14_336  # the first product of the backward
+    assert items["gradients in the compute dtype"] == down
+    assert items["recomputed block"] > 5 * down

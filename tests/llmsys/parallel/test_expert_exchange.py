@@ -74,7 +74,7 @@ def exchange(rank: int) -> dict[Any, Any]:
         config = MoeConfig.model_validate(settings)
         for once in (False, True):
             dispatcher = AllToAllTokenDispatcher(dist.group.WORLD, config)  # type: ignore[arg-type]
-            chosen, dispatcher.can_send_once_per_rank = dispatcher.can_send_once_per_rank, once
+            chosen, dispatcher.sends_once_per_rank = dispatcher.sends_once_per_rank, once
             y, gradients, log = run_layer(config, dispatcher, rank, 1, slice(4 * rank, 4 * rank + 4))
             numpy = {key: value.numpy() for key, value in gradients.items()}
             found[name, once] = y.numpy(), numpy, log.events, log.rows, chosen

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import multiprocessing
 import signal
 import threading
@@ -9,16 +10,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from llmsys.arrow_file import ArrowFileWriter
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.engine.engine import EngineState
 from llmsys.errors import CheckpointError
 from llmsys.train import checkpoint_saver, checkpoint_write
+from llmsys.train.checkpoint_index import SCHEMA, read_indices
 from llmsys.train.checkpoint_load import find_newest_checkpoint, load_tensors, read_newest_checkpoint
+from llmsys.train.checkpoint_plan import select_owned
 from llmsys.train.checkpoint_record import RECORD, find_checkpoint_error, read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
+from llmsys.train.checkpoint_storage import CheckpointStorageReader, read_tensors
 from tests.helpers.interrupted_saves import PHASES, build_state, die_in, save, save_with_little_room
 from tests.helpers.parity_runs import LEARNING_RATE, build_engine, select_rank_batches
 from tests.helpers.process import PATIENCE_SECONDS
@@ -194,12 +204,48 @@ def on_two_ranks(rank: int, folder: Path) -> dict[str, Any]:
     torch.distributed.barrier()
     shares = find_checkpoint_error(damaged.parent, rank, 2)
     return {
+        "odd": _save_odd_tensors(rank, folder / "odd"),
         "alone": alone,
         "failed": failed,
         "newest": newest,
         "share": shares,
         "then": find_newest_checkpoint(folder / "sync"),
     }
+
+
+def build_odd_tensors(value: float) -> dict[str, torch.Tensor]:
+    """Tensors with one row, with none, without axes, and with rows for every rank."""
+    shapes = {"rows": (5, 3), "columns": (3, 5), "one": (1, 4), "none": (0, 2), "scalar": (), "everywhere": (6,)}
+    return {
+        f"parameter/{name}": torch.arange(float(math.prod(shape))).reshape(shape) * value
+        for name, shape in shapes.items()
+    }
+
+
+def _save_odd_tensors(rank: int, folder: Path) -> list[str]:
+    """Save tensors that are sharded, replicated or plain on two ranks; return what differs in another layout."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def distribute(tensors: dict[str, torch.Tensor], rows: int, everywhere: Any) -> dict[str, torch.Tensor]:
+        placements = {"rows": Shard(rows), "columns": Shard(1 - rows), "one": Shard(0), "none": Shard(0)}
+        sharded = {
+            f"parameter/{name}": distribute_tensor(tensors[f"parameter/{name}"], mesh, [placement])
+            for name, placement in {**placements, "everywhere": everywhere}.items()
+        }
+        return {**tensors, **sharded}  # the scalar is plain
+
+    tensors = distribute(build_odd_tensors(1.0), 0, Replicate())
+    saver = CheckpointSaver(folder, CheckpointConfig())
+    for step in (1, 2):  # the second uses the plan of the first
+        saver.save_state(EngineState(tensors, step), step, {})
+    found = distribute(build_odd_tensors(0.0), 1, Shard(0))
+    read_tensors(found, CheckpointStorageReader(folder / "step-00000002"))
+    wanted = distribute(build_odd_tensors(1.0), 1, Shard(0))
+    return [
+        name
+        for name, tensor in found.items()
+        if not torch.equal(*(one.full_tensor() if isinstance(one, DTensor) else one for one in (tensor, wanted[name])))
+    ]
 
 
 def _fail_on_rank_one(rank: int, saver: CheckpointSaver, engine: Any) -> str:
@@ -221,7 +267,7 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
         folders = [tmp_path / mode / f"step-0000000{step}" for mode in ("sync", "async")]
         if step == 1:  # the second of one mode is damaged by now
             digests = [read_record(folder)["files"] for folder in folders]
-            assert set(digests[0]) == {"__0_0.distcp", "__1_0.distcp", "metadata.json"}
+            assert set(digests[0]) == {f"__{rank}_0.{kind}" for rank in (0, 1) for kind in ("distcp", "index")}
             assert digests[0]["__1_0.distcp"] == digests[1]["__1_0.distcp"]
         assert find_checkpoint_error(folders[1]) is None
     for result in results:
@@ -231,6 +277,55 @@ def test_ranks_save_in_the_background_what_they_would_save_at_once(tmp_path: Pat
     damage = "__1_0.distcp is damaged (its digest differs from the recorded one)"
     assert [result["share"] for result in results] == [None, damage]
     assert not (tmp_path / "async" / "step-00000003").exists()
+    assert [result["odd"] for result in results] == [[], []]
+    found, odd = build_odd_tensors(0.0), tmp_path / "odd" / "step-00000002"
+    load_tensors(found, odd)  # in this one process
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in build_odd_tensors(1.0).items()
+    }
+    places = CheckpointStorageReader(odd).read_metadata().storage_data
+    assert len({(index.fqn, index.offset) for index in places}) == len(places) == 8  # no chunk is written twice
+    half = read_indices(odd, {"parameter/rows": [([0, 0], [2, 3])]})
+    assert [(index.fqn, place.relative_path) for index, place in half.storage_data.items()] == [
+        ("parameter/rows", "__0_0.distcp")
+    ]
+    reject_changed_indices(odd)
+
+
+def reject_changed_indices(checkpoint: Path) -> None:
+    """An index that points out of its tensor or file, or leaves a hole, is refused with the reason."""
+    path = checkpoint / "__0_0.index"
+    content = path.read_bytes()
+    rows = pa.ipc.open_file(pa.py_buffer(content)).read_all().to_pylist()
+    row = next(row for row in rows if row["name"] == "parameter/rows")
+    for change, text in (
+        ({"begin": 1 << 40}, "__0_0.distcp has no such bytes"),
+        ({"bytes": 3}, "__0_0.distcp has no such bytes"),
+        ({"offset": [-1, 0]}, "a chunk is not within its tensor"),
+        ({"offset": [4, 0]}, "a chunk is not within its tensor"),
+        ({"size": [1, 3]}, r"parameter/rows: its chunks do not fill \[5, 3\]"),
+        ({"shape": [1 << 40, 3]}, "parameter/rows has another shape or type in another index"),
+        ({"size": [3]}, "the axes of a chunk differ"),
+        ({"dtype": "load"}, "'load' is not a torch dtype"),
+    ):
+        changed = [one | change if one is row else one for one in rows]
+        with ArrowFileWriter(path, SCHEMA) as writer:
+            writer.write(pa.RecordBatch.from_pylist(changed, SCHEMA))
+        with pytest.raises(CheckpointError, match=f"{text}.*Use another checkpoint"):
+            load_tensors(build_odd_tensors(0.0), checkpoint)
+    path.write_bytes(b"no index")
+    with pytest.raises(CheckpointError, match=r"__0_0\.index cannot be read .*Use another checkpoint"):
+        load_tensors(build_odd_tensors(0.0), checkpoint)
+
+
+def test_each_chunk_is_written_by_one_of_its_holders_and_they_share_the_work() -> None:
+    """Four ranks; a third of the chunks is on all of them, a third on two, and the rest on one."""
+    choose = np.random.default_rng(0)
+    every, pairs, alone = (choose.integers(0, 1 << 63, 400, np.uint64) for _ in range(3))
+    held = [np.concatenate([every, pairs[rank % 2 :: 2], alone[rank::4]]) for rank in range(4)]
+    written = [hashes[select_owned(hashes, held, rank)] for rank, hashes in enumerate(held)]
+    assert sorted(np.concatenate(written).tolist()) == sorted([*every.tolist(), *pairs.tolist(), *alone.tolist()])
+    assert max(map(len, written)) < 350 < len(held[0])
 
 
 class FakeDevice:

@@ -1,0 +1,151 @@
+"""Connected components of pairs of documents, independently of the order of the pairs.
+
+In memory by union-find while the pairs are few; else by alternating large and small stars (Kiveris et al. 2014,
+"Connected components in MapReduce and beyond") over externally sorted pairs.
+
+Invariants:
+- Memory does not grow with the number of pairs. A spanning forest of pairs (the fewest pairs with the same components)
+  replaces them after every batch.
+- The label of a component is its smallest document.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_pipeline.dedup.external_sort import ExternalSorter
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+_PAIR = pa.schema([("one", pa.int64()), ("other", pa.int64())])
+_LABEL = pa.schema([("label", pa.int64()), ("document", pa.int64())])
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def find_components(pairs: Indices) -> tuple[Indices, Indices]:
+    """Find the connected components of pairs.
+
+    Args:
+        pairs: (P, 2) document numbers, in any order.
+
+    Returns:
+        The distinct documents (D,), sorted, and for each the smallest document of its component (D,).
+    """
+    from scipy.sparse import coo_array  # slow to import, and only clustering needs it
+    from scipy.sparse.csgraph import connected_components
+
+    documents, indices = np.unique(pairs, return_inverse=True)
+    indices = indices.reshape(-1, 2)
+    size = len(documents)
+    links = coo_array((np.ones(len(indices), np.int8), (indices[:, 0], indices[:, 1])), shape=(size, size))
+    _, labels = connected_components(links, directed=False)
+    first = np.zeros(0 if not size else int(labels.max()) + 1, np.int64)
+    first[labels[::-1]] = documents[::-1]  # the last write per label wins: the smallest document
+    return documents.astype(np.int64), first[labels]
+
+
+def build_spanning_forest(pairs: Indices) -> Indices:
+    """Reduce pairs to the fewest with the same components.
+
+    Args:
+        pairs: (P, 2) document numbers, in any order.
+
+    Returns:
+        (F, 2) pairs of the smallest document of a component and another of its documents; at most one per document.
+    """
+    documents, first = find_components(pairs)
+    linked = documents != first
+    return np.stack([first[linked], documents[linked]], axis=1)
+
+
+def find_labels(pairs: Iterator[Indices], output: Path, rows_in_memory: int) -> Iterator[tuple[Indices, Indices]]:
+    """Find the components of any number of pairs.
+
+    Args:
+        pairs: (P, 2) document numbers each.
+        output: File of the task; temporary files are written to its folder.
+        rows_in_memory: Pairs of a spanning forest that are held, and rows that are sorted, in memory.
+
+    Yields:
+        Labels (D,) and documents (D,), by rising document; every linked document once.
+    """
+    joined = np.zeros((0, 2), np.int64)
+    for batch in pairs:
+        joined = build_spanning_forest(np.concatenate([joined, batch]))
+        if len(joined) > rows_in_memory:
+            yield from _StarContraction(output, rows_in_memory).find_labels(joined, pairs)
+            return
+    documents, labels = find_components(joined)
+    yield labels, documents
+
+
+class _StarContraction:
+    """Rounds of large stars (larger neighbours move to the smallest) and small stars (smaller ones do)."""
+
+    def __init__(self, output: Path, rows_in_memory: int) -> None:
+        self._output, self._rows = output, rows_in_memory
+        self._labels = output.with_name(f".{output.name}.labels.tmp")
+
+    def find_labels(self, first: Indices, more: Iterator[Indices]) -> Iterator[tuple[Indices, Indices]]:
+        """Contract until a round changes nothing, then yield labels and documents."""
+        sorter = self._build_sorter()
+        for pairs in (first, *more):
+            _add_pairs(sorter, pairs[:, 0], pairs[:, 1])
+        state, before = 0, -1
+        while state != before:
+            with sorter, self._build_sorter() as small, ArrowFileWriter(self._labels, _LABEL) as labels:
+                before, state = state, self._run_large_star(sorter, small, labels)
+                sorter = self._build_sorter()
+                for one, other, smallest, is_first in _iter_groups(small):
+                    one = np.where(is_first, one, other)
+                    _add_pairs(sorter, one, smallest)
+        with sorter:
+            pass  # removes its files
+        for batch in read_batches(self._labels):
+            yield batch.column("label").to_numpy(), batch.column("document").to_numpy()
+        self._labels.unlink()
+
+    def _run_large_star(self, sorter: ExternalSorter, small: ExternalSorter, labels: ArrowFileWriter) -> int:
+        """Give the small stars their pairs, write the smallest neighbour of each document, and digest the pairs."""
+        total = 0
+        for one, other, smallest, is_first in _iter_groups(sorter):
+            smallest = np.minimum(one, smallest)
+            larger = other > one
+            small.add(one=other[larger], other=smallest[larger])
+            columns = [pa.array(smallest[is_first]), pa.array(one[is_first])]
+            labels.write(pa.record_batch(columns, schema=_LABEL))
+            mixed = (one.astype(np.uint64) * _MIX) ^ other.astype(np.uint64)
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX
+            total += int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
+        return total
+
+    def _build_sorter(self) -> ExternalSorter:
+        return ExternalSorter(self._output, _PAIR, _PAIR.names, self._rows)
+
+
+def _add_pairs(sorter: ExternalSorter, one: Indices, other: Indices) -> None:
+    """Add pairs in both directions. A document is no neighbour of itself."""
+    linked = one != other
+    one, other = one[linked], other[linked]
+    sorter.add(one=np.concatenate([one, other]), other=np.concatenate([other, one]))
+
+
+def _iter_groups(
+    sorter: ExternalSorter,
+) -> Iterator[tuple[Indices, Indices, Indices, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Yield distinct pairs in order, the smallest neighbour of each `one`, and whether a pair is its first."""
+    last = (-1, -1, -1)  # one, other and smallest neighbour of the row before
+    for table in sorter.iter_sorted():
+        one, other = table.column("one").to_numpy(), table.column("other").to_numpy()
+        is_first = np.diff(one, prepend=last[0]) != 0
+        fresh = is_first | (np.diff(other, prepend=last[1]) != 0)
+        one, other, is_first = one[fresh], other[fresh], is_first[fresh]
+        if not len(one):
+            continue
+        group = np.cumsum(is_first)
+        smallest = np.concatenate([[last[2]], other[is_first]])[group]
+        last = int(one[-1]), int(other[-1]), int(smallest[-1])
+        yield one, other, smallest, is_first

@@ -1,0 +1,69 @@
+"""The stage before collecting where there are thousands of input blocks: it gathers them by groups."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from data_pipeline.core.file_list import LIST_FOLDER, write_rows
+from data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
+from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.dedup.keys import FILES_PER_GROUP
+from data_pipeline.executors.base import LazySequence
+from data_pipeline.graph.tasks import Stage, Task
+from data_pipeline.pipelines.dataset_state import DatasetState
+from data_pipeline.stages.collect import SOURCE_SCHEMA, SourceList, build_source_row, gather_sources
+from llmsys.config.data import CrawlConfig
+
+
+def run_gather_stage(
+    data: CrawlConfig, stage: Stage, state: DatasetState, sources: SourceList
+) -> tuple[SourceList, Sequence[TaskRecord]]:
+    """Gather the documents of each group of input blocks by document file, without duplicates.
+
+    Args:
+        data: The crawl section of a run.
+        stage: Runs the tasks of one stage.
+        state: The remaining documents and the pending decisions.
+        sources: The input blocks.
+
+    Returns:
+        The sources of collecting, one per group, and the records, whose results count what was dropped.
+    """
+    folder, num_files = data.folder, len(state.dropped) + 1
+    settings = [data.documents.num_shards, data.documents.batch_bytes, list(state.rules)]
+
+    def build_task(group: int) -> Task:
+        first = group * FILES_PER_GROUP
+        last = min(first + FILES_PER_GROUP, len(sources))
+        outputs = [f"work/gather/{group:05d}.{name}.arrow" for name in ("kept", *map(str, range(num_files)))]
+        decisions = state.select_decisions(first)
+        job = partial(
+            gather_sources,
+            sources=sources[first:last],
+            first=first,
+            decisions=[folder / record.outputs[0].name for record in decisions],
+            rules=state.rules,
+            kept=folder / outputs[0],
+            dropped=[folder / name for name in outputs[1:]],
+            shards=data.documents.num_shards,
+            batch_bytes=data.documents.batch_bytes,
+        )
+        files = [state.kept[first:last], *(records[first:last] for records in state.dropped)]
+        depends_on = [
+            compute_json_digest(*(compute_sequence_digest(record.digests for record in each) for each in files)),
+            [record.digests for record in decisions],
+            settings,
+        ]
+        return Task(f"gather/{group:05d}", depends_on, outputs, job, last - first)
+
+    records = stage("gather", LazySequence(-(-len(sources) // FILES_PER_GROUP), build_task), "file")
+    return SourceList(
+        folder, write_rows(folder / LIST_FOLDER / "gathered.arrow", SOURCE_SCHEMA, _iter_rows(records))
+    ), records
+
+
+def _iter_rows(records: Sequence[TaskRecord]) -> Iterator[dict[str, Any]]:
+    for record in records:
+        kept, *dropped = [output.name for output in record.outputs]
+        result = record.result
+        yield build_source_row(kept, result["kept_batches"], list(zip(dropped, result["dropped_batches"], strict=True)))

@@ -1,0 +1,102 @@
+"""Laws of sorting and clustering beyond memory: the same rows and clusters as in memory, and no file is left."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data_pipeline.core.file_list import write_file_list, write_rows
+from data_pipeline.dedup import external_sort
+from data_pipeline.dedup.connected_components import find_components, find_labels
+from data_pipeline.dedup.dedup_index import DocumentFiles
+from data_pipeline.dedup.external_sort import ExternalSorter
+from data_pipeline.stages.cluster_near_duplicates import LINK_SCHEMA
+from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
+from data_pipeline.stages.join_near_duplicates import write_near_duplicates
+from llmsys.token_shards import ArrowFileWriter, read_batches
+
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.uint64()), ("name", pa.string())])
+
+
+@pytest.mark.parametrize(("rows", "run_rows"), [(0, 10), (5, 10), (1_000, 10), (3_000, 501)])
+def test_rows_come_sorted_whatever_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, run_rows: int
+) -> None:
+    monkeypatch.setattr(external_sort, "FAN_IN", 3)
+    choose = np.random.default_rng(rows)
+    given: list[tuple[int, int, str]] = []
+    with ExternalSorter(tmp_path / "out", SCHEMA, ["a", "b"], run_rows) as sorter:
+        for start in range(0, rows, 5):
+            columns = {"a": choose.integers(-9, 9, 5), "b": choose.integers(0, 2**64, 5, np.uint64)}
+            names = [str(start + number) for number in range(5)]
+            sorter.add(**columns, name=names)
+            given += zip(columns["a"].tolist(), columns["b"].tolist(), names, strict=True)
+        found = [tuple(row.values()) for table in sorter.iter_sorted() for row in table.to_pylist()]
+    assert found == sorted(given)  # no two keys are equal
+    assert not list(tmp_path.iterdir())
+
+
+def draw_links(seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Chains, stars, repeated and reversed pairs, and a document that is linked with itself."""
+    choose = np.random.default_rng(seed)
+    chain = np.arange(0, 60)
+    hub = np.stack([np.full(40, 150), choose.integers(100, 200, 40)], axis=1)
+    links = [np.stack([chain[:-1], chain[1:]], axis=1), hub, choose.integers(200, 400, (80, 2)), np.array([[399, 399]])]
+    pairs = np.concatenate([*links, links[2][:9, ::-1]])
+    return pairs[choose.permutation(len(pairs))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_components_of_stars_are_those_of_union_find(tmp_path: Path, seed: int) -> None:
+    pairs = draw_links(seed)
+    expected, first = find_components(pairs[pairs[:, 0] != pairs[:, 1]])
+    parts = list(find_labels(iter(np.array_split(pairs, 7)), tmp_path / "out", rows_in_memory=16))
+    labels, documents = (np.concatenate(column) for column in zip(*parts, strict=True))
+    assert documents.tolist() == expected.tolist()
+    assert labels.tolist() == first.tolist()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path) -> None:
+    """400 documents in 40 files, of which the longest of a cluster is kept, then the one with the smallest id."""
+    choose = np.random.default_rng(0)
+    names = [f"{number:032x}" for number in choose.permutation(400)]
+    lengths = choose.integers(1, 4, 400)
+    for file in range(40):
+        rows = slice(file * 10, file * 10 + 10)
+        with ArrowFileWriter(tmp_path / f"{file}.arrow", DOCUMENT_SCHEMA) as writer:
+            columns = [names[rows], list(range(10)), lengths[rows].tolist()]
+            writer.write(pa.record_batch([pa.array(column) for column in columns], schema=DOCUMENT_SCHEMA))
+    links = draw_links(0)
+    links = links[links[:, 0] != links[:, 1]]
+    with ArrowFileWriter(tmp_path / "links.arrow", LINK_SCHEMA) as writer:
+        for part in np.array_split(links, 5):
+            writer.write(pa.record_batch([pa.array(np.ascontiguousarray(c)) for c in part.T], schema=LINK_SCHEMA))
+    counts = write_rows(tmp_path / "rows", pa.schema([("rows", pa.int64())]), ({"rows": 10} for _ in range(40)))
+    documents = DocumentFiles(write_file_list(tmp_path, "list", (f"{file}.arrow" for file in range(40))), counts)
+    found = []
+    for rows_in_memory in (1_000_000, 16):
+        output = tmp_path / f"near-{rows_in_memory}.arrow"
+        counted = write_near_duplicates(
+            lambda amount, dropped: None,
+            links=[tmp_path / "links.arrow"],
+            documents=documents,
+            earlier=[],
+            output=output,
+            rows_in_memory=rows_in_memory,
+        )
+        found.append((counted, [row for batch in read_batches(output) for row in batch.to_pylist()]))
+    assert found[0] == found[1]
+    assert not list(tmp_path.glob(".*"))
+    members, first = find_components(links)
+    kept = {}
+    for label in set(first.tolist()):
+        kept[label] = min(members[first == label].tolist(), key=lambda number: (-lengths[number], names[number]))
+    expected = {
+        (number // 10, number % 10, names[kept[label]], int((first == label).sum()))
+        for number, label in zip(members.tolist(), first.tolist(), strict=True)
+        if number != kept[label]
+    }
+    assert {(row["source"], row["row"], row["kept"], row["size"]) for row in found[0][1]} == expected
+    assert counted == {"clusters": len(kept), "linked": len(members), "later": len(expected)}

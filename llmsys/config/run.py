@@ -96,8 +96,8 @@ class RunConfig(Section):
     def sequence_lengths(self) -> tuple[int, int]:
         """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
         length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
-        is_pair = target is not None and self.model.family == "encoder_decoder"
-        return self.objective.count_lengths(length) or (length, target if is_pair else length)
+        is_pair = self.model.family == "encoder_decoder"
+        return self.objective.count_lengths(length) or (length, (target or length) if is_pair else length)
 
     def _find_violations(self) -> Iterator[Violation]:
         longest, lengths = self.model.max_position_embeddings, self.sequence_lengths

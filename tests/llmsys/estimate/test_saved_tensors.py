@@ -13,7 +13,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import build_activation_shape, compute_mask_bytes, iter_block_groups
-from llmsys.estimate.saved_tensors import select_saved_tensors
+from llmsys.estimate.memory_timeline import select_saved_tensors
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode
 from tests.helpers.model_sections import SHAPE, VARIANTS

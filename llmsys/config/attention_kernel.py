@@ -77,6 +77,7 @@ class AttentionTraits:
         drops_weights: Attention dropout is active.
         is_cached: Keys come from a key-value cache.
         is_training: A backward pass follows.
+        is_banded: Blocks of queries see the blocks around them, by a table of a few windows (Longformer).
     """
 
     dtype: AttentionDtype
@@ -94,6 +95,7 @@ class AttentionTraits:
     drops_weights: bool = False
     is_cached: bool = False
     is_training: bool = True
+    is_banded: bool = False
 
     @property
     def needs_rules(self) -> bool:
@@ -132,6 +134,8 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     """
     if device.kind == "cpu":
         return _choose_on_cpu(traits)
+    if traits.is_banded:
+        return KernelChoice("sdpa", "blocks of half a window against three of them, with a table of that size")
     if traits.has_distance_scores:
         reason = "no fused kernel takes Transformer-XL's product of queries and distances"
         return _choose_table(traits, reason, "varlen")
@@ -179,6 +183,8 @@ def choose_ring_kernel(device: AttentionDevice, traits: AttentionTraits) -> Kern
 
 
 def _choose_on_cpu(traits: AttentionTraits) -> KernelChoice:
+    if traits.is_banded and not traits.drops_weights:
+        return KernelChoice("chunked" if traits.dtype == "bf16" else "sdpa", "blocks of half a window against three")
     has_table = traits.needs_rules or traits.bias != "none" or traits.has_distance_scores
     if _has_eager_scores(traits) or traits.drops_weights:
         what = "dropout" if traits.drops_weights else "soft caps" if traits.has_softcap else "sinks"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Literal, Protocol
 
 from llmsys.config.attention_kernel import AttentionDevice, AttentionDtype
 
@@ -27,6 +27,7 @@ Component = Literal[
     "head_bias",
     "head_other",
     "multi_token_prediction",
+    "halting",
 ]
 Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit"]
 
@@ -36,7 +37,8 @@ class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
     `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
-    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added.
+    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added. Weights of a block that
+    repeats are multiplied in each of its `steps`.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ParameterTensor:
     component: Component
     layers: tuple[int, ...] = ()
     input: Input | None = None
+    steps: int = 1
 
     @property
     def num_copies(self) -> int:
@@ -62,8 +65,8 @@ class ParameterTensor:
 
     @property
     def elements_per_vector(self) -> int:
-        """Elements that one vector is multiplied with, over all copies; a single expert's elements for experts."""
-        return self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements
+        """Elements that one vector is multiplied with, over all copies and steps; a single expert's for experts."""
+        return self.steps * (self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements)
 
     @property
     def is_routed(self) -> bool:
@@ -245,6 +248,58 @@ class ScoreShape:
         }
         for name, size in found.items():
             yield SavedTensor(name, size, "gather", is_saved=False, is_needed=False)
+
+
+class NormShape(Protocol):
+    """The part of `model.norm` that config kinds read, see norm.py."""
+
+    def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
+        """Yield the parameters of a norm."""
+        ...
+
+    def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
+        """Return the bytes saved for each row."""
+        ...
+
+    def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
+        """Return whether the product before the weight is saved."""
+        ...
+
+
+class ModelShape(Protocol):
+    """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds cannot import."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of the residual stream."""
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence in positions."""
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The head uses the embedding matrix."""
+
+    @property
+    def norm(self) -> NormShape:
+        """Kind of normalisation."""
 
 
 def iter_linear_parameters(

@@ -148,7 +148,7 @@ def find_optimizer_violations(
     if not optimizer.can_update_flat_shards and engine.kind == "deepspeed":
         yield Violation(
             "optimizer.kind",
-            f"{optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
+            f"{optimizer.kind} is not built by engine.kind=deepspeed, which has AdamW on flat shards. "
             "Use engine.kind=torch, or optimizer.kind=adamw.",
         )
     if optimizer.kind != "adamw" or optimizer.moments == "fp32":
@@ -162,16 +162,24 @@ def find_optimizer_violations(
     yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")
 
 
-def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
+def find_deepspeed_violations(engine: EngineConfig, layout: ParallelLayout, model: ModelConfig) -> Iterator[Violation]:
     """Yield the violations of the DeepSpeed engine; none for other engines.
 
     Args:
         engine: the `engine:` section.
-        replicate: size of the replicate axis.
-        expert: size of the expert axis.
+        layout: the `layout:` section.
+        model: the `model:` section.
     """
+    replicate, expert, recurrence = layout.replicate, layout.expert, model.recurrence
     if engine.kind != "deepspeed":
         return
+    if engine.zero_stage == 3 and recurrence is not None:
+        # DeepSpeed 0.19.8 puts the gradient of each use into one bucket, and asserts that they are different weights.
+        yield Violation(
+            "engine.zero_stage",
+            "3 reduces the gradient of a block after each of its uses, but model.recurrence.kind="
+            f"{recurrence.kind} repeats one. Use zero_stage=2, or engine.kind=torch.",
+        )
     if engine.zero_stage == 3 and expert > 1:
         yield Violation(
             "engine.zero_stage",

@@ -12,11 +12,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import (
     FP32_BYTES,
     ActivationShape,
     Input,
-    ModelShape,
     ParameterTensor,
     SavedTensor,
     ScoreShape,

@@ -291,15 +291,3 @@ def _format_bytes(traits: AttentionTraits, scale: int) -> str:
     """Return the size of a table of length × length as text, with `scale` bytes an element, or those of the dtype."""
     width = scale if scale > 1 else 4 if traits.dtype == "fp32" else 2
     return f"{traits.length**2 * width / 2**20:.4g} MiB"
-
-
-def compute_padded_width(width: int) -> int:
-    """Return the width of a head as flex_attention computes it.
-
-    Args:
-        width: channels.
-
-    Returns:
-        The next power of two, at least 16.
-    """
-    return 1 << max(4, (width - 1).bit_length())

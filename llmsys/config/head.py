@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import (
     FP32_BYTES,
     ActivationShape,
-    ModelShape,
     ParameterTensor,
     SavedTensor,
     iter_linear_parameters,

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.attention import BaseAttentionConfig, LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import (
     ActivationShape,
-    ModelShape,
     ParameterTensor,
     SavedTensor,
     ScoreShape,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Literal, Protocol
+from typing import Literal
 
 from llmsys.config.attention_kernel import AttentionDevice, AttentionDtype
 
@@ -250,58 +250,6 @@ class ScoreShape:
             yield SavedTensor(name, size, "gather", is_saved=False, is_needed=False)
 
 
-class NormShape(Protocol):
-    """The part of `model.norm` that config kinds read, see norm.py."""
-
-    def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
-        """Yield the parameters of a norm."""
-        ...
-
-    def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
-        """Return the bytes saved for each row."""
-        ...
-
-    def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
-        """Return whether the product before the weight is saved."""
-        ...
-
-
-class ModelShape(Protocol):
-    """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds cannot import."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the token embedding."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Channels of the residual stream."""
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Query heads."""
-
-    @property
-    def num_key_value_heads(self) -> int:
-        """Heads of keys and values."""
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one head."""
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Longest sequence in positions."""
-
-    @property
-    def tie_word_embeddings(self) -> bool:
-        """The head uses the embedding matrix."""
-
-    @property
-    def norm(self) -> NormShape:
-        """Kind of normalisation."""
-
-
 def iter_linear_parameters(
     name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
 ) -> Iterator[ParameterTensor]:
@@ -309,3 +257,15 @@ def iter_linear_parameters(
     yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
     if bias:
         yield ParameterTensor(f"{name}.bias", (outputs,), component)
+
+
+def compute_padded_width(width: int) -> int:
+    """Return the width of a head as flex_attention computes it.
+
+    Args:
+        width: channels.
+
+    Returns:
+        The next power of two, at least 16.
+    """
+    return 1 << max(4, (width - 1).bit_length())

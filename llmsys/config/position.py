@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.module_tensors import ActivationShape, ModelShape, ParameterTensor, SavedTensor, ScoreShape
+from llmsys.config.model_shape import ModelShape
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor, ScoreShape
 from llmsys.config.section import Section, Violation
 
 

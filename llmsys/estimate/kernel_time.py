@@ -14,11 +14,10 @@ from llmsys.config.attention_kernel import (
     AttentionTraits,
     KernelChoice,
     choose_attention_kernel,
-    compute_padded_width,
 )
 from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
-from llmsys.config.module_tensors import ParameterTensor
+from llmsys.config.module_tensors import ParameterTensor, compute_padded_width
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths

@@ -1,0 +1,61 @@
+"""Protocols of the model and of its norm, which config kinds need to list their tensors.
+
+ModelConfig satisfies them. Kinds are types of its fields, so they cannot import it.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor
+
+
+class NormShape(Protocol):
+    """The part of `model.norm` that config kinds read, see norm.py."""
+
+    def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
+        """Yield the parameters of a norm."""
+        ...
+
+    def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
+        """Return the bytes saved for each row."""
+        ...
+
+    def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
+        """Return whether the product before the weight is saved."""
+        ...
+
+
+class ModelShape(Protocol):
+    """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds cannot import."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of the residual stream."""
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence in positions."""
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The head uses the embedding matrix."""
+
+    @property
+    def norm(self) -> NormShape:
+        """Kind of normalisation."""

@@ -12,6 +12,8 @@ Invariants:
 from dataclasses import dataclass
 from typing import Literal
 
+from llmsys.config.module_tensors import compute_padded_width
+
 KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
 """varlen: flash attention over packed sequences (torch.nn.attention.varlen). flex: flex_attention, compiled by Triton.
 sdpa: scaled_dot_product_attention (on CUDA: flash or cuDNN, with a table memory-efficient). chunked:

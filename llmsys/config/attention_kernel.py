@@ -12,7 +12,7 @@ Invariants:
 from dataclasses import dataclass
 from typing import Literal
 
-from llmsys.config.module_tensors import compute_padded_width
+from llmsys.config.section import round_up_to_power_of_two
 
 KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
 """varlen: flash attention over packed sequences (torch.nn.attention.varlen). flex: flex_attention, compiled by Triton.
@@ -277,7 +277,7 @@ def _describe_sinks(traits: AttentionTraits) -> str:
 
 def _describe_flex_cost(traits: AttentionTraits) -> str:
     costs = [f"blocks of {FLEX_BLOCK} × {FLEX_BLOCK} that a border cuts are computed whole"]
-    computed = compute_padded_width(traits.qk_width) + compute_padded_width(traits.v_width)
+    computed = round_up_to_power_of_two(traits.qk_width, 16) + round_up_to_power_of_two(traits.v_width, 16)
     if computed != (given := traits.qk_width + traits.v_width):
         costs.append(f"widths are padded to powers of two, {computed / given:.2f} × the FLOPs")
     if traits.dtype == "fp32":

@@ -257,15 +257,3 @@ def iter_linear_parameters(
     yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
     if bias:
         yield ParameterTensor(f"{name}.bias", (outputs,), component)
-
-
-def compute_padded_width(width: int) -> int:
-    """Return the width of a head as flex_attention computes it.
-
-    Args:
-        width: channels.
-
-    Returns:
-        The next power of two, at least 16.
-    """
-    return 1 << max(4, (width - 1).bit_length())

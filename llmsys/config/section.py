@@ -46,6 +46,19 @@ def raise_violations(problems: Iterable[Violation]) -> None:
         raise PydanticCustomError("rules", "{text}", {"text": text, "problems": [tuple(problem) for problem in found]})
 
 
+def round_up_to_power_of_two(number: int, least: int) -> int:
+    """Return the smallest power of two that is not below a number.
+
+    Args:
+        number: a positive integer.
+        least: smallest result, a power of two.
+
+    Returns:
+        The power of two.
+    """
+    return max(least, 1 << (number - 1).bit_length())
+
+
 def list_divisors(number: int) -> list[int]:
     """Return all divisors of a number.
 

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from llmsys.config.attention_kernel import FLEX_BLOCK
-from llmsys.config.module_tensors import compute_padded_width
+from llmsys.config.section import round_up_to_power_of_two
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
 
 BACKWARD_PRODUCTS, FORWARD_PRODUCTS = 5, 2
@@ -145,7 +145,7 @@ def _count_block_scores(query: Tensor, value: Tensor, num_keys: int, blocks: Ten
 
 def _count_padded_blocks(query: Tensor, value: Tensor, num_keys: int, blocks: Tensor, products: int) -> int:
     """Count blocks with head widths that are powers of two, as Triton's tiles are."""
-    padded = compute_padded_width(query.shape[3]) + compute_padded_width(value.shape[3])
+    padded = round_up_to_power_of_two(query.shape[3], 16) + round_up_to_power_of_two(value.shape[3], 16)
     plain = _count_block_scores(query, value, num_keys, blocks)
     return products * plain // (query.shape[3] + value.shape[3]) * padded
 

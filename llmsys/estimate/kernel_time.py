@@ -17,7 +17,8 @@ from llmsys.config.attention_kernel import (
 )
 from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
-from llmsys.config.module_tensors import ParameterTensor, compute_padded_width
+from llmsys.config.module_tensors import ParameterTensor
+from llmsys.config.section import round_up_to_power_of_two
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
@@ -270,7 +271,7 @@ def _estimate_layer_seconds(
     if choice.has_table:
         pairs, peak = traits.length**2, peak * TABLE_SPEED
     if choice.kernel == "flex":
-        width = compute_padded_width(traits.qk_width) + compute_padded_width(traits.v_width)
+        width = round_up_to_power_of_two(traits.qk_width, 16) + round_up_to_power_of_two(traits.v_width, 16)
     operations = 2 * heads * pairs * width
     forward = operations / (peak * efficiency.attention)
     # The scores are computed again: five products for two (Dao 2022, section 3.1).

@@ -138,7 +138,7 @@ def test_digests_of_older_checkpoints_are_still_verified(tmp_path: Path) -> None
         (lambda text: text[:50], f"{RECORD} cannot be read"),
         (lambda text: "[]", f"{RECORD} cannot be read (not a record of files)"),
         (lambda text: text.replace('"steps": 10', '"steps": 18'), f"{RECORD} cannot be read (corrupt: its own digest"),
-        (lambda text: text.replace('"format": 2', '"format": 3'), "format 3, written by a newer llmsys; this version"),
+        (lambda text: text.replace('"format": 2', '"format": 4'), "format 4, written by a newer llmsys; this version"),
     ],
 )
 def test_a_damaged_or_newer_record_is_said(tmp_path: Path, change: Any, said: str) -> None:

@@ -151,13 +151,13 @@ class RunConfig(Section):
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
-        layout, length = self.layout, self.batch.sequence_length
+        layout, model, length = self.layout, self.model, self.batch.sequence_length
         for key, message in (
-            *(("expert", problem) for problem in find_expert_violations(layout.expert, self.model)),
-            *find_model_sharding_violations(layout.tensor, layout.context, self.model, layout.ring_size),
-            *layout.find_stage_violations(self.model),
+            *(("expert", problem) for problem in find_expert_violations(layout.expert, model)),
+            *find_model_sharding_violations(layout.tensor, layout.context, model, layout.ring_size),
+            *layout.find_stage_violations(model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
-            *(find_ring_violations(layout, self.model, length, self.train.compile) if layout.ring_size > 1 else ()),
+            *(find_ring_violations(layout, model, length, self.train.compile) if layout.ring_size > 1 else ()),
         ):
             yield Violation(f"layout.{key}", message)
 

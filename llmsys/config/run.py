@@ -257,8 +257,7 @@ class RunConfig(Section):
             return self
         resolved = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
         # `auto` has passed the checks of the config.
-        problems = list(find_torch_violations(resolved.engine, resolved.layout, resolved.train))
-        if problems:
+        if problems := list(find_torch_violations(resolved.engine, resolved.layout, resolved.train)):
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
             raise ConfigError(f"train.precision=auto is {precision} here{reason}, which is invalid: {listed_problems}")
@@ -273,11 +272,9 @@ class RunConfig(Section):
         if (train := self.train).compile != "auto":
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
-        plain = (self.engine.kind, train.reproducibility) == (
-            "torch",
-            "fast",
-        ) and train.activation_checkpoint != "offload"
-        chosen = "block" if has_triton and plain and self.layout.pipeline == self.layout.ring_size == 1 else "none"
+        settings = self.engine.kind, train.reproducibility, self.layout.pipeline, self.layout.ring_size
+        plain = settings == ("torch", "fast", 1, 1) and train.activation_checkpoint != "offload"
+        chosen = "block" if has_triton and plain else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

@@ -122,7 +122,7 @@ def check_divisibility(request: PreflightRequest) -> Iterator[HostFinding]:
     axes = ", ".join(f"{axis}={size}" for axis, size in layout.to_settings().items())
     yield HostFinding(ALL, "layout", f"{request.num_ranks} ranks: {axes}")
     try:
-        if request.config.objective.kind in ("next_token", "masked"):
+        if request.config.objective.uses_windows:
             in_turns = request.config.train.reproducibility == "bitwise"  # bitwise assigns micro-batches of a full step
             plan = RunPlan(request.config.batch, 1 if in_turns else layout.data_parallel_size, 0).get_step_plan(0)[1]
             observation = f"{plan.sequences} sequences a step over {layout.data_parallel_size} data ranks"

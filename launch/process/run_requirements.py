@@ -26,7 +26,7 @@ def require_layout(config: RunConfig, ranks: int) -> None:
         ConfigError: The batch does not divide over the data-parallel ranks.
     """
     layout = config.resolve_layout(ranks)
-    windows = config.objective.kind in ("next_token", "masked")
+    windows = config.objective.uses_windows
     if config.train.reproducibility == "bitwise":
         require_ranks(layout.data_parallel_size, list_micro_batch_counts(config.batch, windows=windows))
     elif windows:

@@ -3,12 +3,12 @@
 Head counts and widths are fields of ModelConfig under Hugging Face's names. A kind has the fields in which families
 differ. It lists its parameters, the shape of its scores and its saved tensors: llmsys/estimate has no code per kind.
 
-To add a kind: a class here and in `AttentionConfig`, its module in llmsys/model, its dispatch in
-llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
+To add a kind: a class here or in long_attention.py, which has the union `AttentionConfig`, its module in llmsys/model,
+its dispatch in llmsys/model/transformer_block.py, and a row in tests/helpers/model_sections.py.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,17 +22,41 @@ from llmsys.config.module_tensors import (
     ScoreShape,
     iter_linear_parameters,
 )
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation
 
 
-class _BaseAttentionConfig(Section):
-    """Base of the kinds of attention."""
+class BaseAttentionConfig(Section):
+    """Base of the kinds of attention. By default every pair that the mask of the stack shows is computed."""
 
     # llmsys/parallel shards the module over the tensor and context axes; otherwise both axes must be 1.
     can_shard_sequences: ClassVar[bool] = False
+    # The module reads documents and padding itself: the stack builds no mask for it.
+    has_own_mask: ClassVar[bool] = False
+    # Documents of one window see each other: nothing of the kind hides one from another.
+    mixes_documents: ClassVar[bool] = False
+
+    def iter_stack_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the parameters that all layers of a stack share."""
+        yield from ()
+
+    def list_score_blocks(
+        self, layer: int, scores: ScoreShape, shape: ActivationShape
+    ) -> list[tuple[ScoreShape, ActivationShape, bool]]:
+        """Return the calls of the kernel in layer `layer` where they are several: their shapes, and if with a table."""
+        return []
+
+    def count_products(self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None) -> int | None:
+        """Return the multiplications of scores and weighted sums of a row; None where the visible pairs decide."""
+        return None
+
+    def find_violations(
+        self, model: ModelShape, *, family: str, position: str, window: int | None
+    ) -> Iterator[Violation]:
+        """Yield what the kind cannot be combined with, with keys below `model`."""
+        yield from ()
 
 
-class MultiHeadAttentionConfig(_BaseAttentionConfig):
+class MultiHeadAttentionConfig(BaseAttentionConfig):
     """Multi-head attention (Vaswani et al. 2017); GQA or MQA where num_key_value_heads is below num_attention_heads."""
 
     kind: Literal["multi_head"] = "multi_head"
@@ -151,7 +175,7 @@ class MultiHeadAttentionConfig(_BaseAttentionConfig):
         yield SavedTensor(f"normed {name}", size, "pointwise", is_saved=is_saved)
 
 
-class LatentAttentionConfig(_BaseAttentionConfig):
+class LatentAttentionConfig(BaseAttentionConfig):
     """Multi-head latent attention: keys and values are projected up from one cached latent (MLA; DeepSeek-V2, 2.1)."""
 
     kind: Literal["latent"] = "latent"
@@ -238,6 +262,3 @@ class LatentAttentionConfig(_BaseAttentionConfig):
         if shape.is_on_cpu and shape.value_bytes == FP32_BYTES:
             yield SavedTensor(f"unscaled {name}", shape.compute_residual_bytes(channels), "fused")
         yield SavedTensor(f"normed {name}", shape.compute_residual_bytes(channels), "pointwise")
-
-
-AttentionConfig = Annotated[MultiHeadAttentionConfig | LatentAttentionConfig, Field(discriminator="kind")]

@@ -12,6 +12,8 @@ Invariants:
 from dataclasses import dataclass
 from typing import Literal
 
+from llmsys.config.module_tensors import compute_padded_width
+
 KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
 """varlen: flash attention over packed sequences (torch.nn.attention.varlen). flex: flex_attention, compiled by Triton.
 sdpa: scaled_dot_product_attention (on CUDA: flash or cuDNN, with a table memory-efficient). chunked:
@@ -77,6 +79,7 @@ class AttentionTraits:
         drops_weights: Attention dropout is active.
         is_cached: Keys come from a key-value cache.
         is_training: A backward pass follows.
+        is_banded: Blocks of queries see the blocks around them, by a table of a few windows (Longformer).
     """
 
     dtype: AttentionDtype
@@ -94,6 +97,7 @@ class AttentionTraits:
     drops_weights: bool = False
     is_cached: bool = False
     is_training: bool = True
+    is_banded: bool = False
 
     @property
     def needs_rules(self) -> bool:
@@ -132,6 +136,8 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     """
     if device.kind == "cpu":
         return _choose_on_cpu(traits)
+    if traits.is_banded:
+        return KernelChoice("sdpa", "blocks of half a window against three of them, with a table of that size")
     if traits.has_distance_scores:
         reason = "no fused kernel takes Transformer-XL's product of queries and distances"
         return _choose_table(traits, reason, "varlen")
@@ -179,6 +185,8 @@ def choose_ring_kernel(device: AttentionDevice, traits: AttentionTraits) -> Kern
 
 
 def _choose_on_cpu(traits: AttentionTraits) -> KernelChoice:
+    if traits.is_banded and not traits.drops_weights:
+        return KernelChoice("chunked" if traits.dtype == "bf16" else "sdpa", "blocks of half a window against three")
     has_table = traits.needs_rules or traits.bias != "none" or traits.has_distance_scores
     if _has_eager_scores(traits) or traits.drops_weights:
         what = "dropout" if traits.drops_weights else "soft caps" if traits.has_softcap else "sinks"
@@ -285,15 +293,3 @@ def _format_bytes(traits: AttentionTraits, scale: int) -> str:
     """Return the size of a table of length × length as text, with `scale` bytes an element, or those of the dtype."""
     width = scale if scale > 1 else 4 if traits.dtype == "fp32" else 2
     return f"{traits.length**2 * width / 2**20:.4g} MiB"
-
-
-def compute_padded_width(width: int) -> int:
-    """Return the width of a head as flex_attention computes it.
-
-    Args:
-        width: channels.
-
-    Returns:
-        The next power of two, at least 16.
-    """
-    return 1 << max(4, (width - 1).bit_length())

@@ -14,6 +14,7 @@ from llmsys.config.attention_kernel import (
     choose_attention_kernel,
     choose_ring_kernel,
 )
+from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.run import RunConfig
@@ -90,6 +91,12 @@ def describe_self_attention(
             )
         case LatentAttentionConfig():
             return _describe_latent_attention(model, attention, common)
+        case LongformerAttentionConfig():
+            return replace(common, length=3 * max(attention.windows), is_banded=True)
+        case LinformerAttentionConfig():
+            # Against the mixed keys, all of which every query sees.
+            longest = max(common.length, attention.projected_length)
+            return replace(common, length=longest, mask="cross", has_documents=False)
         case unreachable:
             assert_never(unreachable)
 

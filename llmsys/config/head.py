@@ -1,4 +1,4 @@
-"""Configuration of the layers before and after the blocks: embedding, heads, dropout, encoder and MTP modules."""
+"""Configuration around the blocks: embedding, heads, dropout, encoder, MTP modules, and blocks that repeat."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -6,7 +6,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape
-from llmsys.config.module_tensors import ParameterTensor, iter_linear_parameters
+from llmsys.config.module_tensors import (
+    FP32_BYTES,
+    ActivationShape,
+    ParameterTensor,
+    SavedTensor,
+    iter_linear_parameters,
+)
 from llmsys.config.section import Section
 
 
@@ -167,3 +173,52 @@ class MultiTokenPredictionConfig(Section):
 
     depth: int = Field(1, ge=1, description="Number of sequential modules; each predicts one more token ahead.")
     weight: float = Field(0.3, ge=0, description="Weight of their mean loss, added to the next-token loss.")
+
+
+class _BaseRecurrenceConfig(Section):
+    """One block whose weights all layers share, with the sinusoids of position and step before each (Dehghani 2018)."""
+
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the parameters beside the block, once for all of its steps."""
+        yield from ()
+
+    def iter_saved_tensors(self, model: ModelShape, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield the tensors that one step saves beside the block."""
+        yield from ()
+
+
+class FixedRecurrenceConfig(_BaseRecurrenceConfig):
+    """The block runs num_hidden_layers times (Universal Transformer, arXiv:1807.03819, 2.1)."""
+
+    kind: Literal["fixed"] = "fixed"
+
+
+class AdaptiveRecurrenceConfig(_BaseRecurrenceConfig):
+    """Every position halts by itself, after num_hidden_layers steps at the latest (ACT; Graves 2016, 2.2).
+
+    A halted position keeps its state. All positions are computed to the last step, so that ranks stay in step: the
+    FLOPs are those of `fixed`.
+    """
+
+    kind: Literal["adaptive"] = "adaptive"
+    threshold: float = Field(
+        0.99, gt=0, le=1, description="Sum of halting probabilities above which a position halts (1 - epsilon)."
+    )
+    ponder_weight: float = Field(
+        0.01, ge=0, description="Weight of the ponder cost: steps and remainder, averaged over tokens."
+    )
+
+    def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
+        """Yield the map from a state to its halting probability."""
+        yield from iter_linear_parameters("recurrence.halting", 1, model.hidden_size, True, "halting")
+
+    def iter_saved_tensors(self, model: ModelShape, shape: ActivationShape) -> Iterator[SavedTensor]:
+        """Yield the states to be weighted, their probabilities in float32, their weights, and three masks."""
+        # "input": they are outside the block, so activation checkpointing keeps them.
+        yield SavedTensor("weighted states", shape.compute_residual_bytes(model.hidden_size), "input")
+        yield SavedTensor("halting probabilities", shape.compute_residual_bytes(1, FP32_BYTES), "input")
+        yield SavedTensor("weights of states", shape.compute_residual_bytes(1), "input")
+        yield SavedTensor("halting masks", shape.compute_residual_bytes(3, 1), "input")
+
+
+RecurrenceConfig = Annotated[FixedRecurrenceConfig | AdaptiveRecurrenceConfig, Field(discriminator="kind")]

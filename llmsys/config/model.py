@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.attention import AttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.feed_forward import FeedForwardConfig, SwigluConfig
 from llmsys.config.head import (
     DropoutConfig,
@@ -23,8 +23,10 @@ from llmsys.config.head import (
     HeadConfig,
     LmHeadConfig,
     MultiTokenPredictionConfig,
+    RecurrenceConfig,
     list_head_kinds,
 )
+from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
 from llmsys.config.position import PositionConfig, RopeConfig
@@ -92,6 +94,7 @@ class ModelConfig(Section):
     dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout probabilities in training.")
     encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
     multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
+    recurrence: RecurrenceConfig | None = Field(None, description="One block for all layers. null: a block for each.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -116,6 +119,11 @@ class ModelConfig(Section):
     def is_moe_layer(self, layer: int) -> bool:
         """Return whether block `layer` of the decoder, or of an encoder-only model, has experts."""
         return self.moe is not None and self.moe.is_moe_layer(layer)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks with weights of their own."""
+        return self.num_hidden_layers if self.recurrence is None else 1
 
     @property
     def moe_layers(self) -> list[int]:
@@ -154,6 +162,7 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_family_violations(model)
     yield from _find_window_violations(model)
     yield from _find_expert_violations(model)
+    yield from _find_recurrence_violations(model)
 
 
 def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -202,34 +211,10 @@ def count_rotary_channels(model: ModelConfig) -> int:
 
 
 def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
-    position = model.position
-    if position.kind == "rope" and (rotated := count_rotary_channels(model)) % 2:
-        if model.attention.kind == "latent":
-            yield Violation(
-                "attention.qk_rope_head_dim", f"{rotated} is odd, but rope rotates pairs. Use {rotated + 1}."
-            )
-        elif position.fraction == 1:
-            yield Violation(
-                "head_dim",
-                f"{rotated} is odd, but rope rotates pairs of channels. Use {rotated + 1}, or position.kind=none.",
-            )
-        else:
-            yield Violation(
-                "position.fraction",
-                f"{position.fraction} of {model.head_dim} channels are {rotated}, but rope rotates pairs of "
-                f"channels. Use {(rotated + 1) / model.head_dim}.",
-            )
-    if model.attention.kind == "latent" and position.kind not in ("rope", "none"):
-        yield Violation("position.kind", f"latent attention supports rope, not {position.kind}. Use rope.")
-    if position.kind == "rope" and position.scaling.kind == "longrope":
-        count = count_rotary_channels(model) // 2
-        for name in ("short_factor", "long_factor"):
-            if (given := len(getattr(position.scaling, name))) != count:
-                yield Violation(f"position.scaling.{name}", f"{given} divisors for {count} frequencies. Give {count}.")
-    if position.kind == "sinusoidal" and model.hidden_size % 2:
-        yield Violation(
-            "hidden_size", f"{model.hidden_size} is odd, but sinusoids come in pairs. Use {model.hidden_size + 1}."
-        )
+    is_latent = model.attention.kind == "latent"
+    if is_latent and model.position.kind not in ("rope", "none"):
+        yield Violation("position.kind", f"latent attention supports rope, not {model.position.kind}. Use rope.")
+    yield from model.position.find_violations(model, count_rotary_channels(model), is_latent=is_latent)
 
 
 def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -251,6 +236,8 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
         yield Violation(
             "encoder.num_attention_heads", f"{own} does not divide hidden_size={model.hidden_size}. Use {near}."
         )
+    position, window = model.position.kind, model.sliding_window
+    yield from model.attention.find_violations(model, family=model.family, position=position, window=window)
     if model.multi_token_prediction is not None and model.family != "decoder":
         yield Violation("multi_token_prediction", f"family={model.family} predicts no next token. Use null.")
     if model.multi_token_prediction is not None and model.residual.kind not in ("pre", "sandwich", "output"):
@@ -291,3 +278,21 @@ def _find_expert_violations(model: ModelConfig) -> Iterator[Violation]:
     for layer in model.moe.dense_layers:
         if not 0 <= layer <= last:
             yield Violation("moe.dense_layers", f"there is no layer {layer}. Use numbers from 0 to {last}.")
+
+
+def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
+    if model.recurrence is None:
+        return
+    layers = range(model.num_hidden_layers)
+    parts = {
+        "moe": model.moe is not None,
+        "multi_token_prediction": model.multi_token_prediction is not None,
+        "layer_types": len({model.get_layer_type(layer) for layer in layers}) > 1,
+        "position.layers": len({model.uses_rope(layer) for layer in layers}) > 1,
+        "attention.windows": len(getattr(model.attention, "windows", ())) > 1,
+    }
+    if model.hidden_size % 2:
+        text = f"{model.hidden_size} is odd, but the sinusoids of steps come in pairs. Use {model.hidden_size + 1}."
+        yield Violation("hidden_size", text)
+    for key in (key for key, found in parts.items() if found):
+        yield Violation(key, f"recurrence={model.recurrence.kind} repeats one block. Leave {key} out, or recurrence.")

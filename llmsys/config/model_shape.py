@@ -1,15 +1,32 @@
-"""A protocol of the model widths that config kinds need to list their tensors.
+"""Protocols of the model and of its norm, which config kinds need to list their tensors.
 
-ModelConfig satisfies it. Kinds are types of its fields, so they cannot import it.
+ModelConfig satisfies them. Kinds are types of its fields, so they cannot import it.
 """
 
+from collections.abc import Iterator
 from typing import Protocol
 
-from llmsys.config.norm import NormConfig
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor
+
+
+class NormShape(Protocol):
+    """The part of `model.norm` that config kinds read, see norm.py."""
+
+    def iter_parameters(self, name: str, channels: int) -> Iterator[ParameterTensor]:
+        """Yield the parameters of a norm."""
+        ...
+
+    def compute_row_statistics_bytes(self, shape: ActivationShape) -> int:
+        """Return the bytes saved for each row."""
+        ...
+
+    def is_unscaled_input_saved(self, shape: ActivationShape) -> bool:
+        """Return whether the product before the weight is saved."""
+        ...
 
 
 class ModelShape(Protocol):
-    """Widths of a model, named as the fields of ModelConfig."""
+    """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds cannot import."""
 
     @property
     def vocab_size(self) -> int:
@@ -40,5 +57,5 @@ class ModelShape(Protocol):
         """The head uses the embedding matrix."""
 
     @property
-    def norm(self) -> NormConfig:
+    def norm(self) -> NormShape:
         """Kind of normalisation."""

@@ -27,6 +27,7 @@ Component = Literal[
     "head_bias",
     "head_other",
     "multi_token_prediction",
+    "halting",
 ]
 Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit"]
 
@@ -36,7 +37,8 @@ class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
     `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
-    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added.
+    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added. Weights of a block that
+    repeats are multiplied in each of its `steps`.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ParameterTensor:
     component: Component
     layers: tuple[int, ...] = ()
     input: Input | None = None
+    steps: int = 1
 
     @property
     def num_copies(self) -> int:
@@ -62,8 +65,8 @@ class ParameterTensor:
 
     @property
     def elements_per_vector(self) -> int:
-        """Elements that one vector is multiplied with, over all copies; a single expert's elements for experts."""
-        return self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements
+        """Elements that one vector is multiplied with, over all copies and steps; a single expert's for experts."""
+        return self.steps * (self.num_elements // self.shape[0] if self.input == "visit" else self.num_elements)
 
     @property
     def is_routed(self) -> bool:
@@ -254,3 +257,15 @@ def iter_linear_parameters(
     yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
     if bias:
         yield ParameterTensor(f"{name}.bias", (outputs,), component)
+
+
+def compute_padded_width(width: int) -> int:
+    """Return the width of a head as flex_attention computes it.
+
+    Args:
+        width: channels.
+
+    Returns:
+        The next power of two, at least 16.
+    """
+    return 1 << max(4, (width - 1).bit_length())

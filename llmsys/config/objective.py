@@ -4,17 +4,21 @@ The default objective follows from the model: next-token prediction for a decode
 masked language modelling or classification for an encoder, by its head.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llmsys.config.section import Section
+from llmsys.config.batch import BatchConfig
+from llmsys.config.model import ModelConfig
+from llmsys.config.section import Section, Violation
 
 # What each objective needs: the model's family, its head, and the kind of the data.
 NEEDS = {
     "next_token": ("decoder", "lm", "crawl"),
     "translation": ("encoder_decoder", "lm", "pairs"),
     "masked": ("encoder", "mlm", "crawl"),
+    "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
 
@@ -23,12 +27,18 @@ class _BaseObjectiveConfig(Section):
     """An objective over windows of tokens."""
 
     has_padding: ClassVar[bool] = False  # rows are texts of their own length, padded to the longest
+    uses_windows: ClassVar[bool] = False  # rows are windows of one length, cut from packed documents
+
+    def count_lengths(self, length: int) -> tuple[int, int] | None:
+        """Return the tokens of source and target that a window becomes; None where it is used as it is."""
+        return None
 
 
 class NextTokenConfig(_BaseObjectiveConfig):
     """Predict each token from the tokens before it."""
 
     kind: Literal["next_token"] = "next_token"
+    uses_windows: ClassVar[bool] = True
 
 
 class TranslationConfig(_BaseObjectiveConfig):
@@ -42,12 +52,43 @@ class MaskedLmConfig(_BaseObjectiveConfig):
     """Predict a random share of the tokens (BERT, Devlin 2018, 3.1): most are masked, some replaced, some unchanged."""
 
     kind: Literal["masked"] = "masked"
+    uses_windows: ClassVar[bool] = True
     mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of the tokens to predict.")
     mask_replace_prob: float = Field(0.8, ge=0, le=1, description="Share of these that are replaced by the mask token.")
     random_replace_prob: float = Field(
         0.1, ge=0, le=1, description="Share of these that are replaced by a random token."
     )
     mask_token: str = Field("<mask>", min_length=1, description="Mask token of the tokenizer.")
+
+
+class SpanCorruptionConfig(_BaseObjectiveConfig):
+    """Write the spans that are missing from a window (T5, Raffel 2019, 3.1.4).
+
+    A window is one text, as T5's are: the source has a sentinel in place of each span, and the target has the spans,
+    each after its sentinel. Both end with the end token.
+    """
+
+    kind: Literal["span_corruption"] = "span_corruption"
+    uses_windows: ClassVar[bool] = True
+    noise_density: float = Field(0.15, gt=0, lt=1, description="Share of the tokens in missing spans.")
+    mean_noise_span_length: float = Field(3.0, ge=1, description="Mean length of a missing span, in tokens.")
+    sentinel_token: str = Field(
+        "<extra_id_{}>", min_length=3, description="Sentinel of the tokenizer; {} is the number of the span, from 0."
+    )
+
+    def count_noise(self, length: int) -> tuple[int, int]:
+        """Return the missing tokens of a text, and the spans that they are in.
+
+        Args:
+            length: tokens of the text, at least 2.
+        """
+        noise = min(max(round(length * self.noise_density), 1), length - 1)
+        return noise, min(max(round(noise / self.mean_noise_span_length), 1), noise, length - noise)
+
+    def count_lengths(self, length: int) -> tuple[int, int]:
+        """Return the tokens of source and target of a text of `length` tokens, at least 2."""
+        noise, spans = self.count_noise(length)
+        return length - noise + spans + 1, noise + spans + 1
 
 
 class ClassificationConfig(_BaseObjectiveConfig):
@@ -58,7 +99,8 @@ class ClassificationConfig(_BaseObjectiveConfig):
 
 
 ObjectiveConfig = Annotated[
-    NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig, Field(discriminator="kind")
+    NextTokenConfig | TranslationConfig | MaskedLmConfig | SpanCorruptionConfig | ClassificationConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -80,6 +122,23 @@ def infer_objective(
     if head == "mlm":
         return MaskedLmConfig()
     return ClassificationConfig() if head == "classification" else NextTokenConfig()
+
+
+def find_scope_violations(objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig) -> Iterator[Violation]:
+    """Yield a violation where documents of one window are to be kept apart, and nothing does.
+
+    Args:
+        objective: the `objective:` section.
+        model: the `model:` section.
+        batch: the `batch:` section.
+    """
+    mixes = {
+        f"model.attention.kind={model.attention.kind}": model.attention.mixes_documents and objective.uses_windows,
+        f"objective.kind={objective.kind}": isinstance(objective, SpanCorruptionConfig),
+    }
+    if batch.attention_scope == "document" and (found := [choice for choice, is_mixed in mixes.items() if is_mixed]):
+        text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
+        yield Violation("batch.attention_scope", text)
 
 
 class LossConfig(Section):

@@ -53,7 +53,8 @@ class _BaseOptimizerConfig(Section):
     weight_decay: float = Field(
         0.1,
         ge=0,
-        description="Decoupled weight decay of matrices, multiplied by the learning rate; vectors are not decayed.",
+        description="Weight decay of matrices, multiplied by the learning rate and decoupled (adam: added to the "
+        "gradient); vectors are not decayed.",
     )
     max_grad_norm: float = Field(1.0, ge=0, description="Maximum global gradient norm for clipping. 0: no clipping.")
 
@@ -126,6 +127,17 @@ class AdamWConfig(_BaseOptimizerConfig):
         return {"fp32": 36, "bf16": 28, "int8": 24}[self.moments]
 
 
+class AdamConfig(AdamWConfig):
+    """Adam with weight decay in the gradient, as an L2 penalty on the weights (Kingma 2014; BERT's and GPT-1's time).
+
+    The moments see the decay, so weights with large gradients decay less than under AdamW.
+    """
+
+    kind: Literal["adam"] = "adam"  # type: ignore[assignment]
+    moments: Literal["fp32"] = Field("fp32", description="How moments are stored; only AdamW compresses them.")
+    can_update_flat_shards: ClassVar[bool] = False
+
+
 class MuonConfig(_BaseOptimizerConfig):
     """Orthogonalized momentum for the matrices of blocks and experts (Jordan 2024); AdamW for all other parameters.
 
@@ -158,4 +170,4 @@ class MuonConfig(_BaseOptimizerConfig):
         return 36  # as AdamW: one moment less, but the update is written and read
 
 
-OptimizerConfig = Annotated[AdamWConfig | MuonConfig, Field(discriminator="kind")]
+OptimizerConfig = Annotated[AdamWConfig | AdamConfig | MuonConfig, Field(discriminator="kind")]

@@ -279,11 +279,8 @@ class ParallelLayout(Section):
             names = [name for name in ("pipeline", "replicate", "context", "tensor") if getattr(self, name) > 1]
             wanted = " × ".join(f"{name}={getattr(self, name)}" for name in names)
             parts = "copies" if names == ["replicate"] else "parts"
-            remedy = (
-                f"Use replicate={format_choices(list_divisors(world_size))}, or start"
-                if names == ["replicate"]
-                else "Start"
-            )
+            choices = format_choices(list_divisors(world_size))
+            remedy = f"Use replicate={choices}, or start" if names == ["replicate"] else "Start"
             yield (
                 f"{world_size} ranks cannot be split into {wanted} equal {parts}. "
                 f"{remedy} a multiple of {self._non_shard_ranks} processes."

@@ -165,6 +165,8 @@ def _list_unproven_choices(model: ModelConfig) -> list[str]:
     found = {
         f"model.family={model.family}": model.family == "encoder_decoder",
         f"model.head.kind={model.head.kind}": model.head.kind in ("classification", "features"),
+        f"model.recurrence.kind={getattr(model.recurrence, 'kind', None)}": model.recurrence is not None,
+        f"model.attention.kind={model.attention.kind}": model.attention.has_own_mask,
         # T5's table is one parameter of all layers.
         f"model.position.kind={model.position.kind}": model.position.kind in ("relative_bias", "transformer_xl"),
     }
@@ -196,9 +198,10 @@ def find_pipeline_violations(
     if train.compile == "block":
         text = f"{train.compile} is not proven where a stage has several micro-batches under way"
         yield Violation("train.compile", f"{text}. Use none, {whole}.")
-    if train.matmul_dtype == "fp8":
-        text = "fp8 is not proven where a stage has several micro-batches under way"
-        yield Violation("train.matmul_dtype", f"{text}. Use compute, {whole}.")
+    for key in ("matmul_dtype", "expert_matmul_dtype"):
+        if (recipe := getattr(train, key)) != "compute":
+            text = f"{recipe} is not proven where a stage has several micro-batches under way"
+            yield Violation(f"train.{key}", f"{text}. Use compute, {whole}.")
     if train.noise_scale_every_steps:
         text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
         yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor, ScoreShape
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation
 
 
 class NoRopeScaling(Section):
@@ -133,6 +133,16 @@ class _BasePositionConfig(Section):
         """Yield the tensors that one attention layer saves for positions."""
         yield from ()
 
+    def find_violations(self, model: ModelShape, rotated: int, *, is_latent: bool) -> Iterator[Violation]:
+        """Yield what does not fit the model's widths, with keys below `model`.
+
+        Args:
+            model: widths of the model.
+            rotated: channels per head that RoPE rotates.
+            is_latent: attention is latent.
+        """
+        yield from ()
+
 
 class RopeConfig(_BasePositionConfig):
     """Queries and keys are rotated by an angle that grows with the position (Su 2021)."""
@@ -157,6 +167,29 @@ class RopeConfig(_BasePositionConfig):
         (True,), min_length=1, description="Layers that rotate, repeated over the depth (SmolLM3: three of four)."
     )
 
+    def find_violations(self, model: ModelShape, rotated: int, *, is_latent: bool) -> Iterator[Violation]:
+        """Yield an odd number of channels, and lists of divisors of another length than the frequencies."""
+        if rotated % 2 and is_latent:
+            yield Violation(
+                "attention.qk_rope_head_dim", f"{rotated} is odd, but rope rotates pairs. Use {rotated + 1}."
+            )
+        elif rotated % 2 and self.fraction == 1:
+            yield Violation(
+                "head_dim",
+                f"{rotated} is odd, but rope rotates pairs of channels. Use {rotated + 1}, or position.kind=none.",
+            )
+        elif rotated % 2:
+            yield Violation(
+                "position.fraction",
+                f"{self.fraction} of {model.head_dim} channels are {rotated}, but rope rotates pairs of "
+                f"channels. Use {(rotated + 1) / model.head_dim}.",
+            )
+        if isinstance(self.scaling, LongRopeScalingConfig):
+            for name in ("short_factor", "long_factor"):
+                if (given := len(getattr(self.scaling, name))) != rotated // 2:
+                    text = f"{given} divisors for {rotated // 2} frequencies. Give {rotated // 2}."
+                    yield Violation(f"position.scaling.{name}", text)
+
 
 class LearnedPositionConfig(_BasePositionConfig):
     """A trained vector for each position is added to the token embedding."""
@@ -179,6 +212,12 @@ class SinusoidalPositionConfig(_BasePositionConfig):
         description="Channel order: alternating sine and cosine as in the paper, or all sines before all cosines "
         "(Marian).",
     )
+
+    def find_violations(self, model: ModelShape, rotated: int, *, is_latent: bool) -> Iterator[Violation]:
+        """Yield an odd width."""
+        if model.hidden_size % 2:
+            text = f"{model.hidden_size} is odd, but sinusoids come in pairs. Use {model.hidden_size + 1}."
+            yield Violation("hidden_size", text)
 
 
 class AlibiConfig(_BasePositionConfig):

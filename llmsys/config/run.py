@@ -17,7 +17,8 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, infer_objective
+from llmsys.config.noise_scale_constraints import find_noise_scale_violations
+from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
@@ -30,8 +31,7 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
-    find_moments_violations,
-    find_noise_scale_violations,
+    find_optimizer_violations,
     find_retention_violations,
     find_torch_violations,
     resolve_layout,
@@ -97,17 +97,17 @@ class RunConfig(Section):
     def sequence_lengths(self) -> tuple[int, int]:
         """Tokens of one window at the encoder and at the decoder; equal where there is one stack."""
         length, target = self.batch.sequence_length, getattr(self.batch, "target_sequence_length", None)
-        return length, target if target is not None and self.model.family == "encoder_decoder" else length
+        is_pair = self.model.family == "encoder_decoder"
+        return self.objective.count_lengths(length) or (length, (target or length) if is_pair else length)
 
     def _find_violations(self) -> Iterator[Violation]:
-        longest = self.model.max_position_embeddings
-        for name in ("sequence_length", "target_sequence_length"):
-            if (length := getattr(self.batch, name) or 0) > longest:
-                yield Violation(
-                    f"batch.{name}",
-                    f"{length} positions are more than model.max_position_embeddings={longest}. "
-                    f"Use at most {longest}, or raise model.max_position_embeddings.",
+        longest, lengths = self.model.max_position_embeddings, self.sequence_lengths
+        for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
+            if length > longest and name in self.batch.model_fields_set | {"sequence_length"}:
+                text = (
+                    f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
                 )
+                yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
         yield from find_weight_violations(self.tokenizer, self.data.kind)
@@ -117,22 +117,17 @@ class RunConfig(Section):
         yield from find_generation_violations(self.generation, self.model)
         yield from find_torch_violations(self.engine, self.layout, self.train)
         yield from self._find_axis_violations()
-        yield from find_deepspeed_violations(self.engine, replicate=self.layout.replicate, expert=self.layout.expert)
-        windows = self.objective.kind in ("next_token", "masked")
+        yield from find_deepspeed_violations(self.engine, self.layout, self.model)
+        windows = self.objective.uses_windows
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
-        yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
+        if self.train.noise_scale_every_steps:
+            yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
             yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
         yield from self._find_average_violations()
-        if not self.optimizer.can_update_flat_shards and self.engine.kind == "deepspeed":
-            yield Violation(
-                "optimizer.kind",
-                f"{self.optimizer.kind} updates full matrices, but engine.kind=deepspeed keeps flat shards. "
-                "Use engine.kind=torch, or optimizer.kind=adamw.",
-            )
-        yield from find_moments_violations(self.optimizer, self.engine, self.train)
+        yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 
     def _find_average_violations(self) -> Iterator[Violation]:
         if not self.train.ema_half_life_tokens:
@@ -175,9 +170,10 @@ class RunConfig(Section):
             if self.data.kind not in legal:
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
-        windows = kind in ("next_token", "masked")
-        problems = self.batch.find_window_violations() if windows else self.batch.find_pair_violations()
-        yield from (Violation(f"batch.{key}", message) for key, message in problems)
+        if self.model_fields_set & {"batch", "data"}:
+            yield from find_scope_violations(self.objective, self.model, self.batch)
+        find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations
+        yield from (Violation(f"batch.{key}", message) for key, message in find())
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set

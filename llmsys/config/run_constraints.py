@@ -1,14 +1,10 @@
-"""Rules between the sections of a run: engine, gradient noise scale, prompts, checkpoints, evaluation tasks.
+"""Rules between the sections of a run: engine, prompts, checkpoints, evaluation tasks.
 
 Each violation names the value, the rule and the remedy. Rules of the axes are in parallel_layout.py.
-
-The gradient noise scale (`train.noise_scale_every_steps`) compares the gradient of the first micro-batch of a step with
-that of the full step (McCandlish 2018). A step therefore needs several micro-batches, and the first gradient must be
-complete before the next is added."""
+"""
 
 from collections.abc import Iterator
 
-from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
@@ -17,63 +13,7 @@ from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
-from llmsys.errors import ConfigError, LayoutError
-
-NONE = "or set train.noise_scale_every_steps=0"
-
-
-def find_noise_scale_violations(
-    train: TrainConfig, engine: EngineConfig, layout: ParallelLayout, batch: BatchConfig, *, windows: bool
-) -> Iterator[Violation]:
-    """Yield a violation for every setting that hides the gradient of a single micro-batch.
-
-    Args:
-        windows: steps consist of windows of equal length, not of pairs or texts.
-    """
-    if not train.noise_scale_every_steps:
-        return
-    what = "the gradient noise scale needs the gradient of one micro-batch, summed over ranks"
-    if engine.kind != "torch" or engine.data_parallel != "fsdp":
-        value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
-        text = f"{value} reduces over ranks only after the last micro-batch, but {what}. "
-        yield Violation("engine.kind", f"{text}Use torch with data_parallel=fsdp, {NONE}.")
-    if layout.tensor > 1:
-        text = f"{layout.tensor} ranks reduce some gradients only after the last micro-batch, but {what}. "
-        yield Violation("layout.tensor", f"{text}Use tensor=1, {NONE}.")
-    if train.reproducibility == "bitwise":
-        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, but {what}. Use fast, {NONE}.")
-    if train.precision == "fp16":
-        yield Violation(
-            "train.precision", f"fp16 unscales gradients only after the last micro-batch, but {what}. Use bf16, {NONE}."
-        )
-    if not windows:
-        text = "pairs and texts are batched in length buckets, which are no random sample of a step. "
-        yield Violation("train.noise_scale_every_steps", f"{text}Set it to 0.")
-    elif batch.micro_sequences == 0:
-        text = "0 makes one micro-batch of a rank's share, but the noise is measured between several. "
-        yield Violation("batch.micro_sequences", f"{text}Use a smaller divisor of the rank's share, {NONE}.")
-
-
-def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
-    """Check that the last step has more than one micro-batch per rank.
-
-    Args:
-        micro_batches: micro-batches per rank in the last step.
-        batch: the batch section, named in the error message.
-
-    Returns:
-        The number of micro-batches as text for the log.
-
-    Raises:
-        ConfigError: there is one micro-batch.
-    """
-    if micro_batches > 1:
-        return f"{micro_batches} micro-batches"
-    raise ConfigError(
-        "train.noise_scale_every_steps compares micro-batches, but "
-        f"batch.micro_sequences={batch.micro_sequences} gives each rank only one. Use a smaller "
-        f"batch.micro_sequences or fewer processes, {NONE}."
-    )
+from llmsys.errors import LayoutError
 
 
 def find_generation_violations(generation: GenerationConfig, model: ModelConfig) -> Iterator[Violation]:
@@ -195,16 +135,22 @@ def _find_fp8_violations(key: str, recipe: str, engine: EngineConfig, train: Tra
         yield Violation(key, f"{recipe} is not available: {reason}, or {key}=compute.")
 
 
-def find_moments_violations(
+def find_optimizer_violations(
     optimizer: OptimizerConfig, engine: EngineConfig, train: TrainConfig
 ) -> Iterator[Violation]:
-    """Yield the violations of an optimizer whose moments are compressed.
+    """Yield the violations of an optimizer that needs full matrices, or whose moments are compressed.
 
     Args:
         optimizer: the `optimizer:` section.
         engine: the `engine:` section.
         train: the `train:` section.
     """
+    if not optimizer.can_update_flat_shards and engine.kind == "deepspeed":
+        yield Violation(
+            "optimizer.kind",
+            f"{optimizer.kind} is not built by engine.kind=deepspeed, which has AdamW on flat shards. "
+            "Use engine.kind=torch, or optimizer.kind=adamw.",
+        )
     if optimizer.kind != "adamw" or optimizer.moments == "fp32":
         return
     if engine.kind == "deepspeed":
@@ -216,16 +162,24 @@ def find_moments_violations(
     yield Violation("optimizer.moments", f"{optimizer.moments} is not available: {text}, or optimizer.moments=fp32.")
 
 
-def find_deepspeed_violations(engine: EngineConfig, *, replicate: int, expert: int) -> Iterator[Violation]:
+def find_deepspeed_violations(engine: EngineConfig, layout: ParallelLayout, model: ModelConfig) -> Iterator[Violation]:
     """Yield the violations of the DeepSpeed engine; none for other engines.
 
     Args:
         engine: the `engine:` section.
-        replicate: size of the replicate axis.
-        expert: size of the expert axis.
+        layout: the `layout:` section.
+        model: the `model:` section.
     """
+    replicate, expert, recurrence = layout.replicate, layout.expert, model.recurrence
     if engine.kind != "deepspeed":
         return
+    if engine.zero_stage == 3 and recurrence is not None:
+        # DeepSpeed 0.19.8 puts the gradient of each use into one bucket, and asserts that they are different weights.
+        yield Violation(
+            "engine.zero_stage",
+            "3 reduces the gradient of a block after each of its uses, but model.recurrence.kind="
+            f"{recurrence.kind} repeats one. Use zero_stage=2, or engine.kind=torch.",
+        )
     if engine.zero_stage == 3 and expert > 1:
         yield Violation(
             "engine.zero_stage",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from llmsys.data.batch import IGNORED, Batch
-from llmsys.data.masking import TokenMasker
+from llmsys.data.masking import WindowTransform
 from llmsys.data.sequence_pairs import MakeBatch, SequencePairs
 from llmsys.token_shards import TokenShards
 
@@ -67,9 +67,9 @@ class HeldoutWindows:
 
 
 class MaskedHeldoutWindows:
-    """The windows of `HeldoutWindows`, masked for a masked language model."""
+    """The windows of `HeldoutWindows`, with hidden tokens or missing spans."""
 
-    def __init__(self, windows: HeldoutWindows, masking: TokenMasker) -> None:
+    def __init__(self, windows: HeldoutWindows, masking: WindowTransform) -> None:
         self.windows, self.masking = windows, masking
         self.num_rows = windows.windows
 

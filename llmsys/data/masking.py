@@ -1,7 +1,7 @@
-"""Masked language modelling: the choice of masked tokens, and their replacements.
+"""Windows with hidden tokens: masked tokens to predict, and missing spans to write.
 
 BERT (Devlin 2018, arXiv:1810.04805, 3.1 and A.1): of the chosen 15 %, 80 % become the mask token, 10 % a random one,
-and 10 % stay.
+and 10 % stay. T5 (Raffel 2019, arXiv:1910.10683, 3.1.4): spans of about three tokens are missing, 15 % of all.
 
 Invariants:
 - Masks are a function of (data, seed, number of the window over all epochs): each epoch masks anew, and a resumed run
@@ -10,16 +10,26 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmsys.config.objective import MaskedLmConfig
+from llmsys.config.objective import MaskedLmConfig, SpanCorruptionConfig
 from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.sequence_pairs import pad_sequences
 from llmsys.data.shuffle import derive_order_key, hash_splitmix64
 
 # T positions
+
+
+class WindowTransform(Protocol):
+    """A function of windows and their numbers."""
+
+    def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
+        """Return the batch of the objective. Positions without a target are padding."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,66 @@ class TokenMasker:
         replaced = ~masked & (share < self.config.mask_replace_prob + self.config.random_replace_prob)
         seen = np.where(masked, self.mask_token, np.where(replaced, any_token, tokens_T[chosen]))
         return chosen, seen
+
+
+@dataclass(frozen=True)
+class SpanCorruptor:
+    """The removal of spans from windows; `sentinels` are the ids that mark them, in order."""
+
+    config: SpanCorruptionConfig
+    sentinels: tuple[int, ...]
+    end_token: int
+    start_token: int
+    key: tuple[str | int, ...]
+
+    def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
+        """Return sources with sentinels in place of spans, and the spans as targets.
+
+        `numbers` are the numbers of its windows. Positions without a target are padding; a window of fewer than two
+        tokens has no target.
+        """
+        sources, targets = [], []
+        for tokens_T, valid_T, number in zip(
+            batch.tokens_BT.numpy(), (batch.targets_BT != IGNORED).numpy(), numbers, strict=True
+        ):
+            source, target = self.remove_spans(tokens_T[valid_T], number)
+            sources.append(source)
+            targets.append(target)
+        source_BS, documents_BS = pad_sequences(sources)
+        targets_BT, documents_BT = pad_sequences(targets, IGNORED)
+        tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
+        tokens_BT[:, 0] = self.start_token
+        is_full, real_BT = bool((documents_BS >= 0).all()), documents_BT >= 0
+        return Batch(
+            tokens_BT,
+            targets_BT,
+            source_BS=source_BS,
+            source_documents_BS=None if is_full else documents_BS,
+            real_BT=None if bool(real_BT.all()) else real_BT,
+        )
+
+    def remove_spans(self, tokens_T: NDArray[np.int64], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return source and target of window `number`: kept and missing spans alternate, and a kept one is first."""
+        length = len(tokens_T)
+        if length < 2:
+            return np.array([self.end_token]), np.array([IGNORED])
+        noise, spans = self.config.count_noise(length)
+        random_2T = _draw_random_bits(derive_order_key("spans", *self.key, number), 2, length)
+        kept, missing = (
+            _cut_randomly(total, spans, bits) for total, bits in zip((length - noise, noise), random_2T, strict=True)
+        )
+        ends = np.stack([kept, missing], axis=1).flatten().cumsum()
+        pieces, end = np.split(tokens_T, ends[:-1]), [np.array([self.end_token])]
+        marks = [np.array([sentinel]) for sentinel in self.sentinels[:spans]]
+        source = [piece for pair in zip(pieces[::2], marks, strict=True) for piece in pair]
+        target = [piece for pair in zip(marks, pieces[1::2], strict=True) for piece in pair]
+        return np.concatenate(source + end), np.concatenate(target + end)
+
+
+def _cut_randomly(total: int, parts: int, bits_T: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return `parts` lengths above 0 that sum to `total`, every such list with equal probability."""
+    cuts = np.sort(np.argsort(bits_T[: total - 1], kind="stable")[: parts - 1]) + 1
+    return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
 def _draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:

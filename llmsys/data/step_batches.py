@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmsys.data.batch import Batch, build_batch
 from llmsys.data.length_buckets import LengthBuckets, compute_padding_stats
-from llmsys.data.masking import TokenMasker
+from llmsys.data.masking import WindowTransform
 from llmsys.data.packed_windows import WindowDataset
 from llmsys.data.sequence_pairs import MakeBatch, SequencePairs
 from llmsys.data.step_plan import RunPlan
@@ -100,7 +100,7 @@ class WindowStepBatches:
         plan: RunPlan,
         *,
         separate_documents: bool,
-        masking: TokenMasker | None = None,
+        masking: WindowTransform | None = None,
         deal: Literal["sequential", "balanced"] = "sequential",
     ) -> None:
         self.windows, self.plan, self.masking, self.deal = windows, plan, masking, deal

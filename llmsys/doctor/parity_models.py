@@ -31,7 +31,6 @@ from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.train.auto_micro_batch import get_free_memory
-from llmsys.train.run_data import uses_windows
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 61
 
@@ -54,7 +53,7 @@ class ParityModel:
     @property
     def has_windows(self) -> bool:
         """True for windows of one length; False for pairs and labelled texts."""
-        return uses_windows(self.objective)
+        return self.objective.uses_windows
 
     @property
     def length(self) -> int:

@@ -27,7 +27,13 @@ from llmsys.config.head import (
     PermutationHeadConfig,
 )
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import ClassificationConfig, MaskedLmConfig, NextTokenConfig, TranslationConfig
+from llmsys.config.objective import (
+    ClassificationConfig,
+    MaskedLmConfig,
+    NextTokenConfig,
+    SpanCorruptionConfig,
+    TranslationConfig,
+)
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.masking import TokenMasker
@@ -124,7 +130,7 @@ def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
             vocab_size = parity_model.model.vocab_size
             masking = TokenMasker(MaskedLmConfig(), MASK, protected_token=-1, vocab_size=vocab_size, key=("doctor",))
             return masking.mask_batch(batch, [step * SEQUENCES + row for row in rows])
-        case NextTokenConfig() | TranslationConfig() | ClassificationConfig():
+        case NextTokenConfig() | TranslationConfig() | SpanCorruptionConfig() | ClassificationConfig():
             return batch
         case unreachable:
             assert_never(unreachable)
@@ -205,7 +211,7 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
     targets = sum(int((row.targets_BT != IGNORED).sum()) for row in rows)
     tokens = sum(_count_tokens(row.tokens_BT, row.documents_BT) for row in rows)
     source_tokens = sum(_count_tokens(row.source_BS, row.source_documents_BS) for row in rows)
-    layers = set(model.list_moe_layers())
+    layers = set(model.list_auxiliary_layers())
     of_source = set() if model.encoder is None else layers & set(model.encoder.modules())
     total = 0.0
     for row in rows:

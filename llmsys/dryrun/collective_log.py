@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from llmsys.dryrun.known_values import attach_known, get_known, leave_fake_mode
+from llmsys.dryrun.known_values import attach_known, drop_known, get_known, leave_fake_mode
 from llmsys.parallel.device_mesh import DeviceMeshes
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -161,6 +161,9 @@ def exchange_known(func: OpOverload, args: Any, kwargs: dict[str, Any], outputs:
         source, target = tensors[-1], tensors[0]
     else:
         source, target = args[0], next(iter(tree_leaves(outputs)))
+    if name in ("receive", "broadcast") and target.is_floating_point():
+        drop_known(target)  # hidden states of another rank
+        return True
     known = get_known(source)
     if known is None or not isinstance(target, FakeTensor):
         return True

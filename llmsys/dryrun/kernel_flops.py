@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from llmsys.config.attention_kernel import FLEX_BLOCK, compute_padded_width
+from llmsys.config.attention_kernel import FLEX_BLOCK
+from llmsys.config.module_tensors import compute_padded_width
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
 
 BACKWARD_PRODUCTS, FORWARD_PRODUCTS = 5, 2

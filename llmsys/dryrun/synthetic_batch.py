@@ -14,7 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from llmsys.config.head import ClassificationHeadConfig
-from llmsys.config.objective import ClassificationConfig, MaskedLmConfig, NextTokenConfig, TranslationConfig
+from llmsys.config.objective import (
+    ClassificationConfig,
+    MaskedLmConfig,
+    NextTokenConfig,
+    SpanCorruptionConfig,
+    TranslationConfig,
+)
 from llmsys.config.run import RunConfig
 from llmsys.data.batch import IGNORED, Batch
 
@@ -71,6 +77,9 @@ def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, .
                 source_BS=source_BS,
                 source_documents_BS=torch.zeros_like(source_BS),
             )
+        case SpanCorruptionConfig():
+            source_BS = torch.zeros(sequences, source, dtype=torch.int64)
+            return MarkedBatch(tokens_BT, tokens_BT.clone(), source_BS=source_BS)
         case ClassificationConfig():
             assert isinstance(config.model.head, ClassificationHeadConfig)
             return MarkedBatch(tokens_BT, tokens_BT[:, :1].clone(), documents_BT=torch.zeros_like(tokens_BT))

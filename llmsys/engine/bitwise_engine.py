@@ -101,9 +101,9 @@ class BitwiseEngine:
         """Compute the gradients of one micro-batch per rank, summed over ranks; return the J metrics of this rank's."""
         share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
         share.backward()
-        counted = [sums for layer in self.module.list_moe_layers() for sums in layer.get_step_counters()]
+        counted = [sums for layer in self.module.list_auxiliary_layers() for sums in layer.get_step_counters()]
         numbers_J = torch.cat([part.double().flatten() for part in (nats, *counted)])
-        for layer in self.module.list_moe_layers():
+        for layer in self.module.list_auxiliary_layers():
             layer.reset_counts()
         return numbers_J
 
@@ -128,7 +128,7 @@ class BitwiseEngine:
         numbers_JM = by_rank.unflatten(1, (len(numbers), -1)).transpose(0, 1).flatten(0, 1).T
         totals_J = sum_rows_pairwise(numbers_JM.clone())
         if get_rank() == 0:
-            counted = [sums for layer in self.module.list_moe_layers() for sums in layer.get_step_counters()]
+            counted = [sums for layer in self.module.list_auxiliary_layers() for sums in layer.get_step_counters()]
             for sums, total in zip(counted, totals_J[1:].split([sums.numel() for sums in counted]), strict=True):
                 sums.copy_(total.view_as(sums))
         return float(totals_J[0]), tuple(extra_sums.sum(0).tolist())

@@ -43,7 +43,7 @@ from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import Initializer, build_initializer
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build_optimizer import MOMENTS, require_adamw
+from llmsys.optim.build_optimizer import FULL_MOMENTS, require_adamw
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.optim.parameter_groups import get_parameter_role
 from llmsys.parallel.device_mesh import DeviceMeshes
@@ -141,7 +141,7 @@ class DeepSpeedEngine:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, None))
-            for ours, theirs in MOMENTS.items():
+            for ours, theirs in FULL_MOMENTS.items():
                 tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, theirs))
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         tensors |= {} if self._scale is None else self._scale.state_dict()
@@ -151,7 +151,7 @@ class DeepSpeedEngine:
         """Implement `Engine.load_state`."""
         for name, parameter in self.module.named_parameters():
             self._state.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
-            for ours, theirs in MOMENTS.items():
+            for ours, theirs in FULL_MOMENTS.items():
                 self._state.set_tensor(
                     parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs
                 )

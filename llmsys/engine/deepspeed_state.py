@@ -18,7 +18,7 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 
 class DeepSpeedState(Protocol):
-    """Masters and moments of one engine. Key None is the float32 parameter; other keys are those of `MOMENTS`."""
+    """Masters and moments of one engine. Key None is the float32 parameter; other keys are those of `FULL_MOMENTS`."""
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Return the full tensor, on every rank. Collective."""

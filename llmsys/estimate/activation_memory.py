@@ -93,7 +93,10 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
         groups.setdefault(key, []).append(layer)
     for (is_moe, _, _), layers in groups.items():
         name = "mixture" if is_moe else "dense"
-        yield BlockGroup(name, prefix, tuple(layers), list_saved_block_tensors(model, layers[0], shape))
+        branches = list_saved_block_tensors(model, layers[0], shape)
+        if model.recurrence is not None:
+            branches[-1] += model.recurrence.iter_saved_tensors(model, shape)
+        yield BlockGroup(name, prefix, tuple(layers), branches)
 
 
 def has_documents(config: RunConfig) -> bool:

@@ -173,7 +173,8 @@ def estimate_data_parallel_seconds(
     # Experts live on shard · context · tensor / expert ranks each.
     sparse = RankGroup(max(1, layout.ranks_per_replica // layout.expert), layout.expert)
     size = bench.shape.value_bytes
-    gather = estimate_all_gather_seconds(shard, dense * size, device) + estimate_all_gather_seconds(
+    repeated = _count_repeated_parameters(bench) if engine.shards_weights else 0.0
+    gather = estimate_all_gather_seconds(shard, (dense + repeated) * size, device) + estimate_all_gather_seconds(
         sparse, experts * size, device
     )
     # gradients are summed over ranks in float32
@@ -223,3 +224,9 @@ def _count_rank_parameters(bench: KernelContext, pipeline: int) -> tuple[float, 
     dense = sum(row.num_elements for row in rows if not row.is_routed) / (bench.layout.tensor * pipeline)
     experts = sum(row.num_elements for row in rows if row.is_routed) / (bench.layout.expert * pipeline)
     return dense, experts
+
+
+def _count_repeated_parameters(bench: KernelContext) -> float:
+    """Parameters of a block that repeats, in the steps after its first: FSDP gathers it for each."""
+    rows = list_model_tensors(bench.model)
+    return sum(row.num_elements * (row.steps - 1) for row in rows if row.layers) / bench.layout.tensor

@@ -255,8 +255,13 @@ def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iter
     yield from _iter_distance_flops(model, one)
     scores = _build_score_shape(model)
     width = scores.heads * (scores.key_channels + scores.value_channels)
+    documents = list(iter_document_lengths(one.length, one.documents)) if one.exact else None
     for layer in _iter_attention_layers(model):
-        yield 2 * width * one.count_query_key_pairs(model.get_attention_window(layer), causal=scores.is_causal)
+        products = model.attention.count_products(model, layer, one.length, documents)
+        if products is None:
+            pairs = one.count_query_key_pairs(model.get_attention_window(layer), causal=scores.is_causal)
+            products = width * pairs
+        yield 2 * products
 
 
 def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:

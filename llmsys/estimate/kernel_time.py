@@ -14,11 +14,10 @@ from llmsys.config.attention_kernel import (
     AttentionTraits,
     KernelChoice,
     choose_attention_kernel,
-    compute_padded_width,
 )
 from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
-from llmsys.config.module_tensors import ParameterTensor
+from llmsys.config.module_tensors import ParameterTensor, compute_padded_width
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
@@ -125,7 +124,7 @@ def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
     rows = [row for row in list_model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
     blocks = [row for row in rows if row.layers]
     attention, backward, repeated = _estimate_attention_seconds(bench)
-    layers = sum(row.num_copies for row in blocks if row.name.endswith("o_proj.weight"))
+    layers = sum(row.num_copies * row.steps for row in blocks if row.name.endswith("o_proj.weight"))
     return KernelSeconds(
         matmul=sum(_estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"),
         grouped=sum(_estimate_grouped_matmul_seconds(bench, row) for row in blocks if row.input == "visit"),
@@ -158,7 +157,7 @@ def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, 
         "distance": 2 * shape.length - 1,
         "encoder_distance": 2 * shape.source - 1,
     }[row.input or "token"]
-    return row.num_copies * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
+    return row.num_copies * row.steps * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
 
 
 def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor) -> float:

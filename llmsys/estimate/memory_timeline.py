@@ -2,11 +2,16 @@
 
 Each instant is a list of items in bytes; the peak is the fullest instant. Promises that an answer about a device names
 the instant that binds, its largest items, and what would help by how much.
+
+Some items are the tensors that a policy of recomputation saves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from llmsys.config.module_tensors import SavedTensor
+from llmsys.estimate.software_profile import MemoryProfile
 
 GIB = 2**30
 
@@ -115,3 +120,38 @@ def _format_suggested_fixes(remedies: tuple[SuggestedFix, ...], missing_bytes: i
     others = sorted((one for one in helpful if one.saved_bytes < missing_bytes), key=lambda one: -one.saved_bytes)
     told = [f"{one.change} saves {one.saved_bytes / GIB:.1f} GiB" for one in (enough + others)[:3]]
     return f"{'; '.join(told)}{'' if enough else '; none of them is enough alone'}."
+
+
+def compute_saved_bytes(tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile) -> int:
+    """Return the bytes that a block saves under a recompute policy: none, selective or block."""
+    return sum(tensor.bytes for tensor in select_saved_tensors(tensors, policy, compiled, system))
+
+
+def select_saved_tensors(
+    tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
+) -> list[SavedTensor]:
+    """Return the tensors that a block saves under a recompute policy."""
+    tensors = list(tensors)
+    if policy == "full":
+        return [tensor for tensor in tensors if tensor.producer == "input"]
+    if policy == "selective":
+        return _apply_selective_policy(tensors, compiled, system)
+    if compiled:  # pointwise ops are fused into their readers, and recomputed (min-cut partitioner)
+        return [
+            tensor
+            for tensor in tensors
+            if tensor.producer not in ("pointwise", "fused")
+            and (tensor.is_saved or tensor.producer == "product")
+            and tensor.is_needed
+        ]
+    return [tensor for tensor in tensors if tensor.is_saved]
+
+
+def _apply_selective_policy(tensors: list[SavedTensor], compiled: bool, system: MemoryProfile) -> list[SavedTensor]:
+    if system.selective == "attention":
+        return [tensor for tensor in tensors if tensor.is_saved and not tensor.name.startswith("scores")]
+    products = [tensor for tensor in tensors if tensor.producer == "product"]
+    if system.selective == "alternate":
+        products = products[::2]
+    others = [tensor for tensor in tensors if tensor.producer in ("input", "attention", "collective")]
+    return [tensor for tensor in [*products, *others] if tensor.is_needed or not compiled]

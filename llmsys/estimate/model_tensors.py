@@ -61,11 +61,15 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
     if model.embedding.token_types and model.family == "encoder" and model.family in model.head.families:
         yield ParameterTensor("token_types.weight", (model.embedding.token_types, model.hidden_size), "positions")
     yield from model.position.iter_stack_parameters(model)
+    yield from model.attention.iter_stack_parameters(model)
     if model.embedding.norm:
         yield from model.norm.iter_parameters("embedding_norm", model.hidden_size)
-    dense = tuple(layer for layer in range(model.num_hidden_layers) if not model.is_moe_layer(layer))
+    steps = model.num_hidden_layers // model.num_blocks
+    dense = tuple(layer for layer in range(model.num_blocks) if not model.is_moe_layer(layer))
     for layers in filter(None, (dense, tuple(model.moe_layers))):
-        yield from _iter_block_tensors(model, "blocks.{i}", layers)
+        yield from (replace(row, steps=steps * row.steps) for row in _iter_block_tensors(model, "blocks.{i}", layers))
+    if model.recurrence is not None:
+        yield from (replace(row, steps=steps * row.steps) for row in model.recurrence.iter_parameters(model))
     if model.residual.has_final_norm:
         yield from model.norm.iter_parameters("norm", model.hidden_size)
 
@@ -235,9 +239,9 @@ def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[Textb
     Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the blocks of both
     stacks. SwiGLU and experts are outside what they know.
     """
-    hidden, layers = model.hidden_size, model.num_hidden_layers
+    hidden, layers = model.hidden_size, model.num_blocks
     if model.family == "encoder_decoder":
-        layers += model.encoder_model.num_hidden_layers
+        layers += model.encoder_model.num_blocks
     attention = model.num_attention_heads * model.head_dim
     width = model.intermediate_size or (model.moe.moe_intermediate_size if model.moe else 0)
     values = {

@@ -24,10 +24,9 @@ from llmsys.estimate.activation_memory import (
     list_loss_items,
     sum_logits_bytes,
 )
-from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix
+from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix, select_saved_tensors
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.rank_parameters import list_pipeline_stages
-from llmsys.estimate.saved_tensors import select_saved_tensors
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import count_gathered_weights, list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory

@@ -5,16 +5,15 @@ The kinds in llmsys/config list their own tensors; this file puts norms and the 
 What attention saves depends on its kernel, which the model's own decision table chooses (config/attention_kernel.py).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
-from llmsys.config.attention import AttentionConfig
 from llmsys.config.attention_kernel import AttentionTraits, choose_attention_kernel
 from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
+from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, Producer, SavedTensor, ScoreShape
-from llmsys.estimate.software_profile import MemoryProfile
 
 CHUNK = 128  # llmsys/model/cpu_attention.py
 
@@ -81,8 +80,20 @@ def iter_attention_tensors(
 ) -> Iterator[SavedTensor]:
     """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it saves its output."""
     scores = model.attention.build_score_shape(model, shape.length, is_causal=model.family != "encoder")
-    kernel = choose_attention_memory(model, layer, shape)
-    yield from _iter_kernel_tensors(model, model.attention, scores, kernel, shape, is_rotated=model.uses_rope(layer))
+    kernel, attention = choose_attention_memory(model, layer, shape), model.attention
+    is_rotated, saved = model.uses_rope(layer), kernel.saves_inputs
+    blocks = attention.list_score_blocks(layer, scores, shape)
+    if blocks:
+        inputs = {"is_rotated": is_rotated, "are_queries_saved": saved, "are_keys_saved": saved}
+        yield from attention.iter_saved_tensors(model, scores, shape, **inputs)
+    else:
+        yield from _iter_kernel_tensors(model, attention, scores, kernel, shape, is_rotated=is_rotated)
+    for block_scores, block_shape, has_table in blocks:
+        own = replace(kernel, table="documents" if has_table else "none")
+        for tensor in _iter_score_tensors(model, block_scores, own, block_shape):
+            # Outputs of several calls are joined: what the next matmul saves is none of them.
+            is_joined = tensor.name == "attention output" and kernel.kind != "fused"
+            yield replace(tensor, is_saved=False) if is_joined else tensor
     yield from iter_output_projection("attention projection", model, shape, is_saved=is_output_saved)
 
 
@@ -129,6 +140,13 @@ def _iter_kernel_tensors(
         are_queries_saved=kernel.saves_inputs,
         are_keys_saved=kernel.saves_inputs and not kernel.must_repeat_heads(scores, shape),
     )
+    yield from _iter_score_tensors(model, scores, kernel, shape)
+
+
+def _iter_score_tensors(
+    model: ModelConfig, scores: ScoreShape, kernel: AttentionMemory, shape: ActivationShape
+) -> Iterator[SavedTensor]:
+    """Yield what one call of the kernel saves beside its inputs."""
     yield from scores.iter_ring_tensors(shape)
     yield from _iter_input_copies(scores, kernel, shape)
     yield from model.position.iter_saved_tensors(scores, shape)
@@ -263,38 +281,3 @@ def _iter_feed_forward_tensors(
 
 def _is_feed_forward_input_saved(model: ModelConfig, layer: int, shape: ActivationShape) -> bool:
     return model.moe is None or not model.is_moe_layer(layer) or model.moe.is_input_saved(shape)
-
-
-def compute_saved_bytes(tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile) -> int:
-    """Return the bytes that a block saves under a recompute policy: none, selective or block."""
-    return sum(tensor.bytes for tensor in select_saved_tensors(tensors, policy, compiled, system))
-
-
-def select_saved_tensors(
-    tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
-) -> list[SavedTensor]:
-    """Return the tensors that a block saves under a recompute policy."""
-    tensors = list(tensors)
-    if policy == "full":
-        return [tensor for tensor in tensors if tensor.producer == "input"]
-    if policy == "selective":
-        return _apply_selective_policy(tensors, compiled, system)
-    if compiled:  # pointwise ops are fused into their readers, and recomputed (min-cut partitioner)
-        return [
-            tensor
-            for tensor in tensors
-            if tensor.producer not in ("pointwise", "fused")
-            and (tensor.is_saved or tensor.producer == "product")
-            and tensor.is_needed
-        ]
-    return [tensor for tensor in tensors if tensor.is_saved]
-
-
-def _apply_selective_policy(tensors: list[SavedTensor], compiled: bool, system: MemoryProfile) -> list[SavedTensor]:
-    if system.selective == "attention":
-        return [tensor for tensor in tensors if tensor.is_saved and not tensor.name.startswith("scores")]
-    products = [tensor for tensor in tensors if tensor.producer == "product"]
-    if system.selective == "alternate":
-        products = products[::2]
-    others = [tensor for tensor in tensors if tensor.producer in ("input", "attention", "collective")]
-    return [tensor for tensor in [*products, *others] if tensor.is_needed or not compiled]

@@ -20,9 +20,8 @@ from llmsys.estimate.activation_memory import (
     list_loss_items,
     list_loss_remainders,
 )
-from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot, reduce_item_bytes
+from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot, compute_saved_bytes, reduce_item_bytes
 from llmsys.estimate.rank_parameters import PipelineStage, count_branch_elements
-from llmsys.estimate.saved_tensors import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import (
     FP32,

@@ -202,7 +202,7 @@ def _estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: Pass
         return 0.0
     # Few estimates open these files.
     from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
-    from llmsys.estimate.saved_tensors import compute_saved_bytes
+    from llmsys.estimate.memory_timeline import compute_saved_bytes
 
     groups = iter_block_groups(config, build_activation_shape(config, bench.layout))
     saved = sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)

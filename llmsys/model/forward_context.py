@@ -47,6 +47,9 @@ class ForwardContext:
         cross_mask: Mask of the cross-attention.
         real_BT: False where a token is padding, which experts do not count; None: no padding.
         heads: The query heads of this rank. Per-head parameters and biases are cut to them.
+        step: Step of a block that repeats; the cache has an entry for each.
+        documents_BT: Document numbers, for attention that masks by itself.
+        length_projection_NT: Mixture of positions that all layers share (Linformer).
     """
 
     masks: Mapping[LayerType, LayerMask]
@@ -61,6 +64,9 @@ class ForwardContext:
     """False where a token is padding, which experts must not count. None: no padding."""
     heads: slice = field(default_factory=lambda: ALL_HEADS)
     """The query heads that attention is asked about here: what belongs to heads is cut to them."""
+    step: int = 0
+    documents_BT: Tensor | None = None
+    length_projection_NT: Tensor | None = None
 
     def rotate_and_cache(
         self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
@@ -74,7 +80,7 @@ class ForwardContext:
         if rotation is not None:
             q_BTHK, k_BTGK = rotation(q_BTHK), rotation(k_BTGK)
         if self.cache is not None:
-            k_BTGK, kept_BT = self.cache.append_layer(layer, k_BTGK, kept_BT)
+            k_BTGK, kept_BT = self.cache.append_layer(layer + self.step, k_BTGK, kept_BT)
         return q_BTHK, k_BTGK, kept_BT
 
 
@@ -138,6 +144,7 @@ class ContextBuilder:
             cross_mask=self.masks.build_cross_mask(inputs, memory),
             real_BT=real_BT,
             heads=self.heads,
+            documents_BT=documents_BT,
         )
 
     def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:

@@ -108,6 +108,8 @@ def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | to
     std = config.initializer_range
     if config.initializer == "xavier" and len(shape) >= 2:
         std = math.sqrt(2 / (shape[-1] + shape[-2]))
+    if owner.endswith("length_proj"):
+        return 1 / math.sqrt(shape[-2])  # a random projection to k positions keeps lengths (Wang 2020, theorem 2)
     match config.residual:
         case DeepNormConfig():
             scaled = owner.endswith(DEEPNORM_SCALED)

@@ -3,8 +3,10 @@
 A decoder or an encoder is one stack. An encoder-decoder is two, of the same class with different configs.
 """
 
+from dataclasses import replace
 from typing import assert_never
 
+import torch
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
@@ -30,7 +32,9 @@ from llmsys.model.dropout import apply_dropout
 from llmsys.model.embedding import LearnedPositionEmbedding, RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
+from llmsys.model.long_attention import LengthProjection, build_shared_length_projection
 from llmsys.model.normalization import build_norm
+from llmsys.model.recurrence import build_recurrence
 from llmsys.model.transformer_block import TransformerBlock
 
 # B rows, T positions, D width
@@ -47,10 +51,10 @@ class LayerStack(nn.Module):
         self.sinusoids: SinusoidalPositionEmbedding | None = None
         self.relative_bias: RelativePositionBias | None = None
         self._add_positions(config)
+        self.length_proj: LengthProjection | None = build_shared_length_projection(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
-        self.blocks = nn.ModuleList(
-            TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_hidden_layers)
-        )
+        self.blocks = nn.ModuleList(TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks))
+        self.recurrence = build_recurrence(config)
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
 
@@ -95,11 +99,16 @@ class LayerStack(nn.Module):
             real_BT=real_BT,
             training=self.training,
         )
-        x_BTD = embedded_BTD
+        if self.length_proj is not None:
+            context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
+        positions_BTD, x_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype), embedded_BTD
         if layers is None or 0 in layers:
-            x_BTD = self._prepare_embedding(x_BTD, context.positions_BT)
-        for block in self.select_blocks(layers):
-            x_BTD = block(x_BTD, context)
+            x_BTD = self._prepare_embedding(x_BTD, positions_BTD if self.recurrence is None else None)
+        if self.recurrence is not None:
+            x_BTD = self.recurrence(self.blocks[0], x_BTD, positions_BTD, context)
+        else:
+            for block in self.select_blocks(layers):
+                x_BTD = block(x_BTD, context)
         # After the last layer: every layer writes at the cache's old length.
         if cache is not None:
             cache.advance(embedded_BTD.shape[1])
@@ -114,10 +123,12 @@ class LayerStack(nn.Module):
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.final)
 
-    def _prepare_embedding(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+    def _embed_positions(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor | None:
         positions = self.sinusoids if self.positions is None else self.positions
-        if positions is not None:
-            x_BTD = x_BTD + positions(positions_BT).to(x_BTD.dtype)
+        return None if positions is None else positions(positions_BT).to(dtype)
+
+    def _prepare_embedding(self, x_BTD: Tensor, positions_BTD: Tensor | None = None) -> Tensor:
+        x_BTD = x_BTD if positions_BTD is None else x_BTD + positions_BTD
         x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
         return self._apply_stack_dropout(x_BTD, self.config.dropout.embedding)
 

@@ -88,6 +88,8 @@ class MaskBuilder:
 
     def build_self_masks(self, inputs: MaskInputs) -> Mapping[LayerType, LayerMask]:
         """Return the masks of self-attention by layer type."""
+        if self.config.attention.has_own_mask:
+            return dict.fromkeys(self.windows, EVERYTHING)
         if attention_device.describe_device(inputs.like.device) == attention_device.CPU:
             return self.build_tables(inputs, self.windows)
         masks: dict[LayerType, LayerMask] = {}

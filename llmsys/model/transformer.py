@@ -29,6 +29,7 @@ from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
 from llmsys.model.output_head import build_extras, build_head
+from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
@@ -180,18 +181,23 @@ class Transformer(LayerStack):
             parts = [*self.select_blocks(layers), *(self.prediction if self.has_last_layer(layers) else ())]
         return [module for part in parts for module in part.modules() if isinstance(module, MoELayer)]
 
+    def list_auxiliary_layers(self, layers: range | None = None) -> list[MoELayer | AdaptiveRecurrence]:
+        """List the layers with losses and counters of their own: experts, and positions that halt by themselves."""
+        halting = [module for module in self.modules() if isinstance(module, AdaptiveRecurrence)]
+        return [*self.list_moe_layers(layers), *halting]
+
     def compute_auxiliary_loss(self) -> Tensor:
-        """Return the weighted balance losses of the last training forward, summed over layers; 0 without experts.
+        """Return the weighted auxiliary losses of the last training forward, summed over layers; 0 without any.
 
         A mean over tokens, ready to be added to a loss that is a mean over tokens.
         """
-        losses = [layer.compute_auxiliary_loss() for layer in self.list_moe_layers()]
+        losses = [layer.compute_auxiliary_loss() for layer in self.list_auxiliary_layers()]
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.embed.weight.device)
 
     def compute_auxiliary_share(
         self, num_tokens: Tensor, num_source_tokens: Tensor, layers: range | None = None
     ) -> Tensor:
-        """Return the share of the last training forward in the weighted balance losses of the step; 0 without experts.
+        """Return the share of the last training forward in the weighted auxiliary losses of the step; 0 without any.
 
         Every layer's loss is a mean over the tokens that it has seen: in an encoder-decoder the encoder sees the
         source.
@@ -204,7 +210,7 @@ class Transformer(LayerStack):
         of_source = set() if self.encoder is None else {id(module) for module in self.encoder.modules()}
         shares = [
             layer.sum_auxiliary_losses() / (num_source_tokens if id(layer) in of_source else num_tokens)
-            for layer in self.list_moe_layers(layers)
+            for layer in self.list_auxiliary_layers(layers)
         ]
         return torch.stack(shares).sum() if shares else torch.zeros_like(num_tokens)
 

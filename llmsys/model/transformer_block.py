@@ -9,6 +9,7 @@ from typing import assert_never
 from torch import Tensor, nn
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.norm import (
     DeepNormConfig,
@@ -23,6 +24,7 @@ from llmsys.model.dropout import apply_dropout
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.latent_attention import MultiHeadLatentAttention
+from llmsys.model.long_attention import LinformerAttention, LongformerAttention
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
 from llmsys.model.normalization import build_norm
@@ -129,6 +131,10 @@ def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     match config.attention:
         case LatentAttentionConfig() as attention:
             return MultiHeadLatentAttention(config, attention, layer)
+        case LongformerAttentionConfig() as attention:
+            return LongformerAttention(config, attention, layer)
+        case LinformerAttentionConfig() as attention:
+            return LinformerAttention(config, attention, layer)
         case MultiHeadAttentionConfig() as attention:
             position = config.position
             if isinstance(position, TransformerXlPositionConfig):

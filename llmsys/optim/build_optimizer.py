@@ -6,7 +6,7 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, UpdateRule
+from llmsys.config.optimizer import AdamConfig, AdamWConfig, MuonConfig, OptimizerConfig, UpdateRule
 from llmsys.errors import ConfigError
 from llmsys.log import get_logger
 from llmsys.optim.adamw_kernel import choose_adamw_kernel
@@ -16,12 +16,8 @@ from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 log = get_logger(__name__)
 
-MOMENTS = {
-    "first_moment": "exp_avg",
-    "second_moment": "exp_avg_sq",
-    "scale_of_first_moment": "exp_avg_scale",
-    "scale_of_second_moment": "exp_avg_sq_scale",
-}
+FULL_MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+MOMENTS = FULL_MOMENTS | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
 """Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
 belong to moments of 8 bits."""
 
@@ -30,7 +26,7 @@ Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
 
 
 class OptimizersContainer:
-    """AdamW and, where it is chosen, Muon, with the interface of one torch optimizer."""
+    """Adam or AdamW and, where it is chosen, Muon, with the interface of one torch optimizer."""
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
         self._members = members
@@ -86,7 +82,7 @@ def build_optimizer(
     if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
         members.append(_build_adamw(adamw, config))
     match config:
-        case AdamWConfig():
+        case AdamConfig() | AdamWConfig():
             pass
         case MuonConfig():
             settings = {"momentum": config.momentum, "steps": config.newton_schulz_steps}
@@ -112,13 +108,13 @@ def require_adamw(config: OptimizerConfig) -> AdamWConfig:
         ConfigError: Another optimizer is chosen.
     """
     match config:
-        case AdamWConfig():
-            return config
-        case MuonConfig():
+        case AdamConfig() | MuonConfig():
             raise ConfigError(
                 f"optimizer.kind={config.kind} is not built by this engine. "
                 "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
             )
+        case AdamWConfig():
+            return config
         case unreachable:
             assert_never(unreachable)
 
@@ -140,7 +136,8 @@ def _build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch
     if kernel.kind != "fused":
         log.warning("AdamW steps with %s kernels: %s", kernel.kind, kernel.reason)
     options = {"fused": kernel.kind == "fused", "foreach": kernel.kind == "foreach"}
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, **options)
+    rule = torch.optim.Adam if isinstance(config, AdamConfig) else torch.optim.AdamW
+    optimizer = rule(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, **options)
     for group in groups:
         for parameter in group["params"]:
             # As torch's first step would create it; a float32 step counter is required by fused=True. The other kernels

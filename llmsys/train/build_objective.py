@@ -6,12 +6,18 @@ The one file that maps an objective to its data. Everything is opened and checke
 from typing import assert_never
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
-from llmsys.config.objective import ClassificationConfig, MaskedLmConfig, NextTokenConfig, TranslationConfig
+from llmsys.config.objective import (
+    ClassificationConfig,
+    MaskedLmConfig,
+    NextTokenConfig,
+    SpanCorruptionConfig,
+    TranslationConfig,
+)
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.length_buckets import LengthBuckets
-from llmsys.data.masking import TokenMasker
+from llmsys.data.masking import SpanCorruptor, TokenMasker, WindowTransform
 from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
@@ -24,9 +30,10 @@ from llmsys.tokenizer import Tokenizer
 from llmsys.train.evaluator import ALONE, Evaluator, RowRanks, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
-from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data, uses_windows
+from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
 
 PairObjective = TranslationConfig | ClassificationConfig
+HidingObjective = MaskedLmConfig | SpanCorruptionConfig
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
@@ -45,7 +52,7 @@ def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBat
         DataError: the data are missing or damaged.
     """
     if config.train.reproducibility == "bitwise":
-        require_ranks(ranks, list_micro_batch_counts(config.batch, windows=uses_windows(config.objective)))
+        require_ranks(ranks, list_micro_batch_counts(config.batch, windows=config.objective.uses_windows))
         # A rank takes every ranks-th micro-batch of a single rank's plan, so their content does not depend on `ranks`.
         return StridedStepBatches(_build_sharded_steps(config, 1, 0), ranks, data_rank)
     return _build_sharded_steps(config, ranks, data_rank)
@@ -55,7 +62,7 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
     match config.objective:
         case NextTokenConfig():
             return _build_window_steps(config, None, ranks, data_rank)
-        case MaskedLmConfig() as objective:
+        case MaskedLmConfig() | SpanCorruptionConfig() as objective:
             return _build_window_steps(config, objective, ranks, data_rank)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "train")
@@ -72,12 +79,12 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
 
 
 def _build_window_steps(
-    config: RunConfig, masked: MaskedLmConfig | None, ranks: int, data_rank: int
+    config: RunConfig, hidden: HidingObjective | None, ranks: int, data_rank: int
 ) -> WindowStepBatches:
     dataset = open_run_data(config, "train")
     windows, masking = _build_windows(config, dataset), None
-    if masked is not None:
-        masking = _build_masking(masked, dataset.tokenizer, (windows.fingerprint, config.run.seed))
+    if hidden is not None:
+        masking = _build_transform(config, hidden, dataset.tokenizer, (windows.fingerprint, config.run.seed))
     return WindowStepBatches(
         windows,
         build_run_plan(config, ranks, data_rank),
@@ -104,7 +111,7 @@ def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator
     match config.objective:
         case NextTokenConfig():
             return _build_text_evaluator(config, None, row_ranks)
-        case MaskedLmConfig() as objective:
+        case MaskedLmConfig() | SpanCorruptionConfig() as objective:
             return _build_text_evaluator(config, objective, row_ranks)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "heldout")
@@ -116,10 +123,10 @@ def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator
             assert_never(unreachable)
 
 
-def _build_text_evaluator(config: RunConfig, masked: MaskedLmConfig | None, row_ranks: RowRanks) -> Evaluator:
+def _build_text_evaluator(config: RunConfig, hidden: HidingObjective | None, row_ranks: RowRanks) -> Evaluator:
     dataset = open_run_data(config, "heldout")
     evaluators = {
-        name: _build_source_evaluator(config, masked, shards, dataset.tokenizer, row_ranks)
+        name: _build_source_evaluator(config, hidden, shards, dataset.tokenizer, row_ranks)
         for name, shards in zip(dataset.names, dataset.sources, strict=True)
     }
     is_mixture = get_mixture(config.data) is not None
@@ -128,11 +135,11 @@ def _build_text_evaluator(config: RunConfig, masked: MaskedLmConfig | None, row_
 
 
 def _build_source_evaluator(
-    config: RunConfig, masked: MaskedLmConfig | None, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks
+    config: RunConfig, hidden: HidingObjective | None, shards: TokenShards, tokenizer: Tokenizer, row_ranks: RowRanks
 ) -> Evaluator:
-    if masked is None:
+    if hidden is None:
         return HeldoutEvaluator(config, shards, tokenizer, row_ranks)
-    masking = _build_masking(masked, tokenizer, ("heldout", shards.fingerprint))
+    masking = _build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint))
     windows = MaskedHeldoutWindows(build_heldout_windows(config, shards, tokenizer), masking)
     return TargetEvaluator(windows, row_ranks, config.evaluation_sequences)
 
@@ -243,12 +250,29 @@ def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Toke
             assert_never(unreachable)
 
 
-def _build_masking(objective: MaskedLmConfig, tokenizer: Tokenizer, key: tuple[str | int, ...]) -> TokenMasker:
-    mask = tokenizer.find_piece_id(objective.mask_token)
-    if mask is None:
+def _build_transform(
+    config: RunConfig, objective: HidingObjective, tokenizer: Tokenizer, key: tuple[str | int, ...]
+) -> WindowTransform:
+    match objective:
+        case MaskedLmConfig():
+            [mask] = _find_tokens(tokenizer, [objective.mask_token], "objective.mask_token")
+            return TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
+        case SpanCorruptionConfig():
+            _, spans = objective.count_noise(config.batch.sequence_length)
+            names = [objective.sentinel_token.replace("{}", str(span)) for span in range(spans)]
+            sentinels = _find_tokens(tokenizer, names, "objective.sentinel_token")
+            return SpanCorruptor(objective, tuple(sentinels), tokenizer.eos_id, get_start_token(config), key)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _find_tokens(tokenizer: Tokenizer, names: list[str], field: str) -> list[int]:
+    found = [tokenizer.find_piece_id(name) for name in names]
+    if None in found:
+        missing = names[found.index(None)]
         raise ConfigError(
-            f"objective.mask_token={objective.mask_token} is not a token of the tokenizer. Train a tokenizer "
-            f"with it: set tokenizer.control_symbols=[{objective.mask_token}] and run llmsys prepare CONFIG. "
-            "For an existing tokenizer, set objective.mask_token to its mask token, such as [MASK]."
+            f"{field}={missing} is not a token of the tokenizer. Train a tokenizer with it: set "
+            f"tokenizer.control_symbols=[{', '.join(names)}] and run llmsys prepare CONFIG. "
+            f"For an existing tokenizer, set {field} to its own name, such as [MASK]."
         )
-    return TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
+    return [number for number in found if number is not None]

@@ -1,5 +1,7 @@
 """Expert load over all ranks: update the balancing bias after each step, and report the balance.
 
+The mean depth of positions that halt by themselves is counted likewise.
+
 Invariants:
 - Sums over tokens are taken in the forward pass, reduced over ranks once per step, and reset. Layout and gradient
   accumulation therefore change no number.
@@ -15,6 +17,7 @@ from torch import Tensor
 from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, NoBalancingConfig
 from llmsys.model.load_balancing import update_balance_bias
 from llmsys.model.moe_layer import MoELayer
+from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.process_group import all_reduce_sum
 
@@ -125,6 +128,31 @@ def update_expert_balance(model: Transformer, applied: bool = True) -> ExpertLoa
             _update_layer_balance(layer, tokens_LE[layer.number], share_LE[layer.number])
         layer.reset_counts()
     return ExpertLoad(sums_LS)
+
+
+@torch.no_grad()
+def measure_mean_depth(model: Transformer) -> dict[str, Tensor]:
+    """Return the mean steps of a position in this step, over all ranks, and reset the counts. Collective.
+
+    Args:
+        model: the model.
+
+    Returns:
+        `mean_depth` of the decoder or of the only stack, and `encoder_mean_depth`, as far as positions halt by
+        themselves; scalars on the device. Empty for other models.
+    """
+    stacks = {"mean_depth": model.recurrence}
+    if model.encoder is not None:
+        stacks["encoder_mean_depth"] = model.encoder.recurrence
+    layers = {name: layer for name, layer in stacks.items() if isinstance(layer, AdaptiveRecurrence)}
+    if not layers:
+        return {}
+    sums_L2 = all_reduce_sum(
+        torch.stack([torch.stack(layer.get_step_counters()) for layer in layers.values()]).double()
+    )
+    for layer in layers.values():
+        layer.reset_counts()
+    return dict(zip(layers, sums_L2[:, 0] / sums_L2[:, 1].clamp(min=1), strict=True))
 
 
 def _split_sums(sums_LS: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
+from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.run_constraints import require_micro_batches
 from llmsys.data.batch import Batch
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.data.step_batches import StepBatches

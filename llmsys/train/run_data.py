@@ -15,13 +15,6 @@ from llmsys.config.data import (
     PairsConfig,
     list_dataset_folders,
 )
-from llmsys.config.objective import (
-    ClassificationConfig,
-    MaskedLmConfig,
-    NextTokenConfig,
-    ObjectiveConfig,
-    TranslationConfig,
-)
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
 from llmsys.config.train import GenerationConfig
@@ -68,24 +61,6 @@ def get_mixture(data: DataConfig) -> MixtureConfig | None:
             return data
         case CrawlConfig() | PairsConfig() | LabelledTextConfig():
             return None
-        case unreachable:
-            assert_never(unreachable)
-
-
-def uses_windows(objective: ObjectiveConfig) -> bool:
-    """Tell windows of one length from pairs and labelled texts.
-
-    Args:
-        objective: the objective of a run.
-
-    Returns:
-        True for windows.
-    """
-    match objective:
-        case NextTokenConfig() | MaskedLmConfig():
-            return True
-        case TranslationConfig() | ClassificationConfig():
-            return False
         case unreachable:
             assert_never(unreachable)
 

@@ -19,7 +19,6 @@ from llmsys.estimate.device_profile import DeviceProfile, find_device_by_driver_
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.prediction_error import format_memory_size
 from llmsys.parallel.process_group import all_reduce_max, get_world_size
-from llmsys.train.run_data import uses_windows
 
 UNKNOWN = "unknown device"
 
@@ -72,7 +71,7 @@ def build_flops_convention(config: RunConfig, profile: DeviceProfile | None, ran
     source, target = config.sequence_lengths
     recompute = config.train.activation_checkpoint
     counted = count_flops(config.model, source, 1, convention, target_length=target, recompute=recompute)
-    whole_windows = uses_windows(config.objective)
+    whole_windows = config.objective.uses_windows
     peak = profile.peak_flops.get(precision) if profile is not None and whole_windows else None
     name = UNKNOWN if profile is None else profile.name
     return FlopsConvention(convention, name, precision, counted.flops_per_token, None if peak is None else peak * ranks)

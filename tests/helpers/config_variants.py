@@ -153,6 +153,10 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "latent", {
         "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
     }),
+    _choose("model.attention", "longformer", {"windows": [8]}, **BERT, model__head={"kind": "mlm"}),
+    _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
+            batch__attention_scope="window"),
+    *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),
@@ -170,10 +174,12 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("objective", "next_token"),
     _choose("objective", "translation", model__family="encoder_decoder", data=PAIRS, batch=PAIR_BATCH),
     _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),
+    _choose("objective", "span_corruption", {"noise_density": 0.3}, model__family="encoder_decoder",
+            batch__attention_scope="window"),
     _choose(
         "objective", "classification", model__family="encoder", model__head=LABELS, data=LABELLED, batch=PAIR_BATCH
     ),
-    *_choose_each("optimizer", "adamw", "muon"),
+    *_choose_each("optimizer", "adamw", "adam", "muon"),
     *_choose_each("schedule", "cosine", "linear", "constant"),
     _choose("schedule", "wsd", {"decay_tokens": 8 * LENGTH}),
     _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),

@@ -101,6 +101,14 @@ DECODERS: dict[str, dict[str, Any]] = {
             ("geglu_tanh", True),
         ]
     },
+    "universal, rope": {"recurrence": {"kind": "fixed"}, "num_hidden_layers": 3},
+    "universal, adaptive": {
+        "recurrence": {"kind": "adaptive", "threshold": 0.9, "ponder_weight": 0.5},
+        "num_hidden_layers": 4,
+        "residual": {"kind": "post"},
+        "norm": LAYERNORM,
+        "position": {"kind": "sinusoidal"},
+    },
     "feed-forward clamped": {"feed_forward": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
 }
 
@@ -108,6 +116,15 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "bert": BERT | {"head": {"kind": "mlm"}, "tie_word_embeddings": True},
     "bert classifier": BERT | {"head": {"kind": "classification", "num_labels": 3}},
     "rope encoder": {"family": "encoder", "head": {"kind": "features"}, **SLIDING},
+    "longformer": BERT
+    | {"head": {"kind": "mlm"}, "attention": {"kind": "longformer", "windows": [4, 2], "dilations": [1, 1, 2, 3]}},
+    "longformer, no global tokens": BERT
+    | {
+        "head": {"kind": "features"},
+        "attention": {"kind": "longformer", "windows": [2], "num_global_tokens": 0, "qkv_bias": True},
+    },
+    "universal encoder": BERT
+    | {"head": {"kind": "mlm"}, "recurrence": {"kind": "adaptive", "threshold": 0.9}, "num_hidden_layers": 3},
     "alibi encoder": {
         "family": "encoder",
         "head": {"kind": "mlm", "activation": "relu"},
@@ -124,6 +141,12 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "original": ORIGINAL,
+    "universal": ORIGINAL
+    | {
+        "recurrence": {"kind": "adaptive", "threshold": 0.8},
+        "num_hidden_layers": 3,
+        "encoder": {"num_hidden_layers": 4},
+    },
     "t5": {
         "family": "encoder_decoder",
         "position": BUCKETS,

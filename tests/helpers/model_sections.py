@@ -58,6 +58,8 @@ DECODERS: dict[str, Changes] = {
     "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
     "transformer-xl without biases": {**EVERY_HEAD, "position": {"kind": "transformer_xl", "biases": False}},
     "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
+    "universal": {"recurrence": {"kind": "fixed"}},
+    "universal, adaptive": {"recurrence": {"kind": "adaptive"}, "residual": {"kind": "post"}},
     "trained head bias": {"head": {"kind": "lm", "bias": "trained"}},
     "fixed head bias": {"head": {"kind": "lm", "bias": "fixed"}, "tie_word_embeddings": True},
     "latent": {**EVERY_HEAD, "attention": LATENT | {"q_lora_rank": 14}},
@@ -105,6 +107,31 @@ ENCODERS: dict[str, Changes] = {
     "classifier": {**BERT, "head": {"kind": "classification", "num_labels": 5}},
     "features": {**BERT, "head": {"kind": "features"}},
     "features and pooler": {**BERT, "head": {"kind": "features", "pooler": True}},
+    "longformer": {**BERT, "attention": {"kind": "longformer", "windows": [8]}, "head": {"kind": "mlm"}},
+    "longformer, dilated": {
+        **BERT,
+        "attention": {
+            "kind": "longformer",
+            "windows": [4],
+            "dilations": [1, 2],
+            "num_global_tokens": 2,
+            "qkv_bias": True,
+        },
+        "head": {"kind": "mlm"},
+    },
+    "linformer": {**BERT, "attention": {"kind": "linformer", "projected_length": 6}, "head": {"kind": "mlm"}},
+    "linformer, grouped, own mixtures": {
+        **BERT,
+        "num_key_value_heads": 2,
+        "attention": {"kind": "linformer", "projected_length": 6, "sharing": "none"},
+        "position": {"kind": "rope"},
+        "head": {"kind": "features"},
+    },
+    "linformer, heads share": {
+        **BERT,
+        "attention": {"kind": "linformer", "projected_length": 6, "sharing": "heads"},
+        "head": {"kind": "features"},
+    },
     "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
     "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
 }
@@ -120,6 +147,7 @@ ORIGINAL: Changes = {
 }
 PAIRS: dict[str, Changes] = {
     "original": ORIGINAL,
+    "universal in both stacks": {**ORIGINAL, "recurrence": {"kind": "adaptive"}, "encoder": {"num_hidden_layers": 2}},
     "two vocabularies": {**ORIGINAL, "embedding": {"source_vocab_size": 30}, "tie_word_embeddings": False},
     "learned in both stacks": {**ORIGINAL, "position": {"kind": "learned", "offset": 2}, "embedding": {"norm": True}},
     "relative bias in both stacks": {

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
+from llmsys.config.objective import SpanCorruptionConfig
 from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.masking import SpanCorruptor
 from llmsys.data.sequence_pairs import pad_sequences
 
 SHAPE: dict[str, Any] = {
@@ -42,5 +44,9 @@ def build_batch(objective: str, step: int, group: int, rows: Sequence[int]) -> B
     if objective == "classification":
         labels = [[int(left[row][0]) % 3] for row in rows] or [[IGNORED]]
         return Batch(source_BS, torch.tensor(labels), documents_BS)
+    if objective == "span_corruption":
+        corruptor = SpanCorruptor(SpanCorruptionConfig(), (2, 3, 39), end_token=1, start_token=0, key=("test",))
+        windows = Batch(source_BS, source_BS.masked_fill(documents_BS == PADDING, IGNORED))
+        return corruptor.mask_batch(windows, [100 * step + row for row in rows])
     chosen = (source_BS % 3 == 0) & (documents_BS != PADDING) & bool(rows)
     return Batch(source_BS.where(~chosen, 3), source_BS.where(chosen, IGNORED), documents_BS)

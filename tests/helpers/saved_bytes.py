@@ -10,7 +10,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
-from llmsys.estimate.saved_tensors import compute_saved_bytes
+from llmsys.estimate.memory_timeline import compute_saved_bytes
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import ActivationCheckpointMode, apply_activation_checkpoint
@@ -63,9 +63,10 @@ def estimate_saved_bytes(
     model: ModelConfig, dtype: torch.dtype, policy: ActivationCheckpointMode, *, documents: bool
 ) -> int:
     pairs = model.family == "encoder_decoder"
-    batch = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
+    batch: dict[str, Any] = {"sequence_length": SOURCE if pairs else LENGTH, "sequences": SEQUENCES} | (
         {"target_sequence_length": LENGTH} if pairs else {}
     )
+    batch |= {"attention_scope": "window"} if model.attention.mixes_documents else {}
     config = RunConfig.model_validate(
         {
             "model": model,

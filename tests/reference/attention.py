@@ -22,6 +22,10 @@ def compute_self_attention(
 ) -> Vectors:
     if config.attention.kind == "latent":
         return compute_latent_attention(config, p, name, layer, x, documents)
+    if config.attention.kind == "longformer":
+        return compute_longformer_attention(config, p, name, layer, x, documents)
+    if config.attention.kind == "linformer":
+        return compute_linformer_attention(config, p, name, layer, x, documents)
     heads, shared_by = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
     q, k, v = (project_heads(config, p, name, which, x) for which in "qkv")
     outputs = []
@@ -95,12 +99,66 @@ def compute_latent_attention(
     return outputs
 
 
-def project_heads(config: ModelConfig, p: Parameters, name: str, which: str, x: Vectors) -> list[Vectors]:
+def compute_longformer_attention(
+    config: ModelConfig, p: Parameters, name: str, layer: int, x: Vectors, documents: list[int]
+) -> Vectors:
+    """Beltagy 2020, 3.1: a window dilated by head, and leading positions that see and are seen by all."""
+    kind: Any = config.attention
+    radius, tokens = kind.windows[layer % len(kind.windows)] // 2, kind.num_global_tokens
+    local = [project_heads(config, p, name, which, x) for which in "qkv"]
+    everywhere = [project_heads(config, p, f"{name}.global", which, x, "_") for which in "qkv"] if tokens else local
+    outputs = []
+    for t in range(len(x)):
+        q, k, v = everywhere if t < tokens else local
+        mixed = []
+        for head in range(config.num_attention_heads):
+            dilation = kind.dilations[head % len(kind.dilations)]
+            near = [s for s in range(len(x)) if (t - s) % dilation == 0 and abs(t - s) <= radius * dilation]
+            seen = [s for s in range(len(x)) if documents[s] == documents[t] and (min(s, t) < tokens or s in near)]
+            scores = [q[t][head] @ k[s][head] / math.sqrt(config.head_dim) for s in seen]
+            mixed.append(compute_mean([v[s][head] for s in seen], scores, None))
+        outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
+    return outputs
+
+
+def compute_linformer_attention(
+    config: ModelConfig, p: Parameters, name: str, layer: int, x: Vectors, documents: list[int]
+) -> Vectors:
+    """Wang 2020, equation 7: keys and values are mixtures of all positions that are no padding."""
+    kind: Any = config.attention
+    shared_by, size = config.num_attention_heads // config.num_key_value_heads, kind.projected_length
+    q, k, v = (project_heads(config, p, name, which, x) for which in "qkv")
+    first, last = {
+        "layers": ("length_proj",) * 2,
+        "key_value": (f"{name}.length_proj",) * 2,
+    }.get(kind.sharing, (f"{name}.k_length_proj", f"{name}.v_length_proj"))
+    real = [s for s in range(len(x)) if documents[s] >= 0]
+    outputs = []
+    for t in range(len(x)):
+        mixed = []
+        for head in range(config.num_attention_heads):
+            theirs = head // shared_by
+            start = theirs * size if kind.sharing == "none" else 0
+            keys, values = [], []
+            for n in range(start, start + size):
+                rows = [rotate(config, layer, k[s][theirs], s) for s in real]
+                weights = p[f"{first}.weight"][n], p[f"{last}.weight"][n]
+                keys.append(sum(weights[0][s] * row for s, row in zip(real, rows, strict=True)))
+                values.append(sum(weights[1][s] * v[s][theirs] for s in real))
+            query = rotate(config, layer, q[t][head], t)
+            mixed.append(compute_mean(values, [query @ key / math.sqrt(config.head_dim) for key in keys], None))  # type: ignore[arg-type]
+        outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
+    return outputs
+
+
+def project_heads(
+    config: ModelConfig, p: Parameters, name: str, which: str, x: Vectors, joint: str = "."
+) -> list[Vectors]:
     """Heads of queries, keys or values: mapped, normed, cut."""
     kind: Any = config.attention if config.attention.kind == "multi_head" else None
     rows = []
     for one in x:
-        flat = apply_linear(p, f"{name}.{which}_proj", one)
+        flat = apply_linear(p, f"{name}{joint}{which}_proj", one)
         if f"{name}.{which}_norm.weight" in p and kind.qk_norm == "full":
             flat = apply_norm(config, p, f"{name}.{which}_norm", flat)
         heads = list(flat.split(config.head_dim))

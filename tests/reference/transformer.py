@@ -5,7 +5,7 @@ gives their gradients. Attention is in attention.py, the other layers in layers.
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -71,13 +71,58 @@ def stack(
     memory: Vectors | None = None,
     sources: list[int] | None = None,
 ) -> Vectors:
-    x = [one + added_position(config, p, prefix, place(documents, t)) for t, one in enumerate(x)]
+    if config.recurrence is None:
+        x = [one + added_position(config, p, prefix, place(documents, t)) for t, one in enumerate(x)]
     if config.embedding.norm:
         x = [apply_norm(config, p, f"{prefix}embedding_norm", one) for one in x]
+    if config.recurrence is not None:
+        return recurrent(config, p, prefix, x, documents, types, alpha, memory, sources)
     for layer in range(config.num_hidden_layers):
         branches = branches_of(config, p, f"{prefix}blocks.{layer}", layer, documents, types, memory, sources)
         x = block(config, p, f"{prefix}blocks.{layer}", x, branches, alpha)
     return x
+
+
+def recurrent(
+    config: ModelConfig,
+    p: Parameters,
+    prefix: str,
+    x: Vectors,
+    documents: list[int],
+    types: list[int],
+    alpha: float,
+    memory: Vectors | None,
+    sources: list[int] | None,
+) -> Vectors:
+    """Universal Transformer: one block in every step; with ACT, Graves 2016, equations 4 to 10, for each position."""
+    name, kind = f"{prefix}blocks.0", cast(Any, config.recurrence)
+    used: list[list[Any]] = [[] for _ in x]
+    states: list[Vectors] = [[] for _ in x]
+    halted = [False] * len(x)
+    for step in range(1, config.num_hidden_layers + 1):
+        clock = wave(config, step)
+        entered = [one + added_position(config, p, prefix, place(documents, t)) + clock for t, one in enumerate(x)]
+        branches = branches_of(config, p, name, 0, documents, types, memory, sources)
+        after = block(config, p, name, entered, branches, alpha)
+        if kind.kind == "fixed":
+            x = after
+            continue
+        for t in range(len(x)):
+            if halted[t]:
+                continue
+            h = torch.sigmoid(apply_linear(p, f"{prefix}recurrence.halting", entered[t]))[0]
+            x[t] = after[t]
+            states[t].append(after[t])
+            halted[t] = step == config.num_hidden_layers or bool(sum(used[t]) + h > kind.threshold)
+            used[t].append(1 - sum(used[t]) if halted[t] else h)
+    if kind.kind == "fixed":
+        return x
+    return [cast(Tensor, sum(w * s for w, s in zip(used[t], states[t], strict=True))) for t in range(len(x))]
+
+
+def wave(config: ModelConfig, step: int) -> Tensor:
+    pairs = [step / 10000 ** (2 * i / config.hidden_size) for i in range(config.hidden_size // 2)]
+    return torch.tensor([f(a) for a in pairs for f in (math.sin, math.cos)], dtype=torch.float64)
 
 
 def predicted(config: ModelConfig, p: Parameters, ids: Tensor) -> list[Tensor]:

@@ -56,8 +56,8 @@ def test_a_drop_by_a_list_names_what_was_found(dataset: CrawlConfig) -> None:
     ("names", "message"),
     [
         (("", ""), "bad_words is already the name of rules.0, .* Give it another name, such as name: bad_words_2"),
-        (("", "c4"), "rules.1.name: c4 is the name of a stage or of another kind of rule. Use another name"),
-        (("language", ""), "rules.0.name: language is the name of a stage"),
+        (("", "c4"), "1.name: c4 is the name of a stage or of another kind of rule. Use another name"),
+        (("language", ""), "0.name: language is the name of a stage"),
         (("a.b", ""), "should match pattern"),
     ],
 )

@@ -41,7 +41,27 @@ def _change_experts(subject: ParityModel, name: str, changes: dict[str, Any]) ->
 
 
 PARITY_MODELS = {name: _change_experts(subject, name, changes) for name, (subject, changes) in KINDS.items()}
+UNIVERSAL = ParityModel(
+    "translation, adaptive depth",
+    ModelConfig.model_validate(
+        TRANSLATION.model.model_dump()
+        | {
+            "moe": None,
+            "num_hidden_layers": 3,
+            "recurrence": {"kind": "adaptive", "threshold": 0.8, "ponder_weight": 0.5},
+        }
+    ),
+)
 OTHER_ENGINES = {
+    f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
+    for engine, recompute in (
+        ("fsdp", "full"),
+        ("ddp", "none"),
+        ("bitwise", "none"),
+        ("zero-2", "none"),
+        ("accelerate", "selective"),
+    )
+} | {
     "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
     "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
     "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
@@ -55,7 +75,10 @@ OTHER_ENGINES = {
 def expected() -> bytes:
     """One process, a row at a time; by value, since ranks get at most 256 tensors by reference."""
     return pickle.dumps(
-        {subject.name: compute_reference_trajectory(subject) for subject in (*PARITY_MODELS.values(), TRANSLATION)}
+        {
+            subject.name: compute_reference_trajectory(subject)
+            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL)
+        }
     )
 
 

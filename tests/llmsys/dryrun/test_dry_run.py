@@ -10,6 +10,7 @@ from tests.helpers.dry_runs import (
     EXPERTS,
     INNER,
     LAYERS,
+    LENGTH,
     RANKS,
     VOCABULARY,
     WIDTH,
@@ -152,3 +153,16 @@ def test_a_rank_beyond_the_cluster_and_a_skew_beyond_all_tokens_are_refused() ->
         run_dry_run(build_request(rank=8))
     with pytest.raises(ConfigError, match=r"--expert-skew 5 is not a load: .* at most 4 times the mean"):
         run_dry_run(build_request(*EXPERTS, "layout.expert=4", skew=5.0))
+
+
+def test_a_rank_of_a_pipeline_runs_its_whole_schedule() -> None:
+    """The last of two stages: hidden states of four micro-batches come in, and their gradients go out."""
+    found = run_tiny("layout.pipeline=2", rank=4)
+    messages = {one["operation"]: one for one in found["collectives"] if one["axis"] == "pipeline"}
+    sent = 4 * LENGTH * WIDTH * 2
+    assert {name: (messages[name]["count"], messages[name]["bytes"]) for name in ("send", "receive")} == {
+        "send": (4, sent),
+        "receive": (4, sent),
+    }
+    assert found["parameters"]["kinds"][0]["first_rank"] == 4
+    assert abs(found["estimate"]["difference"]) < 0.25

@@ -55,6 +55,6 @@ def test_all_meshes_share_one_root(sizes: dict[str, int]) -> None:
 def test_axes_of_one_rank_have_no_mesh() -> None:
     meshes = build(shard=24)
     assert [name for name, mesh in meshes.items() if mesh is None] == [
-        "expert_fsdp", "expert", "context", "ring", "ulysses", "tensor", "member", "sequence",
+        "expert_fsdp", "expert", "context", "ring", "ulysses", "tensor", "member", "sequence", "pipeline",
     ]  # fmt: skip
     assert meshes["replica"] is meshes["dense"]

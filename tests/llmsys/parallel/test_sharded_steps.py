@@ -31,6 +31,8 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("scaled embedding, capped head", TENSOR),
         ("parallel, two norms", TENSOR),
         ("feed-forward clamped", TENSOR),
+        ("universal, rope", TENSOR),
+        ("universal, adaptive", CONTEXT),
         ("bert", TENSOR),
         ("bert", CONTEXT),
         ("experts, evenness over the batch", ParallelLayout(tensor=2, expert=2)),

@@ -8,10 +8,10 @@ import torch
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.noise_scale_constraints import require_micro_batches
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.run_constraints import require_micro_batches
 from llmsys.engine.engine import StepResult
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.errors import ConfigError

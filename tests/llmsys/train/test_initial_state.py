@@ -127,6 +127,7 @@ class EngineOfOneWeight:
 
     def __init__(self) -> None:
         self.tensors = build_state(0).tensors
+        self.module.shapes_elsewhere = {}  # type: ignore[assignment]  # no layers on other ranks
 
     def get_state(self) -> Any:
         return build_state(0).__class__(dict(self.tensors), 0)
@@ -340,3 +341,15 @@ def test_a_failing_removal_is_told_and_the_save_counts(tmp_path: Path, monkeypat
         publish_empty_checkpoint(tmp_path, step)
     remove_old_checkpoints(tmp_path, CheckpointConfig(keep_last=1))
     assert list_steps(tmp_path) == [10, 20]
+
+
+def test_no_rank_asks_for_the_files_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"__{rank}_0.distcp": "" for rank in range(8)}
+    asked: list[list[str]] = []
+    monkeypatch.setattr(checkpoint_record, "is_present", lambda path: not asked[-1].append(path.name))
+    monkeypatch.setattr(checkpoint_record, "compute_digest", lambda file, like="": like)
+    for share in range(4):
+        asked.append([])
+        assert checkpoint_record.find_damaged_file(tmp_path, names, share, 4) is None
+    assert sorted(name for one in asked for name in one) == sorted(names)
+    assert {len(one) for one in asked} == {2}

@@ -1,0 +1,72 @@
+"""Rules of the gradient noise scale (`train.noise_scale_every_steps`).
+
+It compares the gradient of the first micro-batch of a step with that of the full step (McCandlish 2018). A step needs
+therefore several micro-batches, and the first gradient must be complete before the next is added.
+"""
+
+from collections.abc import Iterator
+
+from llmsys.config.batch import BatchConfig
+from llmsys.config.engine import EngineConfig
+from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.section import Violation
+from llmsys.config.train import TrainConfig
+from llmsys.errors import ConfigError
+
+NONE = "or set train.noise_scale_every_steps=0"
+
+
+def find_noise_scale_violations(
+    train: TrainConfig, engine: EngineConfig, layout: ParallelLayout, batch: BatchConfig, *, windows: bool
+) -> Iterator[Violation]:
+    """Yield a violation for every setting that hides the gradient of a single micro-batch.
+
+    Args:
+        train: the `train:` section, with noise_scale_every_steps.
+        engine: the `engine:` section.
+        layout: the `layout:` section.
+        batch: the `batch:` section.
+        windows: steps consist of windows of equal length, not of pairs or texts.
+    """
+    what = "the gradient noise scale needs the gradient of one micro-batch, summed over ranks"
+    if engine.kind != "torch" or engine.data_parallel != "fsdp":
+        value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
+        text = f"{value} reduces over ranks only after the last micro-batch, but {what}. "
+        yield Violation("engine.kind", f"{text}Use torch with data_parallel=fsdp, {NONE}.")
+    if layout.tensor > 1:
+        text = f"{layout.tensor} ranks reduce some gradients only after the last micro-batch, but {what}. "
+        yield Violation("layout.tensor", f"{text}Use tensor=1, {NONE}.")
+    if train.reproducibility == "bitwise":
+        yield Violation("train.reproducibility", f"bitwise sums micro-batches in a tree, but {what}. Use fast, {NONE}.")
+    if train.precision == "fp16":
+        yield Violation(
+            "train.precision", f"fp16 unscales gradients only after the last micro-batch, but {what}. Use bf16, {NONE}."
+        )
+    if not windows:
+        text = "pairs and texts are batched in length buckets, which are no random sample of a step. "
+        yield Violation("train.noise_scale_every_steps", f"{text}Set it to 0.")
+    elif batch.micro_sequences == 0:
+        text = "0 makes one micro-batch of a rank's share, but the noise is measured between several. "
+        yield Violation("batch.micro_sequences", f"{text}Use a smaller divisor of the rank's share, {NONE}.")
+
+
+def require_micro_batches(micro_batches: int, batch: BatchConfig) -> str:
+    """Check that the last step has more than one micro-batch per rank.
+
+    Args:
+        micro_batches: micro-batches per rank in the last step.
+        batch: the batch section, named in the error message.
+
+    Returns:
+        The number of micro-batches as text for the log.
+
+    Raises:
+        ConfigError: there is one micro-batch.
+    """
+    if micro_batches > 1:
+        return f"{micro_batches} micro-batches"
+    raise ConfigError(
+        "train.noise_scale_every_steps compares micro-batches, but "
+        f"batch.micro_sequences={batch.micro_sequences} gives each rank only one. Use a smaller "
+        f"batch.micro_sequences or fewer processes, {NONE}."
+    )

@@ -12,7 +12,6 @@ Invariants:
 from dataclasses import dataclass
 from typing import Literal
 
-from llmsys.config.module_tensors import compute_padded_width
 
 KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
 """varlen: flash attention over packed sequences (torch.nn.attention.varlen). flex: flex_attention, compiled by Triton.
@@ -277,6 +276,8 @@ def _describe_sinks(traits: AttentionTraits) -> str:
 
 def _describe_flex_cost(traits: AttentionTraits) -> str:
     costs = [f"blocks of {FLEX_BLOCK} × {FLEX_BLOCK} that a border cuts are computed whole"]
+    from llmsys.config.module_tensors import compute_padded_width  # that file imports this one
+
     computed = compute_padded_width(traits.qk_width) + compute_padded_width(traits.v_width)
     if computed != (given := traits.qk_width + traits.v_width):
         costs.append(f"widths are padded to powers of two, {computed / given:.2f} × the FLOPs")

@@ -146,13 +146,13 @@ class RunConfig(Section):
             )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
-        layout, length = self.layout, self.batch.sequence_length
+        layout, model, length = self.layout, self.model, self.batch.sequence_length
         for key, message in (
-            *(("expert", problem) for problem in find_expert_violations(layout.expert, self.model)),
-            *find_model_sharding_violations(layout.tensor, layout.context, self.model, layout.ring_size),
-            *layout.find_stage_violations(self.model),
+            *(("expert", problem) for problem in find_expert_violations(layout.expert, model)),
+            *find_model_sharding_violations(layout.tensor, layout.context, model, layout.ring_size),
+            *layout.find_stage_violations(model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
-            *(find_ring_violations(layout, self.model, length, self.train.compile) if layout.ring_size > 1 else ()),
+            *(find_ring_violations(layout, model, length, self.train.compile) if layout.ring_size > 1 else ()),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -253,8 +253,7 @@ class RunConfig(Section):
             return self
         resolved = self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
         # `auto` has passed the checks of the config.
-        problems = list(find_torch_violations(resolved.engine, resolved.layout, resolved.train))
-        if problems:
+        if problems := list(find_torch_violations(resolved.engine, resolved.layout, resolved.train)):
             reason = f" ({why})" if why else ""
             listed_problems = "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
             raise ConfigError(f"train.precision=auto is {precision} here{reason}, which is invalid: {listed_problems}")
@@ -269,11 +268,9 @@ class RunConfig(Section):
         if (train := self.train).compile != "auto":
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
-        plain = (self.engine.kind, train.reproducibility) == (
-            "torch",
-            "fast",
-        ) and train.activation_checkpoint != "offload"
-        chosen = "block" if has_triton and plain and self.layout.pipeline == self.layout.ring_size == 1 else "none"
+        settings = self.engine.kind, train.reproducibility, self.layout.pipeline, self.layout.ring_size
+        plain = settings == ("torch", "fast", 1, 1) and train.activation_checkpoint != "offload"
+        chosen = "block" if has_triton and plain else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

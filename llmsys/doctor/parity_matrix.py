@@ -47,7 +47,6 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pipeline": 2, "replicate": 2},
     {"pipeline": 2, "tensor": 2},
     {"pipeline": 2, "context": 2},
-    {"pipeline": 2, "context": 2, "context_kind": "ring"},
     {"pipeline": 4},
 )
 RECOMPUTE = ("none", "selective", "full", "offload")

@@ -34,7 +34,6 @@ class Compilation(NamedTuple):
 CASES: list[tuple[str, ParallelLayout, str, int]] = [
     ("llama", ParallelLayout(context=2), "selective", 1),
     (EXPERTS, ParallelLayout(expert=2), "full", 5),
-    ("llama", ParallelLayout(context=2, context_kind="ring"), "selective", 1),
     (MANY, ParallelLayout(tensor=2, expert=2), "selective", 6),
 ]
 

@@ -18,8 +18,8 @@ from llmsys.config.attention_kernel import (
 from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ParameterTensor
-from llmsys.config.section import round_up_to_power_of_two
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.section import round_up_to_power_of_two
 from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors

@@ -1,6 +1,6 @@
 """Laws of the counts: parts sum to totals, a token meets what it visits, rules of thumb say how wrong they are."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -24,13 +24,14 @@ def test_parts_sum_to_the_total(changes: dict[str, Any]) -> None:
         "encoder": config.encoder_model.num_hidden_layers,
         "multi_token_prediction": config.multi_token_prediction.depth if config.multi_token_prediction else 0,
     }
+    if config.recurrence is not None:  # all layers share one block
+        layers = {kind: min(count, 1) for kind, count in layers.items()}
     in_blocks = sum(count * layers[kind] for kind, count in counts.per_layer.items())
     outside = sum(row.num_elements for row in list_model_tensors(config) if not row.layers)
     assert sum(counts.by_component.values()) == counts.total == in_blocks + outside
-    assert (
-        sum(one["count"] for one in list_tensor_counts(RunConfig(model=config, batch=BatchConfig(sequence_length=16))))
-        == counts.total
-    )
+    scope: Literal["window", "document"] = "window" if config.attention.mixes_documents else "document"
+    run = RunConfig(model=config, batch=BatchConfig(sequence_length=16, attention_scope=scope))
+    assert sum(one["count"] for one in list_tensor_counts(run)) == counts.total
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

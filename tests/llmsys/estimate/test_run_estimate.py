@@ -18,7 +18,9 @@ BATCH = {"sequence_length": 24, "target_sequence_length": 16, "sequences": 3}
 
 
 def run_of(changes: dict[str, Any]) -> RunConfig:
-    return RunConfig(model=ModelConfig.model_validate(SHAPE | changes), batch=BatchConfig.model_validate(BATCH))
+    model = ModelConfig.model_validate(SHAPE | changes)
+    scope = "window" if model.attention.mixes_documents else "document"
+    return RunConfig(model=model, batch=BatchConfig.model_validate(BATCH | {"attention_scope": scope}))
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.file_list import FileRows
+from data_pipeline.core.task_record import FileRows
 from data_pipeline.dedup.keys import FILES_PER_GROUP, Columns, read_range, take_rows
 from data_pipeline.text.ragged_arrays import compute_offsets
 from llmsys.config.deduplication import DeduplicationConfig, MinHashDedupConfig

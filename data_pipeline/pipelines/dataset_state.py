@@ -6,9 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.core.file_list import LIST_FOLDER, FileList, write_rows
 from data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
-from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.core.task_record import LIST_FOLDER, FileList, TaskRecord, write_rows
 from data_pipeline.dedup import keys
 from data_pipeline.dedup.dedup_index import DocumentFiles
 from data_pipeline.stages.collect import SOURCE_SCHEMA, SourceList, build_source_row

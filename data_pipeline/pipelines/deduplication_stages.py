@@ -14,9 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.core.file_list import LIST_FOLDER, FileList, write_file_list, write_rows
 from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.core.task_record import LIST_FOLDER, FileList, TaskRecord, write_file_list, write_rows
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, DocumentFiles, load_earlier_dataset
 from data_pipeline.dedup.duplicate_decisions import EXACT, NEAR, URL
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, FILES_PER_GROUP, ITEM_SCHEMA

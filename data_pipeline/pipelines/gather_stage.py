@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from data_pipeline.core.file_list import LIST_FOLDER, write_rows
 from data_pipeline.core.journal import compute_json_digest, compute_sequence_digest
-from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.core.task_record import LIST_FOLDER, TaskRecord, write_rows
 from data_pipeline.dedup.keys import FILES_PER_GROUP
 from data_pipeline.executors.base import LazySequence
 from data_pipeline.graph.tasks import Stage, Task

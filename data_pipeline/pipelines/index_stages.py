@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_pipeline.core.file_list import LIST_FOLDER, FileRows, write_file_list, write_rows
 from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.core.task_record import LIST_FOLDER, FileRows, TaskRecord, write_file_list, write_rows
 from data_pipeline.dedup.dedup_index import INDEX, INDEX_FILE, describe_index
 from data_pipeline.dedup.keys import BUCKET_SCHEMA, ITEM_SCHEMA
 from data_pipeline.executors.base import LazySequence

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from data_pipeline.core.file_list import FileList
 from data_pipeline.core.journal import compute_sequence_digest
-from data_pipeline.core.task_record import TaskRecord
+from data_pipeline.core.task_record import FileList, TaskRecord
 from data_pipeline.dedup.keys import ITEM_SCHEMA, VALUE_SCHEMA
 from data_pipeline.executors.base import LazySequence
 from data_pipeline.graph.tasks import Task

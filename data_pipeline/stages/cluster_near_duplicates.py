@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.connected_components import build_spanning_forest, find_components
 from data_pipeline.dedup.dedup_index import DocumentFiles, DocumentTable
+from data_pipeline.dedup.duplicate_graph import build_spanning_forest, find_components
 from data_pipeline.dedup.keys import Columns, mask_repeated_keys, take_rows
 from data_pipeline.executors.base import Report
 from data_pipeline.stages.find_equal_keys import KeyRange

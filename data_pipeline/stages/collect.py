@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.core.document_schema import DROPPED_SCHEMA, PartitionWriter, concat_batches, count_text_bytes
-from data_pipeline.core.file_list import FileRows
 from data_pipeline.core.funnel import FunnelCounts, sort_in_file_order
+from data_pipeline.core.task_record import FileRows
 from data_pipeline.dedup.duplicate_decisions import DuplicateFilter
 from data_pipeline.executors.base import Report
 from llmsys.token_shards import ArrowFileWriter, read_batches, read_schema

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dedup.connected_components import find_labels
 from data_pipeline.dedup.dedup_index import DocumentFiles, DocumentIdLookup, DocumentTable, EarlierDataset
 from data_pipeline.dedup.duplicate_decisions import DROP_SCHEMA, NEAR, DecisionWriter
-from data_pipeline.dedup.external_sort import ExternalSorter
+from data_pipeline.dedup.duplicate_graph import ExternalSorter, find_labels
 from data_pipeline.executors.base import Report
 from data_pipeline.stages.compute_signatures import split_document_ids
 from data_pipeline.text.ragged_arrays import compute_offsets

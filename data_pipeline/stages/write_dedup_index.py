@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.core.file_list import FileRows
+from data_pipeline.core.task_record import FileRows
 from data_pipeline.dedup.dedup_index import INDEX_KEY_SCHEMA
 from data_pipeline.dedup.duplicate_decisions import mask_remaining_rows, read_dropped_rows
 from data_pipeline.dedup.keys import take_rows

@@ -175,7 +175,9 @@ class ParallelLayout(Section):
 
     pipeline: int = Field(1, ge=1, description="Ranks that share the layers of a replica (pp): groups of stages.")
     pipeline_schedule: PipelineScheduleConfig = Field(
-        OneForwardOneBackwardConfig(), description="Order of forward and backward passes in a pipeline."
+        OneForwardOneBackwardConfig(),
+        validate_default=False,
+        description="Order of forward and backward passes in a pipeline.",
     )
     layers_per_stage: tuple[int, ...] | None = Field(
         None, description="Layers of each stage, first to last. null: cut so that the costliest stage costs least."

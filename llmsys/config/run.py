@@ -148,7 +148,7 @@ class RunConfig(Section):
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, model, length = self.layout, self.model, self.batch.sequence_length
         for key, message in (
-            *(("expert", problem) for problem in find_expert_violations(layout.expert, model)),
+            *(("expert", one) for one in (find_expert_violations(layout.expert, model) if layout.expert > 1 else ())),
             *find_model_sharding_violations(layout.tensor, layout.context, model, layout.ring_size),
             *layout.find_stage_violations(model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),

@@ -134,7 +134,7 @@ def measure_driver_memory(blocks: int) -> float:
 
 def measure_join_memory(documents: int) -> float:
     """Return the peak memory of finding the clusters of near copies, of which a third of the documents are, MiB."""
-    from data_pipeline.dedup.connected_components import find_labels
+    from data_pipeline.dedup.duplicate_graph import find_labels
 
     rows = 200_000  # of the 2,000,000 that a task holds: so the sort is external at small sizes too
 

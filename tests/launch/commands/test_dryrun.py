@@ -102,5 +102,5 @@ def test_the_command_that_a_plan_prints_names_its_layout(capsys: pytest.CaptureF
     request = build_request(build_parser("dryrun").parse_intermixed_args(arguments))
     assert (request.nodes, request.node_devices, request.device) == (2, 8, "h100-sxm")
     config = read_config(request.config, list(request.overrides)).run
-    assert config.layout.model_dump() == fastest["layout"]
+    assert config.layout.to_settings() == fastest["layout"]
     assert config.batch.micro_sequences == fastest["micro_sequences"]

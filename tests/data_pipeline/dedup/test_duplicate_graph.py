@@ -6,11 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_pipeline.core.file_list import write_file_list, write_rows
-from data_pipeline.dedup import external_sort
-from data_pipeline.dedup.connected_components import find_components, find_labels
+from data_pipeline.core.task_record import write_file_list, write_rows
+from data_pipeline.dedup import duplicate_graph
 from data_pipeline.dedup.dedup_index import DocumentFiles
-from data_pipeline.dedup.external_sort import ExternalSorter
+from data_pipeline.dedup.duplicate_graph import ExternalSorter, find_components, find_labels
 from data_pipeline.stages.cluster_near_duplicates import LINK_SCHEMA
 from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
 from data_pipeline.stages.join_near_duplicates import write_near_duplicates
@@ -23,7 +22,7 @@ SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.uint64()), ("name", pa.string())
 def test_rows_come_sorted_whatever_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, run_rows: int
 ) -> None:
-    monkeypatch.setattr(external_sort, "FAN_IN", 3)
+    monkeypatch.setattr(duplicate_graph, "FAN_IN", 3)
     choose = np.random.default_rng(rows)
     given: list[tuple[int, int, str]] = []
     with ExternalSorter(tmp_path / "out", SCHEMA, ["a", "b"], run_rows) as sorter:

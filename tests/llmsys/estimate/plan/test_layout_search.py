@@ -148,7 +148,7 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     best = json.loads(capsys.readouterr().out)["best"][0]
     loaded = load_run_config(str(output))
     layout = loaded.layout.resolve(16, loaded.model)
-    assert layout.model_dump() == best["layout"]
+    assert layout.to_settings() == best["layout"]
     ledger = estimate_peak_memory(resolve_for_profile(loaded, H100), layout)
     assert ledger.peak_bytes + ledger.driver_bytes == best["peak_bytes"]
     assert loaded.batch.sequence_length == 2048

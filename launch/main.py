@@ -103,8 +103,8 @@ VERBS = {
         "llmsys report train/demo --output demo/report.html",
     ),
     "doctor": CommandSpec(
-        "check on this machine that engines and layouts agree (parity), crashes lose nothing (crash), and devices compute "
-        "right (device)",
+        "check on this machine that engines and layouts agree (parity), crashes lose nothing (crash), and "
+        "devices compute right (device)",
         "llmsys doctor parity --processes 1,2",
         takes_config=False,
     ),

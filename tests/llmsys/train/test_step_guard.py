@@ -75,7 +75,7 @@ def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
 
 
 class NoExperts(torch.nn.Module):
-    num_moe_layers = 0
+    num_moe_layers, recurrence = 0, None
 
     def list_moe_layers(self) -> list[Any]:
         return []

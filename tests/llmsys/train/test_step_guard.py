@@ -75,7 +75,8 @@ def test_a_run_of_bad_steps_ends_and_so_does_the_first_one_under_stop() -> None:
 
 
 class NoExperts(torch.nn.Module):
-    num_moe_layers, recurrence = 0, None
+    num_moe_layers, recurrence, encoder = 0, None, None
+    shapes_elsewhere: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
 
     def list_moe_layers(self) -> list[Any]:
         return []

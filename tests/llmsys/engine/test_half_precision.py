@@ -10,7 +10,7 @@ import torch
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.model.initialization import compute_initial_value
-from tests.helpers.parity_runs import LEARNING_RATE, build_engine, gather_full_state, select_rank_batches
+from tests.helpers.parity_runs import LEARNING_RATE, SEED, build_engine, gather_full_state, select_rank_batches
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny_training import build_tiny_config
 
@@ -67,7 +67,7 @@ def test_masters_stay_in_fp32_and_all_engines_learn_alike(
     for key, value in start.items():
         name = key.removeprefix("parameter/")
         if key.startswith("parameter/"):
-            assert (value == compute_initial_value(build_tiny_config(), name, value.shape, 7).numpy()).all(), name
+            assert (value == compute_initial_value(build_tiny_config(), name, value.shape, SEED).numpy()).all(), name
             assert value.dtype == "float32"
             rounded = torch.from_numpy(state[key]).bfloat16().float().numpy()
             assert (state[key] != rounded).any(), f"{name} has been rounded"

@@ -17,6 +17,7 @@ from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.parity_runs import (
     LEARNING_RATE,
     OPTIMIZER,
+    SEED,
     STEPS,
     build_engine,
     compute_mean_loss,
@@ -70,7 +71,7 @@ State = dict[str, Any]
 def plain_run(changes: dict[str, Any]) -> tuple[list[State], State]:
     """One process, all sequences in one batch, torch's own AdamW: reports of each step, and the state after all."""
     model = Transformer(build_tiny_config(moe=BASE | changes))
-    initialize_parameters(model, seed=7)
+    initialize_parameters(model, seed=SEED)
     named = dict(model.named_parameters())
     groups = [
         {

@@ -76,7 +76,7 @@ def test_any_engine_and_layout_resumes_any_checkpoint_on_the_same_trajectory(
         assert run_state == {"note": "from the test"}
         assert steps == BEFORE + AFTER
         for key, value in expected.items():
-            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 5e-4 * float(value.abs().max())
+            allowed = 0.02 * LEARNING_RATE if key.startswith("parameter/") else 2e-4 * float(value.abs().max())
             assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, key
 
 

@@ -19,7 +19,7 @@ from llmsys.train.expert_load import update_expert_balance
 from tests.helpers.tiny_training import LENGTH, SEQUENCES, build_sequences, build_tiny_config
 
 STEPS = 3
-SEED = 10
+SEED = 1
 """Its run is well-conditioned: micro-batches in another order move no moment by more than 1e-5 of the largest."""
 LEARNING_RATE = 1e-2
 OPTIMIZER = AdamWConfig(learning_rate=LEARNING_RATE, embedding_lr_multiplier=2.0)

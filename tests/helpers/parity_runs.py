@@ -69,7 +69,9 @@ def run_reference(clip: float, steps: int = STEPS, **changes: object) -> tuple[l
     return losses, norms, state
 
 
-def build_engine(kind: str, layout: ParallelLayout, clip: float, micro_batches: int, **changes: object) -> Engine:
+def build_engine(
+    kind: str, layout: ParallelLayout, clip: float, micro_batches: int, *, seed: int = SEED, **changes: object
+) -> Engine:
     """Build an engine as the trainer does.
 
     Args:
@@ -90,7 +92,7 @@ def build_engine(kind: str, layout: ParallelLayout, clip: float, micro_batches: 
         ),
         "loss": build_training_loss(LossConfig()),
         "compute_dtype": next((dtype for word, dtype in DTYPES.items() if word in words), torch.float32),
-        "seed": SEED,
+        "seed": seed,
         "device": device,
     }
     if kind.startswith("torch"):

@@ -12,9 +12,6 @@ The value at full size follows from the largest measured one and the exponent. T
 met.
 """
 
-import argparse
-import json
-import math
 import os
 import subprocess
 import sys
@@ -22,37 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-FRACTIONS = (1e-3, 1e-2, 1e-1)
+from tools.bench.growth import MAX_MEMORY_EXPONENT, MAX_TIME_EXPONENT, Quantity, run_program
+
 LENGTH, FILE_TOKENS = 8192, 1_000_000
-MAX_TIME_EXPONENT, MAX_MEMORY_EXPONENT = 1.05, 0.1
-
-
-class Quantity(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        name: what is measured.
-        unit: its unit.
-        full: full size, in items.
-        items: what the size counts.
-        limit: largest allowed value at full size.
-        max_exponent: largest allowed growth.
-        resolution: values below are not told apart.
-        measure: returns the value at a size.
-    """
-
-    name: str
-    unit: str
-    full: int
-    items: str
-    limit: float
-    max_exponent: float
-    resolution: float
-    measure: Callable[[int], float]
 
 
 def write_dataset(folder: Path, files: int) -> None:
@@ -147,7 +120,7 @@ def measure_loader_memory(files: int) -> float:
     """Return the memory of a process after many windows, in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(Path(folder), files)
-        command = [sys.executable, __file__, "--memory", folder]
+        command = [sys.executable, __file__, folder]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -212,64 +185,8 @@ QUANTITIES = (
 )  # fmt: skip
 
 
-def measure_growth(quantity: Quantity) -> dict[str, Any]:
-    """Measure a quantity at every size, each in a process of its own."""
-    sizes = [max(1, round(quantity.full * fraction)) for fraction in FRACTIONS]
-    values = []
-    for size in sizes:
-        command = [sys.executable, __file__, "--measure", quantity.name, "--size", str(size)]
-        values.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    exponent = fit_exponent(sizes, values, quantity.resolution)
-    at_full = values[-1] * (quantity.full / sizes[-1]) ** max(exponent, 0.0)
-    return {
-        "name": quantity.name, "unit": quantity.unit, "items": quantity.items, "sizes": sizes, "values": values,
-        "exponent": exponent, "full": quantity.full, "value_at_full": at_full, "limit": quantity.limit,
-        "max_exponent": quantity.max_exponent,
-        "is_met": at_full <= quantity.limit and exponent <= quantity.max_exponent,
-    }  # fmt: skip
-
-
-def fit_exponent(sizes: list[int], values: list[float], resolution: float) -> float:
-    """Return the slope of log value over log size; values are raised to the resolution first."""
-    logs = np.log(np.maximum(values, resolution))
-    return round(float(np.polyfit(np.log(sizes), logs, 1)[0]), 3)
-
-
-def format_table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as Markdown."""
-    lines = [
-        "| quantity | unit | 1/1000 | 1/100 | 1/10 | exponent | full size | at full size | limit | met |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        values = " | ".join(f"{value:.3g}" for value in row["values"])
-        full = f"{row['full']:,} {row['items']} | {row['value_at_full']:.3g} | {row['limit']:g}"
-        met = "yes" if row["is_met"] else "NO"
-        lines.append(f"| {row['name']} | {row['unit']} | {values} | {row['exponent']:.2f} | {full} | {met} |")
-    return "\n".join(lines)
-
-
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [quantity.name for quantity in QUANTITIES]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="quantities (default: all)")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    parser.add_argument("--measure", choices=names, help=argparse.SUPPRESS)
-    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--memory", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.memory is not None:
-        print_loader_memory(arguments.memory)
-        return 0
-    if arguments.measure is not None:
-        [quantity] = [one for one in QUANTITIES if one.name == arguments.measure]
-        print(quantity.measure(arguments.size))
-        return 0
-    rows = [measure_growth(quantity) for quantity in QUANTITIES if quantity.name in arguments.only]
-    print(json.dumps(rows) if arguments.json else format_table(rows))
-    return 0 if all(row["is_met"] and math.isfinite(row["value_at_full"]) for row in rows) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) == 2 and Path(sys.argv[1]).is_dir():
+        print_loader_memory(Path(sys.argv[1]))  # `measure_loader_memory` asks for it
+    else:
+        sys.exit(run_program(QUANTITIES, __file__, __doc__))

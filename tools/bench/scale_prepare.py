@@ -2,40 +2,25 @@
 
     python tools/bench/scale_prepare.py [--only NAME …] [--fractions 0.001 0.01 0.1]
 
-Full size: 5.8 million blocks of 90,000 crawl files, 10^10 documents, 14 million chunks of tensors on 4,096 ranks. The
-journal, the planning and the merging are those of a preparation; its workers are simulated, and return at once what
-judged blocks returned. Every measurement has a process of its own. Times are CPU seconds of one thread; memory is the
-peak of the whole process, imports included. The exit status is 1 if a limit is not met.
+Full size: 5.8 million blocks of 90,000 crawl files, 10^8 documents, 14 million chunks of tensors on 4,096 ranks. The
+join of near duplicates is meant for 10^10 documents, which is 100 times what this program extrapolates to. The journal,
+the planning and the merging are those of a preparation; its workers are simulated, and return at once what judged blocks
+returned. Times are CPU seconds of one thread; memory is the peak of the whole process, imports included.
 """
 
-import argparse
 import resource
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-BLOCKS, DOCUMENTS, CHUNKS, RANKS = 5_800_000, 10_000_000_000, 14_000_000, 4_096
-MAX_TIME_EXPONENT, MAX_MEMORY_EXPONENT = 1.05, 0.1
-FRACTIONS = (1e-3, 1e-2, 1e-1)
+from tools.bench.growth import MAX_MEMORY_EXPONENT, MAX_TIME_EXPONENT, Quantity, run_program
 
-
-class Quantity(NamedTuple):
-    """One row of the table: what is measured, its unit, full size and its items, limits, resolution and function."""
-
-    name: str
-    unit: str
-    full: int
-    items: str
-    limit: float
-    max_exponent: float
-    resolution: float
-    measure: Callable[[int], float]
+BLOCKS, DOCUMENTS, CHUNKS, RANKS = 5_800_000, 100_000_000, 14_000_000, 4_096
 
 
 def measure_peak_mib() -> float:
@@ -206,59 +191,12 @@ def measure_index_read(chunks: int) -> float:
 QUANTITIES = (
     Quantity("driver_seconds", "s", BLOCKS, "blocks", BLOCKS / 1_000, MAX_TIME_EXPONENT, 1e-2, measure_driver_seconds),
     Quantity("driver_memory", "MiB", BLOCKS, "blocks", 1_024, MAX_MEMORY_EXPONENT, 1, measure_driver_memory),
-    Quantity("near_join_memory", "MiB", DOCUMENTS // 100, "documents", 1_024, MAX_MEMORY_EXPONENT, 1,
+    Quantity("near_join_memory", "MiB", DOCUMENTS, "documents", 1_024, MAX_MEMORY_EXPONENT, 1,
              measure_join_memory),
     Quantity("save_planning", "s", CHUNKS, "chunks of tensors", 5, MAX_TIME_EXPONENT, 1e-2, measure_save_planning),
     Quantity("load_planning", "s", CHUNKS, "chunks of tensors", 60, MAX_TIME_EXPONENT, 1e-2, measure_index_read),
 )  # fmt: skip
 
 
-def measure_growth(quantity: Quantity, fractions: Sequence[float]) -> dict[str, Any]:
-    """Measure a quantity at some fractions of full size, each in a process of its own.
-
-    Args:
-        quantity: The quantity.
-        fractions: Fractions of full size, rising.
-
-    Returns:
-        The sizes, the values, the fitted exponent, the value at full size, and whether the limits are met.
-    """
-    sizes = [max(64, round(quantity.full * fraction)) for fraction in fractions]
-    values = []
-    for size in sizes:
-        command = [sys.executable, __file__, "--measure", quantity.name, "--size", str(size)]
-        values.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
-    logs = np.log(np.maximum(values, quantity.resolution))
-    exponent = round(float(np.polyfit(np.log(sizes), logs, 1)[0]), 3)
-    at_full = values[-1] * (quantity.full / sizes[-1]) ** max(exponent, 0.0)
-    is_met = at_full <= quantity.limit and exponent <= quantity.max_exponent
-    return {"name": quantity.name, "unit": quantity.unit, "sizes": sizes, "values": values, "exponent": exponent,
-            "full": quantity.full, "value_at_full": at_full, "limit": quantity.limit, "is_met": is_met}  # fmt: skip
-
-
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [quantity.name for quantity in QUANTITIES]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="quantities (default: all)")
-    parser.add_argument("--fractions", nargs="+", type=float, default=FRACTIONS, help="fractions of full size")
-    parser.add_argument("--measure", choices=names, help=argparse.SUPPRESS)
-    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure is not None:
-        [quantity] = [one for one in QUANTITIES if one.name == arguments.measure]
-        print(quantity.measure(arguments.size))
-        return 0
-    rows = [measure_growth(one, arguments.fractions) for one in QUANTITIES if one.name in arguments.only]
-    print(
-        "| quantity | measured at | exponent | full size | at full size | limit | met |\n|---|---|---|---|---|---|---|"
-    )
-    for row in rows:
-        values = ", ".join(f"{size:,}: {value:.3g}" for size, value in zip(row["sizes"], row["values"], strict=True))
-        full = f"{row['full']:,} | {row['value_at_full']:.3g} | {row['limit']:g} | {'yes' if row['is_met'] else 'NO'}"
-        print(f"| {row['name']}, {row['unit']} | {values} | {row['exponent']:.2f} | {full} |")
-    return 0 if all(row["is_met"] for row in rows) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(QUANTITIES, __file__, __doc__))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmsys.config.objective import MaskedLmConfig, SpanCorruptionConfig
 from llmsys.data.batch import IGNORED, Batch
-from llmsys.data.sequence_pairs import pad_sequences
+from llmsys.data.sequence_pairs import build_pair_batch
 from llmsys.data.shuffle import derive_order_key, hash_splitmix64
 
 # T positions
@@ -95,18 +95,7 @@ class SpanCorruptor:
             source, target = self.remove_spans(tokens_T[valid_T], number)
             sources.append(source)
             targets.append(target)
-        source_BS, documents_BS = pad_sequences(sources)
-        targets_BT, documents_BT = pad_sequences(targets, IGNORED)
-        tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
-        tokens_BT[:, 0] = self.start_token
-        is_full, real_BT = bool((documents_BS >= 0).all()), documents_BT >= 0
-        return Batch(
-            tokens_BT,
-            targets_BT,
-            source_BS=source_BS,
-            source_documents_BS=None if is_full else documents_BS,
-            real_BT=None if bool(real_BT.all()) else real_BT,
-        )
+        return build_pair_batch(sources, targets, self.start_token)
 
     def remove_spans(self, tokens_T: NDArray[np.int64], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return source and target of window `number`: kept and missing spans alternate, and a kept one is first."""

@@ -135,7 +135,28 @@ class EpochOrder:
     windows: NDArray[np.int64]
 
 
-class PackedDocuments:
+class CutWindows:
+    """Base of windows that are cut from packed documents: what they log."""
+
+    length: int
+    windows_per_epoch: int
+    tokens_left_over_per_epoch: int
+
+    def get_packing_stats(self) -> dict[str, Any]:
+        """Return the cost of cutting into windows: no padding, and the end of an epoch's stream fills no window."""
+        return {
+            "tokens_per_epoch": self.windows_per_epoch * self.length,
+            "sequences_per_epoch": self.windows_per_epoch,
+            "padding_tokens_per_epoch": 0,
+            "lost_tokens_per_epoch": self.tokens_left_over_per_epoch,
+        }
+
+    def get_progress(self, count: int) -> dict[str, Any]:
+        """Implement `WindowDataset.get_progress`."""
+        return {"epochs": round(count / self.windows_per_epoch, 4)}
+
+
+class PackedDocuments(CutWindows):
     """Every epoch of a dataset as windows of a fixed length.
 
     An epoch has `(tokens - 1) // length` windows. The remainder (fewer than `length` tokens, others in each epoch
@@ -213,19 +234,6 @@ class PackedDocuments:
             by_epoch.append(chosen + epoch * self.windows_per_epoch)
         numbers = np.concatenate(by_epoch)
         return numbers[numbers < count]
-
-    def get_packing_stats(self) -> dict[str, Any]:
-        """Return the cost of cutting into windows: no padding, and the end of an epoch's stream fills no window."""
-        return {
-            "tokens_per_epoch": self.windows_per_epoch * self.length,
-            "sequences_per_epoch": self.windows_per_epoch,
-            "padding_tokens_per_epoch": 0,
-            "lost_tokens_per_epoch": self.tokens_left_over_per_epoch,
-        }
-
-    def get_progress(self, count: int) -> dict[str, Any]:
-        """Implement `WindowDataset.get_progress`."""
-        return {"epochs": round(count / self.windows_per_epoch, 4)}
 
     def _iter_epochs(
         self, numbers: NDArray[np.int64]

@@ -81,6 +81,33 @@ MakeBatch = Callable[[PairRows, Sequence[int]], Batch]
 """(pairs, row numbers) → a batch of these rows; without rows, one padding row without targets."""
 
 
+def build_pair_batch(sources: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]], start_token: int) -> Batch:
+    """Return a padded batch of sources and targets.
+
+    Padding follows the targets, so that causal attention never sees it; `real_BT` marks it for experts.
+
+    Args:
+        sources: Token ids of each source.
+        targets: Token ids of each target.
+        start_token: Input of the decoder at the first position.
+
+    Returns:
+        The batch; inputs of the decoder are the targets, shifted by one.
+    """
+    source_BS, documents_BS = pad_sequences(sources)
+    targets_BT, documents_BT = pad_sequences(targets, IGNORED)
+    tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
+    tokens_BT[:, 0] = start_token
+    real_BT, is_full = documents_BT >= 0, bool((documents_BS == 0).all())
+    return Batch(
+        tokens_BT,
+        targets_BT,
+        source_BS=source_BS,
+        source_documents_BS=None if is_full else documents_BS,
+        real_BT=None if bool(real_BT.all()) else real_BT,
+    )
+
+
 class TranslationCollator:
     """Builder of translation batches: targets that begin with `start_token`, and their sources."""
 
@@ -88,22 +115,9 @@ class TranslationCollator:
         self.start_token = start_token
 
     def __call__(self, pairs: PairRows, rows: Sequence[int]) -> Batch:
-        """Return a batch of rows, see `MakeBatch`.
-
-        Padding follows the targets, so that causal attention never sees it; `real_BT` marks it for experts.
-        """
-        source_BS, documents_BS = pad_sequences([pairs.sources.get_tokens(row) for row in rows])
-        targets_BT, documents_BT = pad_sequences([pairs.targets.get_tokens(row) for row in rows], IGNORED)
-        tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
-        tokens_BT[:, 0] = self.start_token
-        real_BT, is_full = documents_BT >= 0, bool((documents_BS == 0).all())
-        return Batch(
-            tokens_BT,
-            targets_BT,
-            source_BS=source_BS,
-            source_documents_BS=None if is_full else documents_BS,
-            real_BT=None if bool(real_BT.all()) else real_BT,
-        )
+        """Return a batch of rows, see `MakeBatch`."""
+        sources = [pairs.sources.get_tokens(row) for row in rows]
+        return build_pair_batch(sources, [pairs.targets.get_tokens(row) for row in rows], self.start_token)
 
 
 class ClassificationCollator:

@@ -13,12 +13,12 @@ Invariants:
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.data.packed_windows import Window, WindowBatch, build_size_error, split_at_documents
+from llmsys.data.packed_windows import CutWindows, Window, WindowBatch, build_size_error, split_at_documents
 from llmsys.data.shuffle import KeyedPermutation, derive_order_key
 from llmsys.paged_token_shards import PagedTokenShards
 
@@ -32,7 +32,7 @@ class EpochKeys(NamedTuple):
     shift: int
 
 
-class StreamWindows:
+class StreamWindows(CutWindows):
     """Every epoch of a dataset as windows of a fixed length, in order 2 of the manifest.
 
     An epoch has `tokens // length` windows; one of them begins at the end of the stream and ends at its begin. The
@@ -123,19 +123,6 @@ class StreamWindows:
             if begin == 0 and not self.tokens_left_over_per_epoch:
                 found.append(np.array([self.windows_per_epoch - 1]))
         return np.unique(np.concatenate(found))
-
-    def get_packing_stats(self) -> dict[str, Any]:
-        """Return the cost of cutting into windows: no padding, and the end of an epoch's stream fills no window."""
-        return {
-            "tokens_per_epoch": self.windows_per_epoch * self.length,
-            "sequences_per_epoch": self.windows_per_epoch,
-            "padding_tokens_per_epoch": 0,
-            "lost_tokens_per_epoch": self.tokens_left_over_per_epoch,
-        }
-
-    def get_progress(self, count: int) -> dict[str, Any]:
-        """Implement `WindowDataset.get_progress`."""
-        return {"epochs": round(count / self.windows_per_epoch, 4)}
 
     def _get_starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first token of each window in the stream, (N,)."""

@@ -4,8 +4,8 @@
 
 Full size: 5.8 million blocks of 90,000 crawl files, 10^8 documents, 14 million chunks of tensors on 4,096 ranks. The
 join of near duplicates is meant for 10^10 documents, which is 100 times what this program extrapolates to. The journal,
-the planning and the merging are those of a preparation; its workers are simulated, and return at once what judged blocks
-returned. Times are CPU seconds of one thread; memory is the peak of the whole process, imports included.
+the planning and the merging are those of a preparation; its workers are simulated, and return at once what judged
+blocks returned. Times are CPU seconds of one thread; memory is the peak of the whole process, imports included.
 """
 
 import resource

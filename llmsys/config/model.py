@@ -208,9 +208,8 @@ def count_rotary_channels(model: ModelConfig) -> int:
     """
     if model.position.kind != "rope":
         return 0
-    if model.attention.kind == "latent":
-        return model.attention.qk_rope_head_dim
-    return int(model.head_dim * model.position.fraction)
+    width = int(model.head_dim * model.position.fraction)
+    return model.attention.qk_rope_head_dim if model.attention.kind == "latent" else width
 
 
 def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:

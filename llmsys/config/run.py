@@ -126,6 +126,8 @@ class RunConfig(Section):
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
             yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
+        if (rnn := self.model.rnn) is not None:
+            yield from rnn.find_train_violations(self.train, getattr(self.engine, "zero_stage", 0))
         yield from self._find_average_violations()
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 
@@ -270,6 +272,7 @@ class RunConfig(Section):
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
         settings = self.engine.kind, train.reproducibility, self.layout.pipeline, self.layout.ring_size
         plain = settings == ("torch", "fast", 1, 1) and train.activation_checkpoint != "offload"
+        plain = plain and self.model.rnn is None
         chosen = "block" if has_triton and plain else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 

@@ -64,6 +64,9 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
     yield from model.attention.iter_stack_parameters(model)
     if model.embedding.norm:
         yield from model.norm.iter_parameters("embedding_norm", model.hidden_size)
+    if model.rnn is not None:
+        yield from model.rnn.iter_parameters(model)
+        return
     steps = model.num_hidden_layers // model.num_blocks
     dense = tuple(layer for layer in range(model.num_blocks) if not model.is_moe_layer(layer))
     for layers in filter(None, (dense, tuple(model.moe_layers))):

@@ -107,8 +107,8 @@ class SourceAttention(nn.Module):
         scores_BTS = self._compute_scores(x_BTD, keys_BSD).float()
         if memory.documents_BS is not None:
             # Not minus infinity: a row of padding alone would be NaN.
-            hidden_BS = memory.documents_BS < 0
-            scores_BTS = scores_BTS.masked_fill(hidden_BS[:, None], torch.finfo(scores_BTS.dtype).min)
+            least = torch.finfo(scores_BTS.dtype).min
+            scores_BTS = scores_BTS.masked_fill((memory.documents_BS < 0)[:, None], least)
         context_BTD = scores_BTS.softmax(-1).to(x_BTD.dtype) @ memory.hidden_BSD
         attended_BTD: Tensor = self.output_proj(torch.cat([context_BTD, x_BTD], dim=-1))
         return attended_BTD.tanh()

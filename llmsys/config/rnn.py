@@ -97,21 +97,24 @@ class _BaseRnnConfig(Section):
             shape: the micro-batch, whose length is that of the stack.
         """
         hidden = shape.compute_residual_bytes(model.hidden_size)
-        gates = SavedTensor("gates and states", self.num_saved * hidden, "pointwise")
+        is_encoder, state = model.family == "encoder", shape.sequences * model.hidden_size * shape.value_bytes
+        # The decoder's first states are listed below, and what is stacked is saved in place of the last output.
+        elsewhere = 0 if is_encoder else (self.num_states - self.input_feeding) * state
         yield SavedTensor("block input", hidden, "input")
         for layer in range(model.num_hidden_layers):
-            yield gates
-            if model.family == "encoder":
+            yield SavedTensor("gates and states", self.num_saved * hidden - elsewhere, "pointwise")
+            if not is_encoder and not self.input_feeding:
+                yield SavedTensor("outputs of a layer", hidden, "pointwise")
+            if is_encoder:
                 yield SavedTensor("reversed input", hidden, "pointwise")
-                if layer:
-                    yield SavedTensor("both directions", hidden, "pointwise")
-        if model.family != "encoder":
+                yield SavedTensor("states of the reversed input", hidden // 2, "pointwise")
+                yield SavedTensor("both directions", hidden if layer else 0, "pointwise")
+        if not is_encoder:
+            yield SavedTensor("first states", model.num_hidden_layers * self.num_states * state, "pointwise")
             yield from self._iter_attention_tensors(model, shape)
 
     def _iter_attention_tensors(self, model: ModelShape, shape: ActivationShape) -> Iterator[SavedTensor]:
         hidden, sources = shape.compute_residual_bytes(model.hidden_size), shape.source / shape.length
-        states = model.num_hidden_layers * self.num_states * model.hidden_size
-        yield SavedTensor("first states", shape.sequences * states * shape.value_bytes, "pointwise")
         yield SavedTensor("encoder output", int(hidden * sources), "pointwise")
         is_additive = self.score == "additive"
         yield SavedTensor("keys", int(hidden * sources), "product", is_saved=not is_additive)

@@ -173,7 +173,7 @@ class RunConfig(Section):
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         if self.model_fields_set & {"batch", "data"}:
-            yield from find_scope_violations(self.objective, self.model, self.batch)
+            yield from find_scope_violations(self.objective, self.model, self.batch, self.layout)
         find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations
         yield from (Violation(f"batch.{key}", message) for key, message in find())
 

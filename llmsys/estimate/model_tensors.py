@@ -240,8 +240,10 @@ def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[Textb
     """Kaplan 2020, table 1: N = 2·d·L·(2·d_attn + d_ff), which is 12·L·d² for d_attn = d and d_ff = 4d.
 
     Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the blocks of both
-    stacks. SwiGLU and experts are outside what they know.
+    stacks. SwiGLU and experts are outside what they know, and recurrent layers have no blocks.
     """
+    if model.rnn is not None:
+        return ()
     hidden, layers = model.hidden_size, model.num_blocks
     if model.family == "encoder_decoder":
         layers += model.encoder_model.num_blocks

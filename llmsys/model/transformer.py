@@ -33,7 +33,6 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
-
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
 """(head, hidden_BTD, places) → the result of the forward pass in place of logits.
 
@@ -52,8 +51,8 @@ class Transformer(LayerStack):
         self.embedding_scale = get_embedding_scale(config)
         source, types = config.embedding.source_vocab_size, config.embedding.token_types
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
-        encoder = config.family == "encoder"
-        self.token_types = TokenEmbedding(types, config.hidden_size) if encoder and types else None
+        types = types if config.family == "encoder" else 0
+        self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
         self.encoder: LayerStack | None = None
         if config.family == "encoder_decoder":
             self.encoder = LayerStack(config.encoder_model, alpha=_compute_deepnorm_alpha(config, encoder=True))
@@ -82,6 +81,7 @@ class Transformer(LayerStack):
         source_documents_BS: Tensor | None = None,
         source_document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
+        next_sentence_B: Tensor | None = None,
         real_BT: Tensor | None = None,
         memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
@@ -101,6 +101,7 @@ class Transformer(LayerStack):
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
+            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss` in training.
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
             cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
@@ -131,12 +132,14 @@ class Transformer(LayerStack):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        return self._compute_output(x_BTD, new, finish)
+        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish)
 
-    def _compute_output(self, x_BTD: Tensor, new: int, finish: Finish | None) -> Tensor:
+    def _compute_output(self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None) -> Tensor:
         """Return the result of `forward` for the last `new` positions."""
         labels = isinstance(self.config.head, ClassificationHeadConfig)
         hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
+        if labels_B is not None:
+            self.get_submodule("next_sentence").record_loss(self.pool_first_position(hidden_BTD), labels_B)
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -255,9 +258,8 @@ class Transformer(LayerStack):
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)
-        return (
-            cache.reset_and_get_tokens(tokens_BT) if rotations.must_recompute(cache, tokens_BT.shape[1]) else tokens_BT
-        )
+        must_recompute = rotations.must_recompute(cache, tokens_BT.shape[1])
+        return cache.reset_and_get_tokens(tokens_BT) if must_recompute else tokens_BT
 
     def _run_prediction_modules(
         self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: ForwardContext, finish: Finish | None

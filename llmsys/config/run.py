@@ -179,7 +179,7 @@ class RunConfig(Section):
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
-        if not both_given or self.tokenizer.kind != "sentencepiece":
+        if not both_given or self.tokenizer.kind == "file":
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:

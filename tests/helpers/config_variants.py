@@ -133,10 +133,12 @@ BERT: Settings = {
     "model__feed_forward": {"kind": "gelu", "bias": True},
     "model__embedding": {"norm": True, "token_types": 2},
 }
-RECURRENT: Settings = {key: value for key, value in MODEL.items() if key != "intermediate_size"} | {
-    "family": "encoder_decoder",
-    "num_attention_heads": 1,
-    "position": {"kind": "none"},
+RECURRENT: Settings = {
+    "model__family": "encoder_decoder",
+    "model__intermediate_size": 0,
+    "model__num_attention_heads": 1,
+    "model__num_key_value_heads": 1,
+    "model__position": {"kind": "none"},
 }
 ROPE_SCALING = {"factor": 2.0, "original_max_position_embeddings": 8}
 FEED_FORWARDS = ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu")
@@ -162,7 +164,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
             batch__attention_scope="window"),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
-    *_choose_each("model.rnn", "elman", "lstm", "gru", model=RECURRENT, data=PAIRS, batch=PAIR_BATCH),
+    *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),
@@ -229,6 +231,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.pii", "none", "replace"),
     *_choose_each("data.executor", "local", "inline", "ray", "slurm"),
     *_choose_each("tokenizer", "sentencepiece"),
+    _choose("tokenizer", "wordpiece", {"vocab_size": 200}),
     _choose("tokenizer", "file", {"path": "prepared/tokenizer/tokenizer.model"}),
     _choose("evaluation.tasks[]", "choices", {"path": "choices.jsonl"}),
     _choose("evaluation.tasks[]", "pairs", {"path": "pairs.jsonl"}),

@@ -54,8 +54,8 @@ def is_remote(path: str) -> bool:
     return _REMOTE.match(path) is not None
 
 
+# One slash is enough: that is what a Path has left of two. A single letter is a drive.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*:/")
-"""One slash is enough: that is what a Path has left of two. A single letter is a drive."""
 
 
 def find_url_violation(path: object) -> str | None:
@@ -126,8 +126,8 @@ def parse_local_path(text: str) -> Path:
     return Path(text)
 
 
+# Mode of files that record an environment: readable only by their owner.
 PRIVATE = 0o600
-"""Mode of files that record an environment: readable only by their owner."""
 
 
 def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> None:

@@ -78,23 +78,23 @@ class _LineHandler(logging.Handler):
 
 REDACTED = "REDACTED"
 
+# Words that make a name secret wherever they occur in it.
 _SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|ACCESSKEY|KEYS?$", re.IGNORECASE)
-"""Words that make a name secret wherever they occur in it."""
+# Words that make a name secret only as a whole part of it: PATH is not PAT.
 _SECRET_PARTS = frozenset(
     (
         *("auth", "authorization", "bearer", "cookie", "cookies", "dsn", "jwt", "key", "keys", "pass", "passcode"),
         *("pat", "pats", "pwd", "sas", "sig", "signature"),
     )
 )
-"""Words that make a name secret only as a whole part of it: PATH is not PAT."""
 _PART_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.\-]*)://(?P<rest>[^\s'\"<>`]+)", re.IGNORECASE)
 _USER = re.compile(r"[^/?#]*@")
 _PARAMETER = re.compile(r"(?P<name>[?&;#][^=&;#?]+)=(?P<value>[^&;#]*)")
 _SECRET_PARAMETERS = frozenset(["policy", "googleaccessid", "awsaccesskeyid"])
+# Azure writes container@account, which is no secret.
 _CONTAINER_SCHEMES = frozenset(("abfs", "abfss", "wasb", "wasbs", "az", "adl"))
-"""Azure writes container@account, which is no secret."""
 _ASSIGNMENT = re.compile(r"(?<![\w.])(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;'\"\]]+)")
 _PLURAL_TOKENS = re.compile(r"TOKENS$|TOKENIZERS?(?=_|$)")
 _SHAPES = re.compile(

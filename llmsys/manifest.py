@@ -28,8 +28,8 @@ from llmsys.manifest_section import (
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+# Documents or targets to train on and to evaluate; of pairs also their sources, row for row.
 SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
-"""Documents or targets to train on and to evaluate; of pairs also their sources, row for row."""
 
 
 class TokenFile(ManifestSection):

@@ -45,8 +45,8 @@ INDEX_SCHEMA = pa.schema(
 )
 PAGE_BYTES = 4096
 SUMS_PER_PAGE = PAGE_BYTES // 4
+# Magic, bytes of the token file, its pages, its record batches.
 PAGE_HEAD = struct.Struct("<8sQQQ")
-"""Magic, bytes of the token file, its pages, its record batches."""
 PAGE_MAGIC = b"LLMPAGE1"
 
 

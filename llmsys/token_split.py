@@ -21,8 +21,8 @@ from llmsys.manifest import Manifest, Split, TokenFile
 from llmsys.manifest_section import TokenIndex
 from llmsys.token_file import INDEX_SCHEMA
 
+# Columns that documents can be found by.
 SideColumn = Literal["id", "file", "url_hash"]
-"""Columns that documents can be found by."""
 
 
 class TokenShards(ABC):

@@ -80,8 +80,8 @@ def _list_equal_pairs(items: Columns, numbers: Indices) -> Indices:
     return np.stack([numbers[:-1][equal], numbers[1:][equal]], axis=1)
 
 
+# Rows that are sorted at a time; the whole join takes about 150 bytes for each.
 ROWS_IN_MEMORY = 2_000_000
-"""Rows that are sorted at a time; the whole join takes about 150 bytes for each."""
 _IDS_AT_ONCE = 1 << 17  # ids as Python strings take 80 bytes each
 
 # Ordered by cluster, then earlier datasets, longest text, smallest id, first in the crawl.

@@ -53,13 +53,13 @@ fi
 exit "$status"
 """
 
+# A job with --no-kill that loses the node of its script would otherwise idle until its time limit.
 WATCH = """\
 [ "$SLURMD_NODENAME" = "$MASTER_HOST" ] || while sleep {seconds} && kill -0 $$; do
     nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && [ -n "$nodes" ] || continue
     scontrol show hostnames "$nodes" | grep -qx "$MASTER_HOST" || scontrol requeue "$SLURM_JOB_ID"
 done </dev/null >/dev/null 2>&1 &
 """
-"""A job with --no-kill that loses the node of its script would otherwise idle until its time limit."""
 
 
 def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:

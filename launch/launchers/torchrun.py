@@ -32,8 +32,8 @@ NO_RESTARTS = (
     "before this command."
 )
 
+# Signals at which torch ends the ranks at once. llmsys handles SIGTERM itself, to give ranks time to save.
 SIGNALS_OF_TORCH = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals at which torch ends the ranks at once. llmsys handles SIGTERM itself, to give ranks time to save."""
 
 log = get_logger("launch.launchers.torchrun")
 

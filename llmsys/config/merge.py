@@ -17,8 +17,8 @@ from llmsys.config.migration import is_recorded_config, to_current_keys, to_curr
 from llmsys.config.yaml_files import MAX_DEPTH, Keys, find_config, format_path, parse_yaml
 from llmsys.errors import ConfigError
 
+# Return the default kind of the union at a key path; None where there is no union.
 DefaultKind = Callable[[Keys], str | None]
-"""Return the default kind of the union at a key path; None where there is no union."""
 
 
 @dataclass(frozen=True)

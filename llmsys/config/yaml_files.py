@@ -125,10 +125,10 @@ _SCALARS = (
 )
 
 
+# Largest nesting depth of a document; real configs have fewer than ten levels.
 MAX_DEPTH = 64
-"""Largest nesting depth of a document; real configs have fewer than ten levels."""
+# Most values that aliases may repeat; nine nested lines of nine aliases expand to 9^9 values.
 MAX_ALIASED_VALUES = 1_000
-"""Most values that aliases may repeat; nine nested lines of nine aliases expand to 9^9 values."""
 
 
 class _YamlLoader(yaml.SafeLoader):

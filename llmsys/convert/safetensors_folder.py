@@ -40,8 +40,8 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+# A file is opened anew after so many bytes: pages that were read through a mapping stay in memory until it closes.
 MAPPED_BYTES = 1 << 26
-"""A file is opened anew after so many bytes: pages that were read through a mapping stay in memory until it closes."""
 
 
 class StoredTensor(NamedTuple):

@@ -35,8 +35,8 @@ from llmsys.parallel.process_group import all_gather_object, get_local_device, g
 from llmsys.source_code import read_source
 
 FILE_NAME, VERSION = "device-check.json", 1
+# Limit of one task: compiling a kernel takes up to a minute on a busy host.
 TIMEOUT_SECONDS = 300.0
-"""Limit of one task: compiling a kernel takes up to a minute on a busy host."""
 Result = list[CheckRow] | StepMeasurement | dict[str, Any]
 
 

@@ -30,8 +30,8 @@ CURVES = (
 )
 MISSING = float("nan")
 
+# Maximum number of expert shares on a page, which bounds its size to a few megabytes.
 MAX_LOAD_NUMBERS = 200_000
-"""Maximum number of expert shares on a page, which bounds its size to a few megabytes."""
 
 
 @dataclass

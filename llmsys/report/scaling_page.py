@@ -18,8 +18,8 @@ from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trac
 from llmsys.report.report_section import ReportSection, build_report_section
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+# Range of the plotted law, as a multiple of the largest run.
 BEYOND = 30.0
-"""Range of the plotted law, as a multiple of the largest run."""
 
 
 def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path) -> Path:

@@ -31,6 +31,7 @@ from llmsys.train.checkpoint_record import (
 )
 
 FOLDERS = ("checkpoints", "averaged")
+# Classes of a `.metadata` of torch 2, by module.
 CLASSES = {
     "torch.distributed.checkpoint.metadata": (
         "BytesStorageMetadata",
@@ -49,7 +50,6 @@ CLASSES = {
     "pathlib._local": ("Path", "PosixPath"),
     "collections": ("OrderedDict",),
 }
-"""Classes of a `.metadata` of torch 2, by module."""
 
 
 class MetadataUnpickler(pickle.Unpickler):

@@ -18,8 +18,8 @@ from llmsys.source_code import read_source
 from llmsys.train.precision import get_matmul_numerics
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
+# Prefixes of environment variables that change how a step runs: allocator, flight recorder, network, kernels.
 RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_")
-"""Prefixes of environment variables that change how a step runs: allocator, flight recorder, network, kernels."""
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:

@@ -53,6 +53,7 @@ from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile
+from llmsys.train.step_profiler import StepProfiler
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
@@ -173,6 +174,9 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     write_prediction(metric_logger, resumed or 0, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
 
+    profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
+    stack.enter_context(profiler.handle_signal())
+
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.
         return complete_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
@@ -188,7 +192,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity),
         control=control,
-        observability=Observability(metric_logger, step_meter, noise_scale_meter),
+        observability=Observability(metric_logger, step_meter, noise_scale_meter, profiler),
         steps_done=resumed or 0,
     )
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
@@ -45,20 +45,13 @@ class ProfileConfig(Section):
     SIGUSR2 to a running job records its next step too.
     """
 
-    steps: tuple[int, ...] = Field((), description="Steps to record, counted from 1, such as [10, 500].")
-    ranks: tuple[int, ...] = Field((0,), description="Ranks that record. Every rank writes files of its own.")
+    steps: tuple[PositiveInt, ...] = Field((), description="Steps to record, counted from 1, such as [10, 500].")
+    ranks: tuple[NonNegativeInt, ...] = Field(
+        (0,), description="Ranks that record. Every rank writes files of its own."
+    )
     memory: bool = Field(
         False, description="Record memory as well: a snapshot of the allocator on CUDA devices, a curve in the trace."
     )
-
-    @field_validator("steps", "ranks")
-    @classmethod
-    def _check_numbers(cls, numbers: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        least = 1 if info.field_name == "steps" else 0
-        if wrong := [number for number in numbers if number < least]:
-            text = f"{wrong[0]} does not exist: {info.field_name} are counted from {least}."
-            raise_violations([Violation("", text)])
-        return numbers
 
 
 MatmulDtype = Literal["compute", "fp8", "fp8_block"]
@@ -207,7 +200,10 @@ class TrackingConfig(Section):
 
     tensorboard: bool = Field(False, description="Write TensorBoard files to the run folder.")
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
-    project: str = Field("llmsys", min_length=1, description="Weights & Biases project.")
+    mlflow: bool = Field(
+        False, description="Send metrics to MLflow: to $MLFLOW_TRACKING_URI, else to `mlflow.db` in the run folder."
+    )
+    project: str = Field("llmsys", min_length=1, description="Weights & Biases project, MLflow experiment.")
 
 
 class FlopsConfig(Section):

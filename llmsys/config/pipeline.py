@@ -195,13 +195,6 @@ def find_pipeline_violations(
     if train.reproducibility == "bitwise":
         text = "bitwise adds up micro-batches in a tree of its own, which a schedule does not follow"
         yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
-    if train.compile == "block":
-        text = f"{train.compile} is not proven where a stage has several micro-batches under way"
-        yield Violation("train.compile", f"{text}. Use none, {whole}.")
-    for key in ("matmul_dtype", "expert_matmul_dtype"):
-        if (recipe := getattr(train, key)) != "compute":
-            text = f"{recipe} is not proven where a stage has several micro-batches under way"
-            yield Violation(f"train.{key}", f"{text}. Use compute, {whole}.")
     if train.noise_scale_every_steps:
         text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
         yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")

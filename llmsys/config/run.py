@@ -267,9 +267,9 @@ class RunConfig(Section):
         """
         if (train := self.train).compile != "auto":
             return self
-        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
-        settings = self.engine.kind, train.reproducibility, self.layout.pipeline, self.layout.ring_size
-        plain = settings == ("torch", "fast", 1, 1) and train.activation_checkpoint != "offload"
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
+        settings = self.engine.kind, train.reproducibility, self.layout.ring_size
+        plain = settings == ("torch", "fast", 1) and train.activation_checkpoint != "offload"
         chosen = "block" if has_triton and plain else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 

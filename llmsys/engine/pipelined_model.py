@@ -107,15 +107,16 @@ class PipelinedModel:
         self._runner.sum_with_other_end(weight)
         return (weight,)
 
-    def compute_logits(self, batch: Batch) -> Tensor:
-        """Implement `Engine.compute_logits`: every rank gets the logits of the last stage. Collective."""
+    def compute_logits(self, batch: Batch) -> Tensor | None:
+        """Implement `Engine.compute_logits`: the rank of the last stage has the logits. Collective."""
 
         def run_stage(stage: int, hidden_BTD: Tensor | None) -> Tensor:
             inputs = batch.to_model_inputs() | {"layers": self._cut.stages[stage], "hidden_BTD": hidden_BTD}
-            logits_BTV: Tensor = self._model(**inputs)
-            return logits_BTV
+            output: Tensor = self._model(**inputs)
+            return output
 
-        return self._runner.compute_logits(run_stage, (*batch.tokens_BT.shape, self._model.config.vocab_size))
+        rows, positions = batch.tokens_BT.shape
+        return self._runner.run_forward(rows, positions, run_stage)
 
 
 def _list_shapes(model: Transformer) -> dict[str, torch.Size]:

@@ -148,7 +148,7 @@ class TorchEngine:
         self._optimizer.step()
 
     @torch.no_grad()
-    def compute_logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor | None:
         """Implement `Engine.compute_logits`."""
         self.module.eval()
         batch = batch.to(self.device)

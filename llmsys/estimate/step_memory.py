@@ -93,8 +93,9 @@ class StepMemory:
         shape = self._activation_shape
         choices = [
             [*self._list_weights("forward", casts_kept=False), *list_evaluation_block_items(self.config, shape)],
-            [*self._list_weights("loss", casts_kept=False), *list_evaluation_logits(self.config, shape)],
         ]
+        if self.stage.last:
+            choices.append([*self._list_weights("loss", casts_kept=False), *list_evaluation_logits(self.config, shape)])
         if self._gathers_blocks:
             choices += [
                 self._list_weights("start", casts_kept=False),

@@ -34,8 +34,6 @@ MICRO = ["batch.micro_sequences=2", "generation.prompts=[]"]
             "layout.pipeline=2 train.reproducibility=bitwise train.threads_per_process=1",
             "bitwise adds up micro-batches in a tree of its own",
         ),
-        ("layout.pipeline=2 train.compile=block", "block is not proven where a stage has several micro-batches"),
-        ("layout.pipeline=2 train.matmul_dtype=fp8", "fp8 is not proven"),
         ("layout.pipeline=2 train.noise_scale_every_steps=2", "the gradient noise scale needs each micro-batch"),
         (
             "layout.pipeline=2 generation.prompts=[Once]",

@@ -9,11 +9,11 @@ from pydantic import Field, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
+# Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller.
 MAX_DEFAULT_SEQUENCES = 8
-"""Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller."""
 
+# Positions of a held-out window unless `evaluation.sequence_length` sets more: one rank computes all of them.
 MAX_DEFAULT_LENGTH = 32_768
-"""Positions of a held-out window unless `evaluation.sequence_length` sets more: one rank computes all of them."""
 
 SUFFIXES = (".gz", ".jsonl", ".json")
 

@@ -40,8 +40,8 @@ class SpikeDetectionConfig(Section):
 
 
 MatmulDtype = Literal["compute", "fp8", "fp8_block"]
+# Number types of weights and activations in matmuls.
 Precision = Literal["bf16", "fp16", "fp32"]
-"""Number types of weights and activations in matmuls."""
 
 
 class RunNameConfig(Section):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.events import Event, iter_events
 
@@ -30,8 +30,8 @@ CURVES = (
 )
 MISSING = float("nan")
 
+# Maximum number of expert shares on a page, which bounds its size to a few megabytes.
 MAX_LOAD_NUMBERS = 200_000
-"""Maximum number of expert shares on a page, which bounds its size to a few megabytes."""
 
 
 @dataclass

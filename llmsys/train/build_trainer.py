@@ -21,7 +21,7 @@ from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.events import EventWriter
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
@@ -60,11 +60,11 @@ from llmsys.train.watchdog import Watchdog
 
 log = get_logger(__name__)
 
+# Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit.
 LOCK_SECONDS = 30
-"""Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit."""
 
+# Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`.
 PromptCompleter = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
-"""Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`."""
 
 
 def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> EvaluationResult:

@@ -17,8 +17,8 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
 from llmsys.train.cross_entropy import compute_sequence_losses
 
+# Computes the logits of a batch without dropout, such as `Engine.compute_logits`; None where another rank has them.
 LogitsFunction = Callable[[Batch], Tensor | None]
-"""Computes the logits of a batch without dropout, such as `Engine.compute_logits`; None where another rank has them."""
 
 
 class RowRanks(NamedTuple):

@@ -125,7 +125,8 @@ class RunConfig(Section):
         if self.train.noise_scale_every_steps:
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
-            yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
+            parts = self.model, self.engine, self.train, self.generation
+            yield from find_pipeline_violations(stages, *parts, windows=windows)
         yield from self._find_average_violations()
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 

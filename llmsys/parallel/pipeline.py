@@ -13,7 +13,7 @@ Invariants:
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
@@ -40,12 +40,8 @@ logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 RunStage = Callable[[int, Tensor | None, int], Tensor]
 
 
-class EnterBackward(Protocol):
-    """Returns the context of a backward pass, given whether it is the last one of the step on this rank."""
-
-    def __call__(self, *, last: bool) -> AbstractContextManager[None]:
-        """See `DataParallelModel.enter_micro_batch`."""
-        ...
+# (stage, whether it is the last backward pass of the step on this rank) → the context of a backward pass.
+EnterBackward = Callable[[int, bool], AbstractContextManager[None]]
 
 
 def remove_other_stages(model: Transformer, cut: PipelineCut, rank: int) -> None:
@@ -176,7 +172,7 @@ class PipelineRunner:
         assert self._enter_backward is not None
         self._backwards_left -= 1
         self.report_pass(f"backward of micro-batch {number} in stage {stage}")
-        with self._enter_backward(last=self._backwards_left == 0):
+        with self._enter_backward(stage, self._backwards_left == 0):
             yield
         self.report_pass("")
 

@@ -210,7 +210,7 @@ def list_pipelines(config: RunConfig, place: PlanTarget, engine: EngineConfig) -
     if (
         machines < 2
         or any(first.find_stage_violations(config.model))
-        or any(find_pipeline_violations(2, engine, config.train, config.generation, windows=windows))
+        or any(find_pipeline_violations(2, config.model, engine, config.train, config.generation, windows=windows))
     ):
         return [1]
     return [ranks for ranks in list_divisors(machines) if ranks <= config.model.num_hidden_layers]

@@ -9,8 +9,8 @@ FSDP2 as in fast mode, with every sum in a fixed order:
 - The norm is summed over the rows of all parameters, AdamW consists of operations that round once (bitwise_adamw.py),
   and metrics are gathered by micro-batch and summed in float64.
 
-W counts the groups of ranks with different sequences. It must be a power of two that divides the micro-batches of a step.
-Compared machines must have the same kind of device, the same libraries and, on CPUs, the same number of threads.
+W counts the groups of ranks with different sequences. It must be a power of two that divides the micro-batches of a
+step. Compared machines must have the same kind of device, the same libraries and, on CPUs, the same number of threads.
 """
 
 import os

@@ -230,7 +230,8 @@ def _build_metric_logger(
     run_folder.write_run_record(config, dataset.fingerprint, get_world_size())
     events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
     if config.train.reproducibility == "bitwise":
-        log.info(format_bitwise_notice(config, steps.count_micro_batches(0) * get_world_size(), device.type))
+        micro_batches = steps.count_micro_batches(0) * config.resolve_layout(get_world_size()).data_parallel_size
+        log.info(format_bitwise_notice(config, micro_batches, device.type))
     trackers = Trackers(config)
     stack.callback(trackers.finish)
     counts = count_parameters(config.model)

@@ -170,7 +170,7 @@ class Trainer:
     def _evaluate(self) -> EvaluationResult:
         self.observability.step_meter.mark_other_work()
 
-        def compute_logits(batch: Batch) -> Tensor:
+        def compute_logits(batch: Batch) -> Tensor | None:
             self.control.watchdog.report_phase(self.steps_done, "evaluation")
             return self.engine.compute_logits(batch)
 

@@ -30,7 +30,7 @@ install:  ## Create .venv with llmsys and its pinned dependencies
 	@$(PYTHON) tools/install.py
 
 demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make demo ENGINE=torch|deepspeed
-	@exec env LLMSYS_PARENT=$$PPID $(BIN)/python tools/demo.py --engine $(ENGINE)
+	@exec env LLMSYS_PARENT=$$PPID $(BIN)/llmsys demo --engine $(ENGINE)
 
 test: install  ## Run every test, or TEST=tests/llmsys/model
 	@$(BIN)/python tools/system_packages.py

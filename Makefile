@@ -17,7 +17,7 @@ PYTHON := $(shell for p in $(CANDIDATES); do $$p -c '$(SUITABLE)' >/dev/null 2>&
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test check docs format clean
 
 help:  ## Print what each target does
 	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' Makefile
@@ -42,6 +42,11 @@ check: install  ## Check format, lint, names and docstrings, types and import di
 	@$(BIN)/python tools/lint.py
 	@$(BIN)/mypy $(TYPED)
 	@$(BIN)/lint-imports --no-logo
+
+docs: install  ## Build the documentation into site/, warnings being errors
+	@$(BIN)/python tools/install.py --extra docs
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo 'docs: open site/index.html, or run $(BIN)/mkdocs serve'
 
 format: install  ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import xxhash
 from pydantic import Field, ValidationError
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
+from llmsys.local_files import write_bytes_atomically
 from llmsys.manifest_section import (
     DecontaminationSummary,
     ManifestSection,

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 import numpy as np
 
 from llmsys.errors import LlmsysError, to_data_error
-from llmsys.redact import redact_secrets
+from llmsys.log import redact_secrets
 
 Item = TypeVar("Item")
 Report = Callable[[float, int], None]  # amount done since the last call (in the stage's unit), documents dropped

@@ -62,7 +62,6 @@ _COMPARING = tuple(
     for name in (
         "compute_signatures",
         "find_equal_keys",
-        "cluster_near_duplicates",
         "join_near_duplicates",
         "write_dedup_index",
         "cut_repeats",

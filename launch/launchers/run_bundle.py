@@ -24,10 +24,10 @@ import yaml
 from launch.hosts.hostfile import Host
 from launch.launchers.local import SCRIPT
 from llmsys import __version__
-from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.redact import has_secret, is_secret_name, redact_values
+from llmsys.local_files import PRIVATE, write_bytes_atomically
+from llmsys.log import has_secret, is_secret_name, redact_values
 
 ROOT = SCRIPT.parent.parent
 PREFIXES = (

@@ -14,8 +14,8 @@ from pathlib import Path
 from launch.launchers.host_commands import LaunchPlan, build_torchrun_arguments, require_even_slots, strip_user
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
-from llmsys.folder_lock import LOCK_NAME
-from llmsys.redact import has_secret, redact_secrets
+from llmsys.local_files import LOCK_NAME
+from llmsys.log import has_secret, redact_secrets
 
 NOTICE_SECONDS = 300  # before the time limit: enough for a step, a save, and a margin
 AIR_SECONDS = 60  # margin over the longest outage that ranks of a lost node survive

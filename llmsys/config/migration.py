@@ -9,7 +9,7 @@ Invariants:
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.yaml_parser import Keys
+from llmsys.config.yaml_files import Keys
 
 RENAMED_KEYS: dict[str, dict[str, str]] = {
     "batch": {

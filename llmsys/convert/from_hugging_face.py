@@ -22,7 +22,7 @@ from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import format_choices
-from llmsys.config.yaml_parser import dump_yaml
+from llmsys.config.yaml_files import dump_yaml
 from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors
 from llmsys.convert.conversion_plan import (
     ConversionPlan,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
 from llmsys.events import Event, iter_events
 

@@ -8,10 +8,10 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
 from llmsys.estimate.scaling.law import BudgetRequest
 from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
+from llmsys.local_files import write_bytes_atomically
 from llmsys.report.html_markup import Html, build_section, build_table, format_amount, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace, build_line

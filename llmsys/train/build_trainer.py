@@ -21,7 +21,7 @@ from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.events import EventWriter
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer

@@ -20,9 +20,8 @@ from typing import Any
 
 import xxhash
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.local_path import is_plain_file_name
+from llmsys.local_files import is_plain_file_name, write_bytes_atomically
 
 FORMAT = 2
 """Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle."""

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmsys.atomic_write import sync_folder
 from llmsys.config.migration import to_current_names
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
 from llmsys.events import iter_events
+from llmsys.local_files import sync_folder
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import get_rank, run_on_rank_zero
 from llmsys.train import checkpoint_load

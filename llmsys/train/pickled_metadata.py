@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, ConfigError
+from llmsys.local_files import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import DTYPES, METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import (
     PICKLED,

@@ -11,9 +11,9 @@ import platform
 import torch
 import yaml
 
-from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.run import RunConfig
-from llmsys.redact import redact_values
+from llmsys.local_files import PRIVATE, write_bytes_atomically
+from llmsys.log import redact_values
 from llmsys.source_code import read_source
 from llmsys.train.precision import get_matmul_numerics
 

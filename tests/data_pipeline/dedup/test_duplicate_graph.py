@@ -10,9 +10,8 @@ from data_pipeline.core.task_record import write_file_list, write_rows
 from data_pipeline.dedup import duplicate_graph
 from data_pipeline.dedup.dedup_index import DocumentFiles
 from data_pipeline.dedup.duplicate_graph import ExternalSorter, find_components, find_labels
-from data_pipeline.stages.cluster_near_duplicates import LINK_SCHEMA
 from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
-from data_pipeline.stages.join_near_duplicates import write_near_duplicates
+from data_pipeline.stages.join_near_duplicates import LINK_SCHEMA, write_near_duplicates
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.uint64()), ("name", pa.string())])

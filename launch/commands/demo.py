@@ -26,7 +26,7 @@ from launch.process.parent_watch import build_child_environment
 from launch.process.signal_forwarding import relay_signals_to
 from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 SAMPLE_CRAWL = Path("tests", "data", "sample_crawl")
 """Sample crawl in a checkout, as `data.inputs` of the config data/sample names it. A wheel holds a copy."""

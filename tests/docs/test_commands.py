@@ -9,6 +9,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def check_install(command: Command, words: list[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra in re.findall(r"\[([a-z0-9,]+)\]", " ".join(words)):
         assert set(extra.split(",")) <= extras.keys(), command
-    for after, word in zip(words, words[1:], strict=False):
+    for after, word in pairwise(words):
         assert after != "-c" or (ROOT / word).is_file(), command
 
 
@@ -206,9 +207,8 @@ def test_verbs_options_and_keys_in_the_text_exist(path: Path) -> None:
             assert found[1] in VERBS, f"{path.name}: {code}"
             options = {name for action in build_parser(found[1])._actions for name in action.option_strings}
             assert set(re.findall(r"(?<=\s)--[a-z-]+", code)) <= options, f"{path.name}: {code}"
-        elif found := re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=[:=\s]|$)", code):
-            if found[1] in RunConfig.model_fields:
-                assert has_key(found[0].split(".")), f"{path.name}: no key {found[0]}"
+        elif (found := re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=[:=\s]|$)", code)) and found[1] in RunConfig.model_fields:
+            assert has_key(found[0].split(".")), f"{path.name}: no key {found[0]}"
 
 
 def has_key(keys: list[str]) -> bool:

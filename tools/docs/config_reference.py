@@ -75,7 +75,8 @@ class SectionReference:
         columns = 4 if any(row[3] for row in rows) else 3
         table = format_table(("key", "type", "default", "meaning")[:columns], [row[:columns] for row in rows])
         table = table if rows else "No further keys."
-        return f"## {title} {{#{format_anchor(section.__name__)}}}\n\n{format_docstring(inspect.getdoc(section))}\n\n{table}"
+        heading = f"## {title} {{#{format_anchor(section.__name__)}}}"
+        return f"{heading}\n\n{format_docstring(inspect.getdoc(section))}\n\n{table}"
 
     def _format_field(self, name: str, field: FieldInfo, page: str) -> Sequence[str]:
         limits = [
@@ -102,7 +103,9 @@ class SectionReference:
         if origin is dict:
             return f"{self._format_type(arguments[0], page)} → {self._format_type(arguments[1], page)}"
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            return self.format_link(annotation, page) if annotation in self._places else format_code(annotation.__name__)
+            return (
+                self.format_link(annotation, page) if annotation in self._places else format_code(annotation.__name__)
+            )
         names = {type(None): "null", str: "text", int: "int", float: "float", bool: "bool", Any: "any"}
         return names.get(annotation) or getattr(annotation, "__name__", str(annotation)).lower()
 

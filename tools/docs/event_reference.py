@@ -38,10 +38,10 @@ KINDS = {
 # Fields that a call passes as a mapping (`**fields`) instead of by name.
 MAPPED = {
     "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
-    "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second utilisation "
-    "utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance attention_imbalance_in_order "
-    "source_tokens target_tokens padding_share mean_depth encoder_mean_depth noise_scale_tokens noise_gradient_squared "
-    "noise_covariance_trace",
+    "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
+    "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
+    "attention_imbalance_in_order source_tokens target_tokens padding_share mean_depth encoder_mean_depth "
+    "noise_scale_tokens noise_gradient_squared noise_covariance_trace",
     "experts": "load entropy dead imbalance balance router_z dropped busiest dead_experts",
     "evaluation": "loss perplexity bits_per_byte accuracy evaluated_tokens evaluated_targets evaluated_bytes "
     "gzip_bits_per_byte xz_bits_per_byte sources sets",

@@ -52,7 +52,9 @@ def format_module(name: str, path: str) -> str:
     """Return the section of a file that a module's docstring describes."""
     docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
     paragraphs = [
-        "\n".join(["Invariants:", "", *(line.strip() for line in part.splitlines()[1:])]) if part.startswith("Invariants:") else format_docstring(part)
+        "\n".join(["Invariants:", "", *(line.strip() for line in part.splitlines()[1:])])
+        if part.startswith("Invariants:")
+        else format_docstring(part)
         for part in docstring.split("\n\n")
     ]
     return f"## {name}\n\n" + "\n\n".join([*paragraphs, f"Read and written by `{path}`."])
@@ -61,8 +63,8 @@ def format_module(name: str, path: str) -> str:
 def format_page() -> str:
     """Return the page."""
     parts = [
-        "# File formats\n\nFiles of a dataset folder, a run folder, and files that you write. `llmsys inspect` verifies "
-        "those of a dataset. All Arrow files are in the IPC file format and can be read with pyarrow, polars or DuckDB."
+        "# File formats\n\nFiles of a dataset folder, a run folder, and files that you write. `llmsys inspect` "
+        "verifies those of a dataset. All Arrow files are in the IPC file format and can be read with pyarrow, polars or DuckDB."
     ]
     parts += [format_schema(*entry) for entry in SCHEMAS]
     parts += [format_module(*entry) for entry in DESCRIBED]

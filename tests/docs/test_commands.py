@@ -16,10 +16,12 @@ import pytest
 import yaml
 
 import launch.commands.train
+import llmsys.config.load
 from launch.main import VERBS, build_parser, main
-from llmsys.config.load import read_config
+from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_fields, list_section_types
+from llmsys.events import iter_events
 from tests.helpers.markdown_blocks import (
     Block,
     Command,
@@ -30,6 +32,7 @@ from tests.helpers.markdown_blocks import (
 )
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny_crawl import make_crawl
+from tools.docs.event_reference import list_event_fields
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose commands all run, in this order: later ones use the files of earlier ones.
@@ -45,14 +48,18 @@ TINY = {
     "my.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
     "model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1 batch.sequence_length=32 "
     "batch.sequences=2 train.tokens=256 schedule.warmup_tokens=64 schedule.decay_tokens=64 launch.processes=1 "
-    "generation.max_new_tokens=2 data.executor.kind=inline evaluation.max_tokens=200 train.precision=fp32",
+    "generation.max_new_tokens=2 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
     "continued.yaml": "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 "
-    "launch.processes=1 data.executor.kind=inline evaluation.max_tokens=200 train.precision=fp32",
-    "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline "
-    "tokenizer.language_weights=null",
+    "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
+    "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline",
     "runs/start/config.yaml": "generation.max_new_tokens=2",
 }
-REPLACED = {"train:12345": "train:5", "step=100": "step=1"}
+REPLACED = {
+    "train:12345": "train:5",
+    "step=100": "step=1",
+    "rule=gopher_quality": "rule=language",
+    "gopher_quality.min_words=20,50,100": "gopher_quality.min_words=60,70",
+}
 # Commands of other programs that need a network or an account.
 ELSEWHERE = {
     "git clone https://example.org/llmsys && cd llmsys",
@@ -158,19 +165,33 @@ def check_install(command: Command, words: list[str]) -> None:
         assert after != "-c" or (ROOT / word).is_file(), command
 
 
-def test_the_commands_of_the_tutorials_run_in_order(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Trains twice in this process, about twelve seconds of CPU time."""
+def test_the_commands_of_the_tutorials_run_in_order(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepares three times and trains twice in this process: about twelve seconds of CPU time."""
+
+    def load_tiny_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
+        return load_run_config(config, [*TINY.get(config, "").split(), *overrides])
+
+    monkeypatch.setattr(llmsys.config.load, "load_run_config", load_tiny_config)  # for the examples in Python
     for name in RUN_PAGES:
+        variables: dict[str, object] = {}
         for block in list_blocks(ROOT / "docs" / name):
             if block.language == "console":
                 for command in iter_commands(block):
                     run_command(command, capfd)
             elif block.language == "python" and not any(text in block.text for text in COMPILED_ONLY):
-                variables = globals_of_page.setdefault(name, {})
                 exec(compile(block.text, block.place, "exec"), variables)
+    check_events(folder)
 
 
-globals_of_page: dict[str, dict[str, object]] = {}
+def check_events(folder: Path) -> None:
+    """The reference of events has every field that a run and a preparation wrote."""
+    fields = list_event_fields()
+    for path in folder.rglob("events.jsonl"):
+        for event in iter_events(path):
+            known = fields[event["event"]][0] | {"time", "event", "step"}
+            assert event.keys() <= known, f"{path}: {event['event']} has {event.keys() - known}"
 
 
 def run_command(command: Command, capfd: pytest.CaptureFixture[str]) -> None:

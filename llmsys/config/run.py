@@ -225,6 +225,10 @@ class RunConfig(Section):
             train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
+        if self.train.branch_from is not None:
+            train["branch_from"] = stored["train"]["branch_from"]
+        if self.train.grow_model:
+            train["grow_model"] = True
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on

@@ -118,6 +118,7 @@ class RunRecord:
     evaluations: dict[int, Event] = field(default_factory=dict)
     samples: dict[int, Event] = field(default_factory=dict)
     checkpoints: dict[int, Event] = field(default_factory=dict)
+    branch: Event | None = None
     finish: Event | None = None
     last_step: Event | None = None
     prediction: Event | None = None
@@ -147,6 +148,8 @@ class RunRecord:
             self._add_start(event)
         elif kind == "finish":
             self.finish = event
+        elif kind == "branch":
+            self.branch = event
         elif kind == "prediction":
             self._set_prediction(event)
         elif kind == "measured":

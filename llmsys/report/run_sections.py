@@ -13,6 +13,7 @@ from llmsys.compressor_comparison import describe_heldout_bytes, is_heldout_too_
 from llmsys.progress import format_duration
 from llmsys.report import plots
 from llmsys.report.cost_sections import build_answers_section, build_cost_numbers, build_prediction_section
+from llmsys.report.family_section import build_family_section
 from llmsys.report.html_markup import (
     Html,
     build_details,
@@ -44,6 +45,7 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
         _build_compressor_section(record),
         asked,
         training,
+        build_family_section(record),
         predicted,
         _build_experts_section(record),
         _build_samples_section(record),

@@ -104,8 +104,8 @@ class TrainConfig(Section):
     )
     branch_from: LocalPath | None = Field(
         None,
-        description="RUN@STEP to continue in a new run folder with other settings: takes weights, moments, balance bias "
-        "and position in the data of that step.",
+        description="RUN@STEP to continue in a new run folder with other settings: takes weights, moments, balance "
+        "bias and position in the data of that step.",
     )
     grow_model: bool = Field(
         False,

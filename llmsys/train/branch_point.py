@@ -98,8 +98,8 @@ def _find_first_step(config: RunConfig, checkpoint: Path, tokens: int, parent_st
     steps = batch.count_steps_for(tokens)
     if batch.count_tokens_before(steps) != tokens:
         raise CheckpointError(
-            f"{checkpoint} has {tokens} tokens after {parent_steps} steps, and no step of the new run begins there: its "
-            f"steps have {size} tokens. Branch at a step whose tokens are a multiple of {size}, or change batch."
+            f"{checkpoint} has {tokens} tokens after {parent_steps} steps, and no step of the new run begins there: "
+            f"its steps have {size} tokens. Branch at a step whose tokens are a multiple of {size}, or change batch."
         )
     if config.num_steps <= steps:
         raise CheckpointError(

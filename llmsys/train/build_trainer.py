@@ -11,7 +11,8 @@ import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,7 +40,7 @@ from llmsys.parallel.process_group import (
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import run_folder
 from llmsys.train.auto_micro_batch import resolve_micro_sequences
-from llmsys.train.branch_point import find_branch_point, load_branch
+from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints
@@ -167,20 +168,12 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     engine = build_engine(config, meshes, device, noise_scale_meter, **options)
     report_phase(0, "loading the checkpoint")
     evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
-    resumed, parent = None, None
-    if newest is not None:
-        resumed = resume_from_checkpoint(engine, newest, config, identity, control.step_guard)
-        parent = read_record(newest).get("parent")
-    elif branch is not None:
-        parent = load_branch(engine, branch, config, control.step_guard)
-    elif config.train.init_from is not None:
-        load_initial_weights(engine, config, identity["tokenizer_fingerprint"])
-    steps_done = (0 if branch is None else branch.steps) if resumed is None else resumed
-    report_phase(steps_done, "preparing the first step")
-    metric_logger = _build_metric_logger(config, stack, dataset, steps, device, resumed)
-    if branch is not None and parent is not None:
-        metric_logger.log_event("branch", branch.steps, **parent)
-    write_prediction(metric_logger, steps_done, config, device, profile)
+    start = _load_state(engine, newest, branch, config, identity, control.step_guard)
+    report_phase(start.steps, "preparing the first step")
+    metric_logger = _build_metric_logger(config, stack, dataset, steps, device, start.resumed)
+    if branch is not None and start.parent is not None:
+        metric_logger.log_event("branch", start.steps, **start.parent)
+    write_prediction(metric_logger, start.steps, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
 
     def sample_prompts() -> list[dict[str, str]]:
@@ -196,12 +189,39 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
             has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
-        checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity, parent),
+        checkpointing=Checkpointing(_build_saver(config, stack, engine, start.resumed), identity, start.parent),
         control=control,
         observability=Observability(metric_logger, step_meter, noise_scale_meter),
-        steps_done=steps_done,
-        is_resumed=resumed is not None,
+        steps_done=start.steps,
+        is_resumed=start.resumed is not None,
     )
+
+
+class StartState(NamedTuple):
+    """The steps done, the step of the checkpoint that was resumed, and the parent that the run branched from."""
+
+    steps: int
+    resumed: int | None = None
+    parent: dict[str, Any] | None = None
+
+
+def _load_state(
+    engine: Engine,
+    newest: Path | None,
+    branch: BranchPoint | None,
+    config: RunConfig,
+    identity: dict[str, Any],
+    judge: StepGuard,
+) -> StartState:
+    """Fill the engine from the run's checkpoint, else from the run that it starts from. Collective."""
+    if newest is not None:
+        steps = resume_from_checkpoint(engine, newest, config, identity, judge)
+        return StartState(steps, resumed=steps, parent=read_record(newest).get("parent"))
+    if branch is not None:
+        return StartState(branch.steps, parent=load_branch(engine, branch, config, judge))
+    if config.train.init_from is not None:
+        load_initial_weights(engine, config, identity["tokenizer_fingerprint"])
+    return StartState(0)
 
 
 def _build_control(config: RunConfig, stack: contextlib.ExitStack) -> RunControl:

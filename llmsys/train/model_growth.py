@@ -1,10 +1,10 @@
 """Grow the tensors of a trained model to a deeper or wider one, or to experts that are copies of a dense layer.
 
-| growth | rule | the function of the model |
-|---|---|---|
-| layers | block i is a copy of block i mod L (G_stack, Du 2024, arXiv:2405.15319) | changes |
-| widths | a tensor is repeated; along its input it is divided by the copies (HyperCloning, Samragh 2024, arXiv:2409.12903) | stays |
-| experts | each expert is a copy of the dense layer, the router is new (Komatsuzaki 2022, arXiv:2212.05055) | stays |
+- Layers: block i is a copy of block i mod L (G_stack, Du 2024, arXiv:2405.15319). The model's function changes.
+- Widths: a tensor is repeated, and along its input divided by the copies (HyperCloning, Samragh 2024,
+  arXiv:2409.12903). The model computes the same.
+- Experts: each is a copy of the dense layer, and the router is new (Komatsuzaki 2022, arXiv:2212.05055). The model
+  computes the same where the weights of the chosen experts sum to 1.
 
 Invariants:
 - Widths grow by whole factors, heads as whole heads; the vocabulary and the number of experts stay.

@@ -121,7 +121,7 @@ class RunConfig(Section):
         windows = self.objective.uses_windows
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
-            yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
+            yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
         if self.train.noise_scale_every_steps:
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:

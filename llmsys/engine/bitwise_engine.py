@@ -5,7 +5,7 @@ FSDP2 as in fast mode, with every sum in a fixed order:
 - A step is a fixed list of micro-batches. Rank r of W computes the micro-batches r, W + r, 2W + r, …, each with the
   same shapes, kernels and dropout on any rank (experts too, see reproducible_sharding.py).
 - Gradients are summed over micro-batches by one binary tree (reproducible_sum.py), across ranks and in time.
-- The norm is summed over the rows of all parameters, AdamW consists of operations that round once (bitwise_adamw.py),
+- The norm is summed over the rows of all parameters, the optimizer consists of operations that round once (elementwise.py),
   and metrics are gathered by micro-batch and summed in float64.
 
 Requires W to be a power of two that divides the micro-batches of a step. Compared machines must have the same kind of
@@ -34,8 +34,8 @@ from llmsys.engine.engine import (
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import build_initializer
 from llmsys.model.transformer import Transformer
-from llmsys.optim.bitwise_adamw import BitwiseAdamW
-from llmsys.optim.build_optimizer import require_adamw
+from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
+from llmsys.optim.elementwise import require_elementwise
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
@@ -70,7 +70,7 @@ class BitwiseEngine:
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
         materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
-        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), require_adamw(optimizer))
+        self._optimizer = BitwiseOptimizer(dict(model.named_parameters()), require_elementwise(optimizer))
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
@@ -149,8 +149,7 @@ class BitwiseEngine:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
-            tensors[f"first_moment/{name}"] = self._optimizer.first[name]
-            tensors[f"second_moment/{name}"] = self._optimizer.second[name]
+            tensors |= {f"{moment}/{name}": by_name[name] for moment, by_name in self._optimizer.moments.items()}
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         return EngineState(tensors, self._optimizer.steps)
 

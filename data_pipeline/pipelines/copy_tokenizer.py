@@ -13,7 +13,12 @@ from data_pipeline.core.staging import get_write_path
 from data_pipeline.executors.base import Report
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Task
-from data_pipeline.tokenize.tokenizer_files import JSON_FILES, SENTENCEPIECE_FILES, publish_json_tokenizer, publish_sentencepiece
+from data_pipeline.tokenize.tokenizer_files import (
+    JSON_FILES,
+    SENTENCEPIECE_FILES,
+    publish_json_tokenizer,
+    publish_sentencepiece,
+)
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.tokenizer import find_model_file, load_tokenizer
 

@@ -20,11 +20,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
-from llmsys.config.parallel_layout import (
-    ParallelLayout,
-    find_model_sharding_violations,
-    find_run_sharding_violations,
-)
+from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations, find_run_sharding_violations
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
 from llmsys.config.ring_constraints import find_ring_violations
 from llmsys.config.run_constraints import (

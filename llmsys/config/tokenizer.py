@@ -136,6 +136,4 @@ def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[
         yield Violation("tokenizer.language_weights", message)
 
 
-TokenizerConfig = Annotated[
-    SentencePieceConfig | WordPieceConfig | FileTokenizerConfig, Field(discriminator="kind")
-]
+TokenizerConfig = Annotated[SentencePieceConfig | WordPieceConfig | FileTokenizerConfig, Field(discriminator="kind")]

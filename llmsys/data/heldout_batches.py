@@ -68,7 +68,6 @@ class HeldoutWindows:
         real_BT = None if bool((targets_BT != IGNORED).all()) else targets_BT != IGNORED
         return Batch(tokens_BT, targets_BT, documents_BT if self.separate_documents else None, real_BT=real_BT)
 
-
     def get_rows(self, numbers: Sequence[int]) -> WindowBatch:
         """Return windows of `length + 1` tokens, counted on from the first after the last."""
         starts = np.asarray(numbers)[:, None] % self.windows * self.length

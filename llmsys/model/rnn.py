@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import assert_never
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
@@ -201,7 +200,10 @@ def _count_tokens(x_BSD: Tensor, documents_BS: Tensor | None) -> Tensor:
 
 def _reverse_positions(x_BSD: Tensor, documents_BS: Tensor | None) -> Tensor:
     """Return the indices that reverse the tokens of each row and leave its padding in place, (B, S)."""
-    positions_S, length_B1 = torch.arange(x_BSD.shape[1], device=x_BSD.device), _count_tokens(x_BSD, documents_BS)[:, None]
+    positions_S, length_B1 = (
+        torch.arange(x_BSD.shape[1], device=x_BSD.device),
+        _count_tokens(x_BSD, documents_BS)[:, None],
+    )
     return torch.where(positions_S < length_B1, length_B1 - 1 - positions_S, positions_S)
 
 

@@ -102,15 +102,13 @@ class Transformer(LayerStack):
             next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss` in training.
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
-            cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
-                or memory are given with the first call and kept.
+            cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It keeps source or memory.
             finish: Called with head and hidden states; its result is returned in place of logits.
             layers: Run only these, a stage of a pipeline, and return hidden states unless the last is among them.
             hidden_BTD: The hidden states of the stage before.
 
         Raises:
-            ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
-                that is missing, given twice or not supported.
+            ConfigError: Too many positions, documents together with a cache, or a source that is missing or given twice.
         """
         source = source_documents_BS, source_document_lengths
         encoded = None if source_BS is None else self.encode_source(source_BS, *source)

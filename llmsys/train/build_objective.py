@@ -265,7 +265,9 @@ def _build_transform(
             masker = TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
             if isinstance(objective, MaskedLmConfig):
                 return masker
-            marks = _find_tokens(tokenizer, [objective.cls_token, objective.sep_token], "objective.cls_token, sep_token")
+            marks = _find_tokens(
+                tokenizer, [objective.cls_token, objective.sep_token], "objective.cls_token, sep_token"
+            )
             return SegmentPairs(masker, objective, *marks, read_windows)
         case SpanCorruptionConfig():
             _, spans = objective.count_noise(config.batch.sequence_length)

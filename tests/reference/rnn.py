@@ -1,7 +1,7 @@
 """Recurrent stacks by torch's own recurrent layers and cells, one row and one position at a time, without padding.
 
-torch.lstm, torch.gru and torch.rnn_tanh are what torch.nn.LSTM, GRU and RNN call; the cells likewise. The input matrix of
-a first layer with input feeding reads the input and the attended state one after the other.
+torch.lstm, torch.gru and torch.rnn_tanh are what torch.nn.LSTM, GRU and RNN call; the cells likewise. The input matrix
+of a first layer with input feeding reads the input and the attended state one after the other.
 """
 
 from typing import Any, cast

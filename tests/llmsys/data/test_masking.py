@@ -146,7 +146,9 @@ def test_half_of_the_second_segments_follow_and_the_others_are_from_other_window
         tokens, types = true[row][made.documents_BT[row] == 0], made.token_types_BT[row]
         border = tokens.tolist().index(SEP)
         assert (tokens[0], tokens[-1], len(tokens)) == (CLS, SEP, LENGTH - 21 + 3), "one document, without its opening"
-        assert torch.equal(types, torch.arange(LENGTH).gt(border).logical_and(torch.arange(LENGTH) < len(tokens)).long())
+        assert torch.equal(
+            types, torch.arange(LENGTH).gt(border).logical_and(torch.arange(LENGTH) < len(tokens)).long()
+        )
         first, second = tokens[1:border], tokens[border + 1 : -1]
         assert first.tolist() == list(range(31 + 200 * (row + 1), 31 + 200 * (row + 1) + len(first)))
         if made.next_sentence_B[row] == 0:

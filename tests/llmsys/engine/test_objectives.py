@@ -19,8 +19,8 @@ from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.train.expert_load import measure_next_sentence
 from llmsys.train.cross_entropy import build_training_loss
+from llmsys.train.expert_load import measure_next_sentence
 from tests.helpers.objective_batches import MODELS, SHAPE, build_batch
 from tests.helpers.ranks import run_ranks
 
@@ -135,7 +135,10 @@ def test_the_next_sentence_is_learnt_with_the_masks() -> None:
             masked = cross_entropy(logits, torch.cat([batch.targets_BT.flatten() for batch in batches]))
             second = cross_entropy(pairs, labels)
             (masked + second).backward()
-            expected = {"next_sentence_loss": second, "next_sentence_accuracy": (pairs.argmax(1) == labels).double().mean()}
+            expected = {
+                "next_sentence_loss": second,
+                "next_sentence_accuracy": (pairs.argmax(1) == labels).double().mean(),
+            }
         else:
             counts = reduce_token_counts(batches, torch.device("cpu"))
             for batch in batches:

@@ -108,7 +108,7 @@ class Transformer(LayerStack):
             hidden_BTD: The hidden states of the stage before.
 
         Raises:
-            ConfigError: Too many positions, documents together with a cache, or a source that is missing or given twice.
+            ConfigError: Too many positions, documents together with a cache, or a source missing or given twice.
         """
         source = source_documents_BS, source_document_lengths
         encoded = None if source_BS is None else self.encode_source(source_BS, *source)

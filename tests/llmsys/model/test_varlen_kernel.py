@@ -1,4 +1,4 @@
-"""The kernels for keys that are wider than values give what plain operations give, by Triton's interpreter on the CPU."""
+"""The kernels for wide keys give what plain operations give, by Triton's interpreter on the CPU."""
 
 import importlib.util
 from itertools import pairwise

@@ -3,10 +3,10 @@
 Without torch and triton, for the decision table and for the count of FLOPs.
 """
 
+# Queries and keys of a tile; on sm_80 the backward takes 32 queries.
 FORWARD_TILE, BACKWARD_TILE = (128, 64), (64, 64)
-"""Queries and keys of a tile; on sm_80 the backward takes 32 queries."""
+# Channels of the narrowest matrix that tensor cores multiply, and of the widest head that fits shared memory.
 MIN_WIDTH, MAX_WIDTH = 16, 256
-"""Channels of the narrowest matrix that tensor cores multiply, and of the widest head that fits shared memory."""
 
 
 def split_width(width: int) -> tuple[int, int]:

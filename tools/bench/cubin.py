@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Architecture → device profile, and its compute capability times ten.
 ARCHITECTURES = {"sm_80": ("a100-80gb", 80), "sm_90": ("h100-sxm", 90), "sm_100": ("b200", 100)}
-"""Architecture → device profile, and its compute capability times ten."""
 
 
 @dataclass(frozen=True)

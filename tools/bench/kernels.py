@@ -4,19 +4,18 @@
     python -m tools.bench.kernels --arch sm_90 --json
 
 Inductor generates the Triton kernels of parts of a block of llama-8b, forward and backward, for a pretended CUDA device
-(that of `llmsys dryrun`). Our own kernels are those of llmsys/model/varlen_kernel.py, for the widths of DeepSeek-V3. All
-are compiled by cubin.py. Needs a C++ compiler, and the triton wheel, which CPU wheels of torch do not bring.
+(that of `llmsys dryrun`). Our own kernels are those of llmsys/model/varlen_kernel.py, for the widths of DeepSeek-V3.
+cubin.py compiles all. Needs a C++ compiler, and the triton wheel, which CPU wheels of torch do not bring.
 """
 
 import argparse
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

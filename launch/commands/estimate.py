@@ -4,7 +4,6 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from llmsys.config.load import read_config
 from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path
 
@@ -35,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
+    from llmsys.config.load import read_config
+
     resolved = read_config(arguments.config, arguments.overrides)
     from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate

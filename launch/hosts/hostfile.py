@@ -11,6 +11,7 @@ from typing import NamedTuple
 from llmsys.errors import LaunchError
 from llmsys.local_path import require_local_path
 
+PATIENCE_SECONDS = 3600  # longest wait for lost hosts
 HOSTFILE_LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
 NODE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")
 # no leading dash, which ssh would read as an option

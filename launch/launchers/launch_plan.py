@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.hosts.host_checks import check_clock, check_ssh
-from launch.hosts.hostfile import Host
+from launch.hosts.hostfile import PATIENCE_SECONDS, Host
 from launch.hosts.network_interfaces import is_loopback, is_this_host, resolve_addresses
 from launch.hosts.ssh import CONNECT_SECONDS, SshResult, run_on_all_hosts
 from launch.launchers.host_commands import Launcher, LaunchPlan, strip_user
@@ -21,7 +21,6 @@ from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
 
 PORT = 29_500  # torchrun's default, for several hosts and launch.port=0: other hosts cannot be asked for a free one
-PATIENCE_SECONDS = 3600  # longest wait for lost hosts
 ASK_SECONDS = CONNECT_SECONDS + 2
 UNWATCHED_SECONDS = 300  # longest outage without a hang watchdog: the timeout of a collective
 

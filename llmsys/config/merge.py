@@ -1,6 +1,6 @@
 """Merge layers of config values: a `base:` below its file, and command-line overrides on top.
 
-Reads: YAML files, and config.json of Hugging Face models.
+Reads: YAML files, config.json of Hugging Face models, and manifest.json of datasets.
 
 Invariants:
 - Mappings merge; lists and scalars replace.
@@ -8,13 +8,14 @@ Invariants:
 - Each value keeps its origin: file and line, or command line.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmsys.config.migration import is_recorded_config, to_current_keys, to_current_names
-from llmsys.config.paths import find_config, format_path
+from llmsys.config.paths import MANIFEST, find_config, format_path
 from llmsys.config.yaml_parser import MAX_DEPTH, Keys, parse_yaml
 from llmsys.errors import ConfigError
 
@@ -45,7 +46,7 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
     """Return the values of a file and of its bases.
 
     Args:
-        path: a YAML file, or a config.json, which is a model.
+        path: a YAML file, a config.json, which is a model, or the manifest.json of a dataset.
         at: key path of the mapping that the values belong to.
         chain: files whose bases led here; one of them again is a cycle.
         default_kind: default kinds of unions.
@@ -61,6 +62,8 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
+    if path.name == MANIFEST:
+        return _read_manifest(text, path, at)
     if path.suffix == ".json":  # configs of this project are YAML
         return _read_config_json(text, name, at)
     values, lines = parse_yaml(text, name)
@@ -85,6 +88,29 @@ def _read_config_json(text: str, name: str, at: Keys) -> ConfigLayer:
     from llmsys.config.hugging_face.read_config_json import parse_json, read_model_values
 
     values = read_model_values(parse_json(text, name), name)
+    return ConfigLayer(values, {at: name} | {(*at, key): name for key in values})
+
+
+def _read_manifest(text: str, path: Path, at: Keys) -> ConfigLayer:
+    """Return the sections `data` and `tokenizer` that a dataset was prepared with, or its `data` alone as that section.
+
+    The folder is the one of the manifest, which records none: the same settings give the same bytes anywhere.
+    """
+    name = format_path(path)
+    try:
+        stored = json.loads(text)["config"]
+        data = to_current_names(stored)["data"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{name} is not the manifest of a dataset. Give a YAML file, or a folder that llmsys prepare wrote."
+        ) from None
+    values = to_current_names(stored) | {"data": data | {"folder": format_path(path.parent)}}
+    if at == ("data",):
+        values = values["data"]
+    elif at:
+        raise ConfigError(
+            f"{name} is a dataset, but {'.'.join(at)} is not. Write it as `base:` of the file or of `data:`."
+        )
     return ConfigLayer(values, {at: name} | {(*at, key): name for key in values})
 
 

@@ -203,4 +203,14 @@ RuleConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-RULE_KINDS: tuple[str, ...] = tuple(rule.model_fields["kind"].default for rule in get_args(get_args(RuleConfig)[0]))
+
+def list_rule_sections() -> dict[str, type[NamedRuleConfig]]:
+    """Return the section of each kind of rule.
+
+    Returns:
+        Classes by kind, in the order of the union.
+    """
+    return {rule.model_fields["kind"].default: rule for rule in get_args(get_args(RuleConfig)[0])}
+
+
+RULE_KINDS: tuple[str, ...] = tuple(list_rule_sections())

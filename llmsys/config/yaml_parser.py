@@ -130,7 +130,14 @@ def dump_yaml(value: object) -> str:
 
 
 def format_inline(value: object) -> str:
-    """Return YAML on one line, for a scalar or a short list."""
+    """Return YAML on one line.
+
+    Args:
+        value: a scalar or a short list.
+
+    Returns:
+        The text, which `parse_yaml` parses to the same value.
+    """
     text = yaml.dump(
         value, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=2**20, default_flow_style=True
     )

@@ -1,0 +1,56 @@
+"""Run `llmsys init`: write a commented config for what is in some folders, and print the next command."""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+from llmsys.atomic_write import write_bytes_atomically
+from llmsys.errors import ConfigError
+from llmsys.local_path import parse_local_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the folders to look at and the file to write."""
+    parser.add_argument(
+        "folders",
+        metavar="FOLDER",
+        nargs="*",
+        type=parse_local_path,
+        help="folder of WARC, parquet, jsonl, Arrow or text files, of a prepared dataset, or of a Hugging Face model; "
+        "or one of each (default: the working directory)",
+    )
+    parser.add_argument(
+        "--output",
+        type=parse_local_path,
+        default=Path("my.yaml"),
+        metavar="FILE",
+        help="config to write; must not exist (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the config and print what was found and the next commands; with --json, as one object."""
+    output: Path = arguments.output
+    if output.exists():
+        raise ConfigError(f"{output} exists, and a config is not overwritten. Choose another file with --output FILE.")
+    if not output.absolute().parent.is_dir():
+        raise ConfigError(f"{output.parent} is not a folder. Make it, or choose another --output.")
+    from launch.commands.init_config import format_config, list_next_commands
+    from launch.commands.init_inputs import find_contents
+    from llmsys.config.load import load_run_config
+
+    found = find_contents(arguments.folders or [Path()])
+    write_bytes_atomically(output, format_config(found, output).encode())
+    try:
+        load_run_config(str(output))  # bases are found from the place of the file
+    except ConfigError:
+        output.unlink()
+        raise
+    commands = [shlex.join(command) for command in list_next_commands(found, output)]
+    if arguments.json:
+        print(json.dumps({"config": str(output), "found": found.describe(), "next": commands}))
+        return 0
+    print("\n".join([f"found {line}" for line in found.describe()]))
+    print(f"wrote {output}\n\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+    return 0

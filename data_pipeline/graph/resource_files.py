@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 from data_pipeline.core.journal import Journal
 from data_pipeline.language.rules_by_language import list_dictionaries
+from data_pipeline.rules.python_rule import load_python_rule
 from llmsys.config.cleaning import TrafilaturaExtractorConfig
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
@@ -19,6 +20,7 @@ from llmsys.config.custom_rules import (
     FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
+    PythonRuleConfig,
 )
 from llmsys.config.data import CrawlConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
@@ -102,6 +104,7 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             | LineCorrectionsConfig()
             | FinewebQualityConfig()
             | NativeTextConfig()
+            | PythonRuleConfig()
         ):
             return
         case unreachable:
@@ -185,6 +188,9 @@ def require_resource_files(data: CrawlConfig) -> None:
                 f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start in the "
                 "working directory."
             )
+    for rule in data.rules:
+        if isinstance(rule, PythonRuleConfig):
+            load_python_rule(rule)
 
 
 def compute_file_digests(journal: Journal, files: Sequence[Path]) -> list[str]:

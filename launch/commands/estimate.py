@@ -59,10 +59,12 @@ def _build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | N
     """Return the device and cluster to price the run on; None where neither is named."""
     if arguments.device is None and arguments.cluster is None:
         if arguments.gpus is not None or arguments.price_per_hour is not None:
-            raise ConfigError(
-                "--gpus and --price-per-hour need a device. Add --device NAME, such as --device h100-sxm."
-            )
+            given = f"--gpus {arguments.gpus}" if arguments.gpus is not None else "--price-per-hour"
+            raise ConfigError(f"{given} needs a device. Add --device NAME, such as --device h100-sxm.")
         return None
+    for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
     from llmsys.estimate.device_profile import load_device_profile
     from llmsys.estimate.run_cost import PricingRequest
 

@@ -9,6 +9,8 @@ from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path
 
+TEMPLATES = ("rule", "schedule")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folders to look at and the file to write."""
@@ -25,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_local_path,
         default=Path("my.yaml"),
         metavar="FILE",
-        help="config to write; must not exist (default: %(default)s)",
+        help="file to write; must not exist (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--template",
+        choices=TEMPLATES,
+        help="write an example of your own rule or schedule instead, as a Python file",
     )
 
 
@@ -36,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{output} exists, and a config is not overwritten. Choose another file with --output FILE.")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"{output.parent} is not a folder. Make it, or choose another --output.")
+    if arguments.template is not None:
+        return _write_template(arguments)
     from launch.commands.init_config import format_config, list_next_commands
     from launch.commands.init_inputs import find_contents
     from llmsys.config.load import load_run_config
@@ -53,4 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print("\n".join([f"found {line}" for line in found.describe()]))
     print(f"wrote {output}\n\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+    return 0
+
+
+def _write_template(arguments: argparse.Namespace) -> int:
+    """Copy a template and print how to test it."""
+    output: Path = arguments.output
+    if output.suffix != ".py":
+        raise ConfigError(
+            f"--template writes Python, and {output} does not end in .py. Add --output my_{arguments.template}s.py."
+        )
+    source = Path(__file__).with_name("templates") / f"{arguments.template}.py"
+    write_bytes_atomically(output, source.read_bytes())
+    commands = [shlex.join(["python", str(output)])]
+    if arguments.json:
+        print(json.dumps({"template": str(output), "next": commands}))
+    else:
+        print(f"wrote {output}\n\nnext:\n  {commands[0]}")
     return 0

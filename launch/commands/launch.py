@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.commands.arguments import split_arguments
 from launch.commands.train import require_finish
-from launch.hosts.hostfile import PATIENCE_SECONDS, Host, parse_nodes
+from launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host, parse_nodes
 from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.errors import LaunchError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
 
 OWN_NAMES = ("nodes",)
-SLURMS_CHOICE = "of-slurms-choice"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +111,7 @@ def _build_anonymous_hosts(config: "RunConfig", count: int, launcher: str) -> li
             f"nodes={count} with launch.processes={config.launch.processes} starts no rank. Give the number of "
             "hosts and the ranks of each: nodes=8 launch.processes=8."
         )
-    return [Host(f"{SLURMS_CHOICE}-{number}", config.launch.processes) for number in range(count)]
+    return [Host(f"{ANONYMOUS}-{number}", config.launch.processes) for number in range(count)]
 
 
 def _submit_slurm_job(arguments: argparse.Namespace, config: "RunConfig", plan: "LaunchPlan", count: int | None) -> int:

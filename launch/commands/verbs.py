@@ -4,8 +4,12 @@ Imports only the module that a verb names: `llmsys VERB --help` loads no config.
 """
 
 import argparse
+import difflib
 import importlib
-from typing import NamedTuple
+import re
+from typing import NamedTuple, NoReturn
+
+from llmsys.errors import ConfigError
 
 
 class CommandSpec(NamedTuple):
@@ -136,6 +140,24 @@ CONFIG_HELP = (
 OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
 
 
+class VerbParser(argparse.ArgumentParser):
+    """A parser whose errors are ours: the mistake, the closest option, and where to look."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError in place of printing the usage and leaving Python."""
+        hint = ""
+        if unknown := re.search(r"unrecognized arguments: (--?[\w-]+)", message):
+            known = [word for action in self._actions for word in action.option_strings]
+            close = difflib.get_close_matches(unknown[1], known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else f" Known: {', '.join(sorted(known))}."
+        elif wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            close = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+        raise ConfigError(
+            f"{self.prog}: {message.rstrip('.')}.{hint} {(self.epilog or '').strip().splitlines()[-1]}. See: {self.prog} --help"
+        )
+
+
 def build_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one verb: the arguments of every verb, and its own.
 
@@ -146,7 +168,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         The parser, which has imported the module of the verb.
     """
     verb = VERBS[name]
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog=f"llmsys {name}",
         description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
         epilog=f"example: {verb.example}",

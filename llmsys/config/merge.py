@@ -129,6 +129,11 @@ def resolve_bases(
     for name in _list_base_names(values.get("base"), layer, at):
         origin = layer.find_origin((*at, "base")) or ""
         below = read_layer(find_config(name, folder, origin), at, chain, default_kind)
+        if at and isinstance(below.values.get(at[-1]), dict):
+            raise ConfigError(
+                f"{origin}: base: {name} has a section {at[0]} of its own, so it is a whole run and not a {at[-1]}. "
+                f"Write base: {name} at the top of the file, or name a file of that section alone."
+            )
         result = merge_layers(result, below, at, default_kind)
     own: dict[str, Any] = {}
     for key, value in values.items():

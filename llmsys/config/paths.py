@@ -141,13 +141,10 @@ def _format_config_name(path: Path, root: Path) -> str:
 
 def _format_name_hint(name: str) -> str:
     known = list_config_names()
-    stem = name.removesuffix(".yaml").removeprefix("configs/")
-    by_stem = [
-        known_name
-        for known_name in known
-        if difflib.SequenceMatcher(None, stem, known_name.rpartition("/")[2]).ratio() > 0.6
-    ]
-    close = difflib.get_close_matches(stem, known, n=1) or by_stem[:1]
+    stem = name.removesuffix(".yaml").removesuffix(".yml").removeprefix("configs/")
+    by_stem = {known_name.rpartition("/")[2]: known_name for known_name in reversed(known)}
+    close = difflib.get_close_matches(stem, known, n=1, cutoff=0.7)
+    close = close or [by_stem[word] for word in difflib.get_close_matches(stem, by_stem, n=1, cutoff=0.7)]
     if close:
         return f"Did you mean {close[0]}?"
-    return f"Known names: {', '.join(known)}." if known else "Give the path of a YAML file."
+    return "Give the path of a YAML file, or a name that llmsys list configs or llmsys list models prints."

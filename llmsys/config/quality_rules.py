@@ -16,6 +16,7 @@ from llmsys.config.custom_rules import (
     FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
+    PythonRuleConfig,
 )
 from llmsys.config.line_rules import (
     C4Config,
@@ -199,7 +200,8 @@ RuleConfig = Annotated[
     | LinearClassifierConfig
     | PerplexityConfig
     | FinewebQualityConfig
-    | NativeTextConfig,
+    | NativeTextConfig
+    | PythonRuleConfig,
     Field(discriminator="kind"),
 ]
 

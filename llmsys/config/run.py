@@ -26,6 +26,7 @@ from llmsys.config.parallel_layout import (
     find_run_sharding_violations,
 )
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
+from llmsys.config.python_code import PythonCode, compute_code_digest
 from llmsys.config.ring_constraints import find_ring_violations
 from llmsys.config.run_constraints import (
     find_deepspeed_violations,
@@ -235,6 +236,8 @@ class RunConfig(Section):
             }
         if self.factors.is_active:
             sections["factors"] = stored["factors"]
+        if isinstance(self.schedule, PythonCode):
+            sections["schedule"]["digest"] = compute_code_digest(self.schedule)
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}

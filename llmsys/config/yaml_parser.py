@@ -95,7 +95,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
         raise ConfigError(
             f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML does not allow. "
             "In a file name write ? as a pattern instead, or name the file in a list: "
-            "data.inputs=[@files.txt]."
+            "'data.inputs=[\"@files.txt\"]'."
         ) from None
     reader.name_shown = name
     try:
@@ -205,4 +205,7 @@ def _format_yaml_error(error: yaml.YAMLError, text: str, name: str) -> str:
             "spaces per level."
         )
     problem = getattr(error, "problem", None) or str(error)
-    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}."
+    fix = "Close every bracket and quote, and write key: value"
+    if "'@'" in problem or "'`'" in problem or "'%'" in problem:
+        fix = 'Put the value in quotes: ["@files.txt"]'
+    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}. {fix}."

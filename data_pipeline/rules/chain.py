@@ -126,11 +126,15 @@ def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[Ru
 
             return NativeTextRule(config)
         case PythonRuleConfig():
-            from data_pipeline.rules.python_rule import LoadedPythonRule
-
-            return LoadedPythonRule(config)
+            return _load_python_rule(config)
         case unreachable:
             assert_never(unreachable)
+
+
+def _load_python_rule(config: PythonRuleConfig) -> Rule:
+    from data_pipeline.rules.python_rule import LoadedPythonRule
+
+    return LoadedPythonRule(config)
 
 
 def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[ThresholdTest]:

@@ -62,7 +62,7 @@ def load_python_rule(config: PythonRuleConfig) -> PythonRule:
     Raises:
         ConfigError: the class is missing or wrong, an option is wrong, or there is no limit.
     """
-    rule = load_python_object(config, PythonRule, f"the rule {config.title}")
+    rule = load_python_object(config, PythonRule, f"the rule {config.title}")  # type: ignore[type-abstract]
     try:
         limits = list(rule.list_limits())
     except Exception as error:

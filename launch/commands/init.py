@@ -9,7 +9,7 @@ from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import ConfigError
 from llmsys.local_path import parse_local_path
 
-TEMPLATES = ("rule", "schedule")
+TEMPLATES = ("rule", "extractor", "schedule")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template",
         choices=TEMPLATES,
-        help="write an example of your own rule or schedule instead, as a Python file",
+        help="write an example of your own rule, extractor or schedule instead, as a Python file",
     )
 
 

@@ -153,9 +153,8 @@ class VerbParser(argparse.ArgumentParser):
         elif wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             close = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
-        raise ConfigError(
-            f"{self.prog}: {message.rstrip('.')}.{hint} {(self.epilog or '').strip().splitlines()[-1]}. See: {self.prog} --help"
-        )
+        example = (self.epilog or "").strip().splitlines()[-1]
+        raise ConfigError(f"{self.prog}: {message.rstrip('.')}.{hint} {example}. See: {self.prog} --help")
 
 
 def build_parser(name: str) -> argparse.ArgumentParser:

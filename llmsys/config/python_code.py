@@ -110,6 +110,10 @@ def load_python_object(code: PythonCode, base: type[Loaded], key: str) -> Loaded
         ]
         there = f"Use one of these: {', '.join(known)}" if known else f"Write class {name}({base.__name__})"
         raise ConfigError(f"{key}.path: {source} has no class {name} that extends {base.__name__}. {there}.")
+    if missing := getattr(found, "__abstractmethods__", None):
+        raise ConfigError(
+            f"{key}.path: {code.path} has no {' and no '.join(sorted(missing))}. Write def {min(missing)}."
+        )
     try:
         return found.model_validate(code.options)
     except ValidationError as error:

@@ -160,7 +160,7 @@ def _format_rule(detail: ErrorDetails, value: Any, description: str) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind in _LIMITS:
         name, text = _LIMITS[kind]
-        message = f"{_format_value(value)} {text.format(context[name])}"
+        message = f"{_format_value(value)} {text.format(f'{context[name]:g}')}"
     elif kind in _NOT_A:
         message = f"{_format_value(value)} {_NOT_A[kind]}. {_suggest_type(kind, value)}"
     elif kind == "finite_number":

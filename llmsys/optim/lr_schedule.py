@@ -138,7 +138,7 @@ def load_python_schedule(config: PythonScheduleConfig) -> PythonSchedule:
     Raises:
         ConfigError: The class is missing or wrong, or an option is.
     """
-    return load_python_object(config, PythonSchedule, "schedule")
+    return load_python_object(config, PythonSchedule, "schedule")  # type: ignore[type-abstract]
 
 
 def _compute_python_multiplier(config: PythonScheduleConfig, tokens: float, budget_tokens: float) -> float:

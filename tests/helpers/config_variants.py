@@ -201,6 +201,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.url", "none"),
     _choose("data.url", "lists", {"hosts": {"entries": ["blocked.example"]}}),
     *_choose_each("data.extract", "article", "resiliparse", "trafilatura"),
+    _choose("data.extract", "python", {"path": f"{TEMPLATES}/extractor.py:Paragraphs"}),
     *_choose_each("data.unicode", "none", "ftfy", "nfc"),
     *_choose_each("data.rules[]", "gopher_repetition", "gopher_quality", "c4", "c4_datatrove", "c4_dolma",
                   "line_corrections", "fineweb_quality", "native_text"),

@@ -12,7 +12,7 @@ from pydantic import Field
 from data_pipeline.rules.python_rule import PythonRule, check_python_rule
 from data_pipeline.rules.rule import ThresholdTest
 
-RECIPE_WORDS = frozenset(["teaspoon", "tablespoon", "preheat", "simmer", "whisk", "stir", "oven"])
+RECIPE_WORDS = {"teaspoon", "tablespoon", "preheat", "simmer", "whisk", "stir", "oven"}
 
 
 class NoRecipes(PythonRule):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import runpy
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from launch.commands.init import TEMPLATES
 from launch.commands.verbs import build_parser
 from launch.main import main
 from llmsys.config.load import load_run_config
@@ -87,6 +89,16 @@ def test_a_dataset_is_trained_on_as_it_is(capsys: pytest.CaptureFixture[str]) ->
     write_dataset(Path("made"))
     config, _ = init(capsys, "made")
     assert config.data.folder == Path("made")
+
+
+def test_templates_run_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    for template in TEMPLATES:
+        assert main(["init", "--template", template, "--output", f"my_{template}.py"]) == 0
+        assert f"next:\n  python my_{template}.py" in capsys.readouterr().out
+        runpy.run_path(f"my_{template}.py", run_name="__main__")
+        assert capsys.readouterr().out
+    assert main(["init", "--template", "rule", "--output", "my.yaml"]) == 2
+    assert "Add --output my_rules.py" in capsys.readouterr().err
 
 
 def test_what_is_there_is_not_overwritten_or_guessed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,9 +139,10 @@ def test_a_schedule_of_ones_own_is_a_part_of_the_trajectory(tmp_path: Path) -> N
     own.write_text(text)
     schedule = PythonScheduleConfig(path=f"{own}:Stairs", warmup_tokens=10, options={"steps": 2})
     assert [compute_lr_multiplier(schedule, tokens, 100) for tokens in (5, 10, 49, 50, 100)] == [0.5, 1, 1, 0.5, 0.5]
-    before = run_with(schedule).trajectory_settings
+    train = {"tokens": 1000, "precision": "fp32"}
+    before = run_with(schedule, train=train).trajectory_settings
     own.write_text(text.replace("0.5 **", "0.25 **"))
-    assert run_with(schedule).trajectory_settings != before
+    assert run_with(schedule, train=train).trajectory_settings != before
     own.write_text(text.replace("return float(", "return -float("))
     load_python_schedule.cache_clear()
     with pytest.raises(ConfigError, match=r"own\.py:Stairs gives -1\.0 after 20 tokens, but a multiplier"):

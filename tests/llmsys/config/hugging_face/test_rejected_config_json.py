@@ -275,7 +275,7 @@ def test_a_model_stands_only_where_a_model_belongs(folder: Path) -> None:
 
 def test_a_folder_without_a_config_json_is_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"empty is a folder without a config\.json\. Give the path of a file\."):
+    with pytest.raises(ConfigError, match=r"empty is a folder without a config: .* llmsys init empty"):
         load_model_config("empty")
 
 

@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect_words() -> CompletionWords:
     """Return the words of every verb, shipped config and key of a run config."""
-    from llmsys.config.paths import list_config_names
     from llmsys.config.run import RunConfig
+    from llmsys.config.yaml_files import list_config_names
 
     options: dict[str, list[str]] = {}
     choices: dict[str, list[str]] = {}

@@ -5,7 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.estimate.cluster_costs import ClusterCosts

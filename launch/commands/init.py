@@ -5,9 +5,8 @@ import json
 import shlex
 from pathlib import Path
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path, write_bytes_atomically
 
 TEMPLATES = ("rule", "extractor", "schedule")
 

@@ -3,18 +3,18 @@
 Sizes follow from the bytes of the files: a small crawl has a small vocabulary and holds back a larger share.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from launch.commands.init_inputs import FoundContents
-from llmsys.config.yaml_parser import format_inline
 
+# Bytes of kept text per byte of a compressed crawl file: low, so that a vocabulary is rather too small.
 HTML_TEXT_SHARE = 0.1
-"""Bytes of kept text per byte of a compressed crawl file: low, so that a vocabulary is rather too small."""
 BYTES_PER_TOKEN = 4
+# Bytes of text from which a vocabulary of a size can be trained.
 VOCABULARIES = ((1e9, 32_000), (3e6, 8_192), (3e5, 4_096), (3e4, 1_024), (0, 512))
-"""Bytes of text from which a vocabulary of this size can be trained."""
 SMALL_DATA_BYTES = 1e8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
@@ -68,7 +68,13 @@ def _get_weights_folder(name: str) -> str:
 
 
 def _format_base(folder: Path, output: Path) -> str:
-    return format_inline(str(folder) if folder.is_absolute() else os.path.relpath(folder, output.absolute().parent))
+    return _quote(str(folder) if folder.is_absolute() else os.path.relpath(folder, output.absolute().parent))
+
+
+def _quote(text: str) -> str:
+    """Return text as YAML, in quotes where a character of it may mean something."""
+    is_plain = all(letter.isalnum() or letter in "/_.-" for letter in text) and text[:1].isalpha()
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
 def _estimate_text_bytes(found: FoundContents) -> float:
@@ -85,12 +91,12 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
     yield f"  folder: runs/{name}-data          # the prepared dataset: documents, dropped documents, token shards"
     if found.patterns:
         yield "  inputs:"
-        yield from (f"    - {format_inline(pattern)}" for pattern in found.patterns)
+        yield from (f"    - {_quote(pattern)}" for pattern in found.patterns)
     else:
         yield "  inputs: []                       # name your files: WARC, parquet, jsonl, Arrow or text"
     if found.text_field not in ("", "text"):
         others = f"; others with text: {', '.join(found.other_fields)}" if found.other_fields else ""
-        yield f"  read: {{text_field: {format_inline(found.text_field)}}}   # the column of the documents{others}"
+        yield f"  read: {{text_field: {_quote(found.text_field)}}}   # the column of the documents{others}"
     yield "  # language: {languages: [en]}   # keep these languages alone; default: all"
     if found.has_html:
         yield "  rules:                           # FineWeb's, in its order; llmsys list rules has the others"
@@ -109,7 +115,7 @@ def _iter_data_lines(found: FoundContents, name: str) -> Iterator[str]:
 
 def _iter_tokenizer_lines(found: FoundContents) -> Iterator[str]:
     if found.model is not None and any((found.model / name).is_file() for name in TOKENIZER_FILES):
-        yield f"tokenizer: {{kind: file, path: {format_inline(str(found.model))}}}   # the model's own"
+        yield f"tokenizer: {{kind: file, path: {_quote(str(found.model))}}}   # the model's own"
         return
     yield f"tokenizer: {{kind: sentencepiece, vocab_size: {_choose_vocabulary(found)}}}   # trained on the kept text"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.paths import MANIFEST, RUN_CONFIG, find_folder_config
+from llmsys.config.config_folders import MANIFEST, RUN_CONFIG, find_folder_config
 from llmsys.errors import ConfigError
 
 FORMATS = {
@@ -21,8 +21,8 @@ FORMATS = {
     "Arrow": (".arrow", ".feather"),
     "text": (".txt", ".md"),
 }
+# Files about the data of a folder, which are not data.
 CONFIG_FILES = ("dataset_info.json", "state.json", "dataset_infos.json", "README.md")
-"""Files about the data of a folder, which are not data."""
 MAX_FILES = 200_000
 HEAD_BYTES = 1 << 20
 

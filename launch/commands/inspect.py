@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.local_path import require_local_path
+from llmsys.local_files import require_local_path
 
 WRONG = 1
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
     """Return the folder itself, or the dataset folders of a config."""
-    from llmsys.config.paths import RUN_CONFIG, find_config, find_folder_config
+    from llmsys.config.config_folders import RUN_CONFIG, find_folder_config
 
     folder = require_local_path(name, "DATASET")
     # a folder of another sort is a damaged dataset: its missing manifest is the finding
@@ -65,9 +65,10 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
         return (folder,)
     from llmsys.config.data import list_dataset_folders
     from llmsys.config.load import load_run_config
+    from llmsys.config.merge import find_config_file
 
     try:
-        find_config(name, Path.cwd())
+        find_config_file(name, Path.cwd())
     except ConfigError as error:
         raise DataError(f"{name} is not a dataset folder, and {error}") from None
     return list_dataset_folders(load_run_config(name, overrides).data)

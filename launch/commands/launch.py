@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from launch.commands.arguments import split_arguments
 from launch.commands.train import require_finish
 from launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host, parse_nodes
-from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.errors import LaunchError
+from llmsys.local_files import PRIVATE, write_bytes_atomically
 
 if TYPE_CHECKING:
     from launch.launchers.host_commands import Launcher, LaunchPlan

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 SORTS = ("configs", "models", "devices", "rules")
 
@@ -42,11 +43,11 @@ def _iter_entries(sort: str) -> Iterator[tuple[str, str]]:
         for kind, section in list_rule_sections().items():
             yield kind, (section.__doc__ or "").partition("\n")[0]
     else:
-        from llmsys.config.paths import list_config_files
+        from llmsys.config.yaml_files import find_config, list_config_names
 
-        for name, path in list_config_files().items():
+        for name in list_config_names():
             if name.startswith("model/") == (sort == "models"):
-                yield name, _read_first_comment(path.read_text(encoding="utf-8"))
+                yield name, _read_first_comment(find_config(name, Path.cwd()).read_text(encoding="utf-8"))
 
 
 def _read_first_comment(text: str) -> str:

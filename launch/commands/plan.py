@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.commands.arguments import split_arguments
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path, require_local_path
+from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
 
 if TYPE_CHECKING:
     from llmsys.config.load import LoadedConfig
@@ -110,7 +109,7 @@ def _format_dry_run_command(
 
 def _format_chosen_config(asked: str, resolved: "LoadedConfig", words: list[str], data: dict[str, Any]) -> str:
     """Return a sparse config based on the one that was given."""
-    from llmsys.config.yaml_parser import dump_yaml
+    from llmsys.config.yaml_files import dump_yaml
 
     best = data["best"][0]
     # a name under configs/ is found from anywhere, a relative path is not

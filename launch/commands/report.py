@@ -4,7 +4,7 @@ import argparse
 import json
 
 from llmsys.errors import DataError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
+    from llmsys.config.config_folders import MANIFEST
     from llmsys.config.load import read_config, require_run
-    from llmsys.config.paths import MANIFEST
 
     loaded = read_config(arguments.config, arguments.overrides)
     config = require_run(loaded, arguments.config)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path, require_local_path
+from llmsys.local_files import parse_local_path, require_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.scaling import ScalingLawConfig

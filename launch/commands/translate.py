@@ -5,7 +5,7 @@ import json
 import sys
 
 from llmsys.errors import DataError
-from llmsys.local_path import parse_local_path, require_local_path
+from llmsys.local_files import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

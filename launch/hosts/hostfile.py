@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmsys.errors import LaunchError
-from llmsys.local_path import require_local_path
+from llmsys.local_files import require_local_path
 
 PATIENCE_SECONDS = 3600  # longest wait for lost hosts
-ANONYMOUS = "of-slurms-choice"
-"""Beginning of the names of hosts that Slurm will choose."""
+ANONYMOUS = "of-slurms-choice"  # beginning of the names of hosts that Slurm will choose
 HOSTFILE_LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
 NODE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")
 # no leading dash, which ssh would read as an option

@@ -6,6 +6,7 @@ Reads nothing; `validation_errors` names our word for a key or value that is not
 import difflib
 from collections.abc import Sequence
 
+# Our key by the last part of the key of another trainer.
 COMMON_KEYS = {
     "lr": "optimizer.learning_rate",
     "max_lr": "optimizer.learning_rate",
@@ -59,8 +60,8 @@ COMMON_KEYS = {
     "d_model": "model.hidden_size",
     "d_ff": "model.intermediate_size",
 }
-"""Our key by the last part of another trainer's."""
 
+# Our value by that of another trainer, by key; the nearest where there is no equal one.
 COMMON_VALUES = {
     "engine.kind": {"fsdp": "torch", "fsdp2": "torch", "ddp": "torch", "pytorch": "torch", "zero": "deepspeed"},
     "optimizer.kind": {"adamw_torch": "adamw", "adamw_fused": "adamw", "sgd": "adamw"},
@@ -82,7 +83,6 @@ COMMON_VALUES = {
     "data.pii.kind": {"mask": "replace", "redact": "replace"},
     "data.extract.kind": {"readability": "article"},
 }  # fmt: skip
-"""Our value by another trainer's, by key; the nearest where there is no equal one."""
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 

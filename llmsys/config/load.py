@@ -14,13 +14,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.merge import ConfigLayer, merge_layers, read_layer, read_overrides, resolve_bases
+from llmsys.config.merge import (
+    ConfigLayer,
+    find_config_file,
+    merge_layers,
+    read_layer,
+    read_overrides,
+    resolve_bases,
+)
 from llmsys.config.model import ModelConfig
-from llmsys.config.paths import RUN_CONFIG, find_config, format_path
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds, find_default_kind
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_parser import Keys
+from llmsys.config.yaml_files import Keys, format_path
 from llmsys.errors import ConfigError
 
 
@@ -110,9 +116,9 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     Raises:
         ConfigError: with every error of the config.
     """
-    path = find_config(config, Path.cwd())
+    path = find_config_file(config, Path.cwd())
     layer = read_layer(path, (), (), _get_default_kind)
-    if path.name == RUN_CONFIG and Path(config).is_dir():
+    if path.name == "config.yaml" and Path(config).is_dir():
         layer = _move_run(layer, Path(config))
     model_only = _is_bare_model(layer.values)
     if model_only:

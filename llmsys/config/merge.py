@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.migration import is_recorded_config, to_current_keys, to_current_names
-from llmsys.config.paths import MANIFEST, find_config, format_path
-from llmsys.config.yaml_parser import MAX_DEPTH, Keys, parse_yaml
+from llmsys.config.yaml_files import MAX_DEPTH, Keys, find_config, format_path, parse_yaml
 from llmsys.errors import ConfigError
 
+# Return the default kind of the union at a key path; None where there is no union.
 DefaultKind = Callable[[Keys], str | None]
-"""Return the default kind of the union at a key path; None where there is no union."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,33 @@ class ConfigLayer:
             if keys[:length] in self.origins:
                 return self.origins[keys[:length]]
         return self.origins.get(())
+
+
+def find_config_file(name: str, folder: Path, asked_by: str = "") -> Path:
+    """Return the config file that a path, a name or the folder of a model, a run or a dataset refers to.
+
+    Args:
+        name: as `find_config` takes it, or a folder.
+        folder: folder of the referring file, searched first.
+        asked_by: file or option that contains the name, for error messages.
+
+    Returns:
+        The resolved path of an existing file.
+
+    Raises:
+        ConfigError: no file matches, or several do.
+    """
+    if not (folder / name).is_dir() or (folder / f"{name}.yaml").is_file():
+        return find_config(name, folder, asked_by)
+    from llmsys.config.config_folders import describe_other_folder, find_folder_config  # few commands name a folder
+
+    if (found := find_folder_config(folder / name)) is not None:
+        return found.resolve()
+    try:
+        return find_config(name, folder, asked_by)
+    except ConfigError:
+        origin = f"{asked_by}: " if asked_by else ""
+        raise ConfigError(f"{origin}{describe_other_folder(folder / name, name)}") from None
 
 
 def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: DefaultKind) -> ConfigLayer:
@@ -62,7 +88,7 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
-    if path.name == MANIFEST:
+    if path.name == "manifest.json":
         return _read_manifest(text, path, at)
     if path.suffix == ".json":  # configs of this project are YAML
         return _read_config_json(text, name, at)
@@ -128,7 +154,7 @@ def resolve_bases(
     result = ConfigLayer({}, {})
     for name in _list_base_names(values.get("base"), layer, at):
         origin = layer.find_origin((*at, "base")) or ""
-        below = read_layer(find_config(name, folder, origin), at, chain, default_kind)
+        below = read_layer(find_config_file(name, folder, origin), at, chain, default_kind)
         if at and isinstance(below.values.get(at[-1]), dict):
             raise ConfigError(
                 f"{origin}: base: {name} has a section {at[0]} of its own, so it is a whole run and not a {at[-1]}. "

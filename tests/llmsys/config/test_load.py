@@ -53,8 +53,8 @@ def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write
     write("run.yaml", "batch:\n  sequence_length: long\noptimizer:\n  learning_rat: 1e-3\nschedule:\n  kind: cos\n")
     assert refusal("run.yaml").splitlines() == [
         "3 problems in run.yaml:",
-        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Use digits, such as 8 or 1_000. Length of one "
-        "packed sequence, in tokens.",
+        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Use digits, such as 8 or 1_000. Length of "
+        "one packed sequence, in tokens.",
         "  run.yaml:4: optimizer.learning_rat: unknown key. Did you mean learning_rate?",
         "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt, noam or python. "
         "Did you mean cosine?",
@@ -78,8 +78,8 @@ def test_a_wrong_value_is_reported_once_and_not_again_for_what_follows_from_it(w
         load_model_config("m.yaml", ["num_attention_heads=four"])
     assert str(caught.value).splitlines() == [
         "1 problem in m.yaml:",
-        "  command line: model.num_attention_heads: 'four' is not a whole number. Use digits, such as 8 or 1_000. Query "
-        "heads of each attention layer.",
+        "  command line: model.num_attention_heads: 'four' is not a whole number. Use digits, such as 8 or 1_000. "
+        "Query heads of each attention layer.",
     ]
 
 

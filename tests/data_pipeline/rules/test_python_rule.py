@@ -12,7 +12,6 @@ from data_pipeline.rules.rule import DocumentBatch, WordSplitters
 from launch.commands.templates.rule import NoRecipes
 from llmsys.config.custom_rules import PythonRuleConfig
 from llmsys.config.load import load_run_config
-from llmsys.config.python_code import compute_code_digest
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError, LlmsysError
 from llmsys.manifest import Manifest
@@ -82,15 +81,6 @@ def test_the_template_and_its_kit_agree() -> None:
 
     with pytest.raises(AssertionError, match=r"among other texts and .* alone"):
         check_python_rule(Counting(), kept=["one", "two"], dropped=[])
-
-
-def test_the_digest_is_that_of_all_its_sources(in_folder: Path) -> None:
-    Path("words.txt").write_text("a")
-    config = PythonRuleConfig(path="my_rules.py:NoRecipes", sources=(Path("words.txt"),))
-    before = compute_code_digest(config)
-    Path("words.txt").write_text("b")
-    assert compute_code_digest(config) != before
-    assert config.title == "no_recipes"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ from llmsys.token_shards import TokenShards
 
 # N windows, T positions
 
+PADDING = -1
+"""Document number of padding; no token of a document attends to it."""
+
 
 @dataclass(frozen=True)
 class Window:

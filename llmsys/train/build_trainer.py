@@ -258,6 +258,8 @@ def _build_metric_logger(
     events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
     if config.train.reproducibility == "bitwise":
         log.info(format_bitwise_notice(config, steps.count_micro_batches(0) * get_world_size(), device.type))
+    if config.batch.packing != "concatenate":
+        log.info("packing per epoch: %s", steps.get_packing_stats())
     trackers = Trackers(config)
     stack.callback(trackers.finish)
     counts = count_parameters(config.model)

@@ -105,8 +105,8 @@ class LabelledTextConfig(Section):
     executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
 
 
+# Maximum period of the source order, in sequences; the loader holds a table with one row per sequence.
 LONGEST_PERIOD = 1 << 16
-"""Maximum period of the source order, in sequences; the loader holds a table with one row per sequence."""
 
 Weight = Annotated[float, Field(ge=0)]
 

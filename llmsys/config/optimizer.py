@@ -17,11 +17,11 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 UpdateRule = Literal["adamw", "muon", "elementwise"]
 MomentsDtype = Literal["fp32", "bf16", "int8"]
 
+# Largest number of neighbours with one scale.
 MOMENT_BLOCK = 128
-"""Largest number of neighbours with one scale."""
 
+# Elements that AdamW with compressed moments updates at a time: each of its float32 tensors takes 16 MiB.
 MAX_UPDATED_ELEMENTS = 1 << 22
-"""Elements that AdamW with compressed moments updates at a time: each of its float32 tensors takes 16 MiB."""
 
 
 def get_moment_block(width: int) -> int:
@@ -215,7 +215,9 @@ class LionConfig(_ElementwiseConfig):
     @model_validator(mode="after")
     def _check_eps(self) -> Self:
         if self.eps != type(self).model_fields["eps"].default:
-            raise_violations([Violation("eps", f"{self.eps:g} has no place in lion, which divides by nothing. Omit it.")])
+            raise_violations(
+                [Violation("eps", f"{self.eps:g} has no place in lion, which divides by nothing. Omit it.")]
+            )
         return self
 
 

@@ -125,7 +125,8 @@ class RunConfig(Section):
         if self.train.noise_scale_every_steps:
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
-            yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
+            parts = self.model, self.engine, self.train, self.generation
+            yield from find_pipeline_violations(stages, *parts, windows=windows)
         yield from self._find_average_violations()
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 
@@ -270,9 +271,9 @@ class RunConfig(Section):
         """
         if (train := self.train).compile != "auto":
             return self
-        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
-        settings = self.engine.kind, train.reproducibility, self.layout.pipeline, self.layout.ring_size
-        plain = settings == ("torch", "fast", 1, 1) and train.activation_checkpoint != "offload"
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
+        settings = self.engine.kind, train.reproducibility, self.layout.ring_size
+        plain = settings == ("torch", "fast", 1) and train.activation_checkpoint != "offload"
         chosen = "block" if has_triton and plain else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
@@ -41,9 +41,24 @@ class SpikeDetectionConfig(Section):
         return ratio
 
 
+class ProfileConfig(Section):
+    """`train.profile:` — steps that torch's profiler records into `profile/` of the run folder.
+
+    SIGUSR2 to a running job records its next step too.
+    """
+
+    steps: tuple[PositiveInt, ...] = Field((), description="Steps to record, counted from 1, such as [10, 500].")
+    ranks: tuple[NonNegativeInt, ...] = Field(
+        (0,), description="Ranks that record. Every rank writes files of its own."
+    )
+    memory: bool = Field(
+        False, description="Record memory as well: a snapshot of the allocator on CUDA devices, a curve in the trace."
+    )
+
+
 MatmulDtype = Literal["compute", "fp8", "fp8_block"]
+# Number types of weights and activations in matmuls.
 Precision = Literal["bf16", "fp16", "fp32"]
-"""Number types of weights and activations in matmuls."""
 
 
 class RunNameConfig(Section):
@@ -150,6 +165,7 @@ class TrainConfig(Section):
         description="Steps between measurements of the gradient noise scale (the critical batch size, in tokens). 0: "
         "off.",
     )
+    profile: ProfileConfig = Field(ProfileConfig(), description="Steps to record with torch's profiler. Default: none.")
     log_every_steps: int = Field(10, ge=1, description="Steps between log entries.")
     threads_per_process: int = Field(0, ge=0, description="CPU threads per process. 0: available cores / processes.")
 
@@ -218,7 +234,10 @@ class TrackingConfig(Section):
 
     tensorboard: bool = Field(False, description="Write TensorBoard files to the run folder.")
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
-    project: str = Field("llmsys", min_length=1, description="Weights & Biases project.")
+    mlflow: bool = Field(
+        False, description="Send metrics to MLflow: to $MLFLOW_TRACKING_URI, else to `mlflow.db` in the run folder."
+    )
+    project: str = Field("llmsys", min_length=1, description="Weights & Biases project, MLflow experiment.")
 
 
 class FlopsConfig(Section):

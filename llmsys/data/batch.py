@@ -23,8 +23,9 @@ from llmsys.model.document_lengths import DocumentLengths, build_document_length
 
 # B sequences, T positions, S source positions
 
+# Target without a loss, as in torch's cross entropy.
 IGNORED = -100
-"""Target without a loss, as in torch's cross entropy."""
+
 
 class TokenCounts(NamedTuple):
     """Numbers of a batch that a step divides its losses by."""

@@ -173,7 +173,9 @@ class FittedWindows:
             buffer = self._get_buffer(epoch, number)
             spans = np.flatnonzero(buffer.documents == document)
             windows = np.unique(np.searchsorted(buffer.edges, spans, side="right") - 1)
-            first = epoch * self.windows_per_epoch + int(order.find_places(np.array([number]))[0]) * self.windows_per_buffer
+            first = (
+                epoch * self.windows_per_epoch + int(order.find_places(np.array([number]))[0]) * self.windows_per_buffer
+            )
             found.append(np.sort(self._order_windows(epoch, number).find_places(windows)) + first)
         numbers = np.concatenate(found)
         return numbers[numbers < count]

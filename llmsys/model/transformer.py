@@ -34,12 +34,9 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 # B rows, T positions, S source positions, D width, V vocabulary
 
 
+# (head, hidden_BTD, places) → the result of the forward pass in place of logits. For instance the loss of the targets
+# `places` beyond the next token. For a classifier the head is None, and hidden_BTD holds its logits.
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
-"""(head, hidden_BTD, places) → the result of the forward pass in place of logits.
-
-For instance the loss of the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
-holds its logits.
-"""
 
 
 class Transformer(LayerStack):

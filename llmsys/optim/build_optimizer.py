@@ -24,9 +24,9 @@ from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 log = get_logger(__name__)
 
+# Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
+# belong to moments of 8 bits.
 MOMENTS = STATE_KEYS | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
-"""Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
-belong to moments of 8 bits."""
 
 
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]

@@ -156,7 +156,10 @@ def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
 
 
 def build_source_windows(
-    shards: TokenShards, length: int, seed: int, packing: Literal["concatenate", "best_fit", "first_fit"] = "concatenate"
+    shards: TokenShards,
+    length: int,
+    seed: int,
+    packing: Literal["concatenate", "best_fit", "first_fit"] = "concatenate",
 ) -> SourceWindows:
     """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
 

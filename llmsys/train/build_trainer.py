@@ -22,7 +22,7 @@ from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.events import EventWriter
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
@@ -57,6 +57,7 @@ from llmsys.train.run_prediction import write_prediction
 from llmsys.train.source_checkpoint import load_initial_weights
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile
+from llmsys.train.step_profiler import StepProfiler
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
@@ -64,11 +65,11 @@ from llmsys.train.watchdog import Watchdog
 
 log = get_logger(__name__)
 
+# Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit.
 LOCK_SECONDS = 30
-"""Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit."""
 
+# Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`.
 PromptCompleter = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
-"""Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`."""
 
 
 def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> EvaluationResult:
@@ -176,6 +177,9 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     write_prediction(metric_logger, start.steps, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
 
+    profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
+    stack.enter_context(profiler.handle_signal())
+
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.
         return complete_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
@@ -191,7 +195,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, start.resumed), identity, start.parent),
         control=control,
-        observability=Observability(metric_logger, step_meter, noise_scale_meter),
+        observability=Observability(metric_logger, step_meter, noise_scale_meter, profiler),
         steps_done=start.steps,
         is_resumed=start.resumed is not None,
     )
@@ -257,7 +261,8 @@ def _build_metric_logger(
     run_folder.write_run_record(config, dataset.fingerprint, get_world_size())
     events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
     if config.train.reproducibility == "bitwise":
-        log.info(format_bitwise_notice(config, steps.count_micro_batches(0) * get_world_size(), device.type))
+        micro_batches = steps.count_micro_batches(0) * config.resolve_layout(get_world_size()).data_parallel_size
+        log.info(format_bitwise_notice(config, micro_batches, device.type))
     if config.batch.packing != "concatenate":
         log.info("packing per epoch: %s", steps.get_packing_stats())
     trackers = Trackers(config)

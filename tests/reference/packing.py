@@ -71,9 +71,7 @@ def pack_first_fit(sizes: list[int], length: int, num_windows: int) -> tuple[lis
     return windows, kept
 
 
-def _place(
-    document: int, window: int, sizes: list[int], room: list[int], windows: list[int], kept: list[int]
-) -> None:
+def _place(document: int, window: int, sizes: list[int], room: list[int], windows: list[int], kept: list[int]) -> None:
     kept[document] = min(sizes[document], room[window])
     windows[document] = window if kept[document] else -1
     room[window] -= kept[document]

@@ -100,7 +100,9 @@ def test_a_window_depends_on_its_number_alone(windows: FittedWindows, shards: Pa
     other = FittedWindows(shards, length=LENGTH, seed=3, packing=windows.packing)
     numbers = [windows.windows_per_epoch + 3, 0, 7]
     rows = windows.get_rows(numbers)
-    assert all((other.get_rows([number]).tokens[0] == row).all() for number, row in zip(numbers, rows.tokens, strict=True))
+    assert all(
+        (other.get_rows([number]).tokens[0] == row).all() for number, row in zip(numbers, rows.tokens, strict=True)
+    )
     seeded = FittedWindows(shards, length=LENGTH, seed=4, packing=windows.packing)
     assert (seeded.get_rows(numbers).tokens != rows.tokens).any()
     stats = windows.get_packing_stats()

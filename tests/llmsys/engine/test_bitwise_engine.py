@@ -48,7 +48,7 @@ class OneAfterAnother(StreamingTreeSum):
             self._sums.append((0, leaf))
 
 
-def norm_of_shards(parameters: Any, gradients: list[torch.Tensor], *, counts: bool) -> float:
+def norm_of_shards(parameters: Any, gradients: list[torch.Tensor], **places: Any) -> float:
     """Each rank's share of the squares, then their sum."""
     squares = torch.stack([gradient.norm() for gradient in gradients if gradient.numel()]).square().sum()
     return float(all_reduce_sum(squares).sqrt())

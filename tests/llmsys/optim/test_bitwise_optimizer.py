@@ -37,7 +37,9 @@ def test_steps_are_those_of_torchs_own() -> None:
         theirs.step()
     for name, twin in twins.items():
         torch.testing.assert_close(named[name], twin, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(ours.moments["second_moment"][name], theirs.state[twin]["exp_avg_sq"], rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(
+            ours.moments["second_moment"][name], theirs.state[twin]["exp_avg_sq"], rtol=1e-5, atol=1e-9
+        )
 
 
 def test_an_elements_bits_do_not_depend_on_where_its_tensor_is_split() -> None:

@@ -170,8 +170,8 @@ class BatchConfig(Section):
 
     packing: Literal["concatenate", "best_fit", "first_fit"] = Field(
         "concatenate",
-        description="Packing of documents into sequences. concatenate: in order, cut at the end of a sequence. best_fit, "
-        "first_fit: whole documents where they fit, and padding; longer ones are cut.",
+        description="Packing of documents into sequences. concatenate: in order, cut at the end of a sequence. "
+        "best_fit, first_fit: whole documents where they fit, and padding; longer ones are cut.",
     )
 
     @model_validator(mode="after")

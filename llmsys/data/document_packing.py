@@ -1,7 +1,7 @@
 """Place documents into windows of one length so that few are cut: best fit and first fit.
 
-Best fit takes documents by decreasing length, and the fullest window that has room (Ding 2024, "Fewer Truncations Improve
-Language Modeling", arXiv:2404.10830). First fit takes them in their order, and the first window that has room.
+Best fit takes documents by decreasing length, and the fullest window that has room (Ding 2024, "Fewer Truncations
+Improve Language Modeling", arXiv:2404.10830). First fit takes them in their order, and the first window that has room.
 
 Invariants:
 - The result is a function of the sizes, their order and the number of windows.

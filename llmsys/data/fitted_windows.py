@@ -4,8 +4,8 @@ Reads token files with page tables. Memory and time per window do not grow with 
 
 An epoch rotates the stream of all documents by a number of tokens of its own and divides it into buffers of about
 BUFFER_TOKENS. The documents that begin in a buffer are packed into its windows: equally many in every buffer, with a
-share SPARE of room. Documents longer than a window are split into full windows and a rest. Buffers are permuted, and the
-windows inside of each.
+share SPARE of room. Documents longer than a window are split into full windows and a rest. Buffers are permuted, and
+the windows inside of each.
 
 Invariants:
 - Window w of epoch e is a function of (data fingerprint, seed, e, w) alone, and has an inverse.
@@ -28,13 +28,13 @@ from llmsys.data.packed_windows import PADDING, WindowBatch, build_size_error
 from llmsys.data.shuffle import KeyedPermutation, derive_order_key
 from llmsys.paged_token_shards import PagedTokenShards
 
+# Least tokens of a buffer: many documents to choose from, and about 35 MB of Python's numbers for short ones.
 BUFFER_TOKENS = 1 << 22
-"""Least tokens of a buffer: many documents to choose from, and about 35 MB of Python's numbers for short ones."""
 MIN_BUFFER_WINDOWS = 64
+# One token of room for this many tokens of documents.
 SPARE = 256
-"""One token of room for this many tokens of documents."""
+# Buffers that are packed for the statistics of the log.
 MEASURED_BUFFERS = 2
-"""Buffers that are packed for the statistics of the log."""
 
 
 @dataclass(frozen=True)

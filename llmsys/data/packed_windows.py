@@ -24,8 +24,8 @@ from llmsys.token_shards import TokenShards
 
 # N windows, T positions
 
+# Document number of padding; no token of a document attends to it.
 PADDING = -1
-"""Document number of padding; no token of a document attends to it."""
 
 
 @dataclass(frozen=True)

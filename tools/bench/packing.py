@@ -17,8 +17,8 @@ from llmsys.data.document_packing import Packing, pack_documents
 from llmsys.data.fitted_windows import BUFFER_TOKENS, MIN_BUFFER_WINDOWS, SPARE
 
 ROUNDS = 5
+# Spread of the logarithm of lengths: about that of documents from Common Crawl.
 SIGMA = 1.2
-"""Spread of the logarithm of lengths: about that of documents from Common Crawl."""
 
 
 def draw_spans(tokens: int, mean: float, length: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

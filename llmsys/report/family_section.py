@@ -96,4 +96,4 @@ def _build_row(member: RunRecord) -> tuple[str | Html, ...]:
     parent = f"{branch.get('run')}@{branch.get('parent_steps')}"
     listed = build_tag("ul", [build_tag("li", str(change)) for change in changes]) if changes else "nothing"
     tokens = format_amount(_get_tokens(member))
-    return member.name, parent, tokens, str(branch.get("data")), str(branch.get("moments")), listed
+    return member.name, parent, tokens, str(branch.get("data_order")), str(branch.get("moments")), listed

@@ -12,6 +12,7 @@ import statistics
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmsys.data.document_packing import Packing, pack_documents
 from llmsys.data.fitted_windows import BUFFER_TOKENS, MIN_BUFFER_WINDOWS, SPARE
@@ -21,14 +22,15 @@ ROUNDS = 5
 SIGMA = 1.2
 
 
-def draw_spans(tokens: int, mean: float, length: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def draw_spans(tokens: int, mean: float, length: int, seed: int) -> NDArray[np.int64]:
     """Return the sizes of documents with about `tokens` tokens, those longer than a window split into windows."""
     count = max(1, round(tokens / mean))
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, count)
     lengths = np.maximum(1, drawn).astype(np.int64)
     counts = -(-lengths // length)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.minimum(np.repeat(lengths, counts) - within * length, length)
+    spans: NDArray[np.int64] = np.minimum(np.repeat(lengths, counts) - within * length, length)
+    return spans
 
 
 def measure_packing(packing: Packing, length: int, mean: float, tokens: int) -> dict[str, float | str]:

@@ -212,10 +212,9 @@ class RunConfig(Section):
             train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
-        if self.train.branch_from is not None:
-            train["branch_from"] = stored["train"]["branch_from"]
-        if self.train.grow_model:
-            train["grow_model"] = True
+        train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
+        if self.batch.packing != "concatenate":
+            batch["packing"] = self.batch.packing
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on

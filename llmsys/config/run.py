@@ -121,7 +121,7 @@ class RunConfig(Section):
         windows = self.objective.uses_windows
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
-            yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
+            yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
         if self.train.noise_scale_every_steps:
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
@@ -226,6 +226,10 @@ class RunConfig(Section):
             train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
+        if self.train.branch_from is not None:
+            train["branch_from"] = stored["train"]["branch_from"]
+        if self.train.grow_model:
+            train["grow_model"] = True
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on

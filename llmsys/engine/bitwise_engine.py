@@ -6,8 +6,8 @@ FSDP2 as in fast mode, with every sum in a fixed order:
   same shapes, kernels and dropout on any rank (experts too, see reproducible_sharding.py).
 - Gradients are summed over micro-batches by one binary tree (reproducible_sum.py), across ranks and in time. In a
   pipeline every stage has a tree, whose leaves arrive as its backward passes end.
-- The norm is summed over the rows of all parameters, AdamW consists of operations that round once (bitwise_adamw.py),
-  and metrics are gathered by micro-batch and summed in float64.
+- The norm is summed over the rows of all parameters, the optimizer consists of operations that round once
+  (elementwise.py), and metrics are gathered by micro-batch and summed in float64.
 
 W counts the groups of ranks with different sequences. It must be a power of two that divides the micro-batches of a
 step. Compared machines must have the same kind of device, the same libraries and, on CPUs, the same number of threads.
@@ -42,8 +42,8 @@ from llmsys.model.initialization import build_initializer
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
-from llmsys.optim.bitwise_adamw import BitwiseAdamW
-from llmsys.optim.build_optimizer import require_adamw
+from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
+from llmsys.optim.elementwise import require_elementwise
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
@@ -93,7 +93,7 @@ class BitwiseEngine:
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
         materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
-        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), require_adamw(optimizer))
+        self._optimizer = BitwiseOptimizer(dict(model.named_parameters()), require_elementwise(optimizer))
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
@@ -208,8 +208,7 @@ class BitwiseEngine:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
-            tensors[f"first_moment/{name}"] = self._optimizer.first[name]
-            tensors[f"second_moment/{name}"] = self._optimizer.second[name]
+            tensors |= {f"{moment}/{name}": by_name[name] for moment, by_name in self._optimizer.moments.items()}
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         return EngineState(tensors, self._optimizer.steps)
 

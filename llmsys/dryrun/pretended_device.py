@@ -75,6 +75,9 @@ class _Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         self.waits.record("Stream.synchronize")
 

@@ -126,9 +126,8 @@ class RunConfig(Section):
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
         if self.train.noise_scale_every_steps:
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
-        if (stages := self.layout.pipeline) > 1:
-            parts = self.model, self.engine, self.train, self.generation
-            yield from find_pipeline_violations(stages, *parts, windows=windows)
+        parts = self.model, self.engine, self.train, self.generation
+        yield from find_pipeline_violations(self.layout.pipeline, *parts, windows=windows)
         yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 

@@ -36,7 +36,12 @@ _COMMON = (
     "llmsys/arrow_file.py",
     "llmsys/manifest_section.py",
 )
-_TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/tokenizer_files.py")
+_TOKENIZER = (
+    "tokenize/train_sentencepiece.py",
+    "tokenize/train_wordpiece.py",
+    "pipelines/copy_tokenizer.py",
+    "tokenize/tokenizer_files.py",
+)
 _ENCODE = tuple(
     f"tokenize/{name}.py"
     for name in (

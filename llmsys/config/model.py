@@ -30,6 +30,7 @@ from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
 from llmsys.config.position import PositionConfig, RopeConfig
+from llmsys.config.rnn import RnnConfig
 from llmsys.config.section import (
     Section,
     Violation,
@@ -95,6 +96,7 @@ class ModelConfig(Section):
     encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
     multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
     recurrence: RecurrenceConfig | None = Field(None, description="One block for all layers. null: a block for each.")
+    rnn: RnnConfig | None = Field(None, description="Recurrent layers in place of blocks. null: a Transformer.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -123,7 +125,7 @@ class ModelConfig(Section):
     @property
     def num_blocks(self) -> int:
         """Number of blocks with weights of their own."""
-        return self.num_hidden_layers if self.recurrence is None else 1
+        return self.num_hidden_layers if self.recurrence is None and self.rnn is None else 1
 
     @property
     def moe_layers(self) -> list[int]:
@@ -163,6 +165,7 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_window_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
+    yield from () if model.rnn is None else model.rnn.find_violations(model)
 
 
 def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -186,7 +189,7 @@ def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
             "num_key_value_heads", f"latent attention has a key for each of the {heads} heads. Leave it out."
         )
     dense = model.num_dense_layers + (model.family == "encoder_decoder")
-    if dense and not model.intermediate_size:
+    if dense and not model.intermediate_size and model.rnn is None:
         yield Violation(
             "intermediate_size",
             f"{model.num_dense_layers} dense layers need a width above 0. "
@@ -205,9 +208,8 @@ def count_rotary_channels(model: ModelConfig) -> int:
     """
     if model.position.kind != "rope":
         return 0
-    if model.attention.kind == "latent":
-        return model.attention.qk_rope_head_dim
-    return int(model.head_dim * model.position.fraction)
+    width = int(model.head_dim * model.position.fraction)
+    return model.attention.qk_rope_head_dim if model.attention.kind == "latent" else width
 
 
 def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:

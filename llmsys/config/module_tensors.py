@@ -28,6 +28,7 @@ Component = Literal[
     "head_other",
     "multi_token_prediction",
     "halting",
+    "recurrent",
 ]
 Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit"]
 

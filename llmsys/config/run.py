@@ -20,11 +20,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
-from llmsys.config.parallel_layout import (
-    ParallelLayout,
-    find_model_sharding_violations,
-    find_run_sharding_violations,
-)
+from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations, find_run_sharding_violations
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
 from llmsys.config.python_code import PythonCode, compute_code_digest
 from llmsys.config.ring_constraints import find_ring_violations
@@ -128,6 +124,8 @@ class RunConfig(Section):
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         parts = self.model, self.engine, self.train, self.generation
         yield from find_pipeline_violations(self.layout.pipeline, *parts, windows=windows)
+        if (rnn := self.model.rnn) is not None:
+            yield from rnn.find_train_violations(self.train, getattr(self.engine, "zero_stage", 0))
         yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 
@@ -157,13 +155,13 @@ class RunConfig(Section):
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         if self.model_fields_set & {"batch", "data"}:
-            yield from find_scope_violations(self.objective, self.model, self.batch)
+            yield from find_scope_violations(self.objective, self.model, self.batch, self.layout)
         find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations
         yield from (Violation(f"batch.{key}", message) for key, message in find())
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
-        if not both_given or self.tokenizer.kind != "sentencepiece":
+        if not both_given or self.tokenizer.kind == "file":
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:
@@ -259,8 +257,8 @@ class RunConfig(Section):
         if (train := self.train).compile != "auto":
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
-        settings = self.engine.kind, train.reproducibility, self.layout.ring_size
-        plain = settings == ("torch", "fast", 1) and train.activation_checkpoint != "offload"
+        settings = self.engine.kind, train.reproducibility, self.layout.ring_size, self.model.rnn
+        plain = settings == ("torch", "fast", 1, None) and train.activation_checkpoint != "offload"
         chosen = "block" if has_triton and plain else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 

@@ -33,6 +33,7 @@ class TokenCounts(NamedTuple):
     valid_targets: int
     tokens: int
     source_tokens: int
+    labelled_pairs: int
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Batch:
         source_BS: Token ids of the source.
         source_documents_BS: Document numbers of the source.
         token_types_BT: Segment of each token.
+        next_sentence_B: 0 where the second segment follows the first, 1 where it does not, IGNORED: not known.
         document_lengths: Lengths of the documents, see `count_documents`.
         source_document_lengths: Lengths of the documents of the source.
         real_BT: False at padding, for batches whose padding has no document number. None: `documents_BT` marks it.
@@ -60,6 +62,7 @@ class Batch:
     source_BS: Tensor | None = None
     source_documents_BS: Tensor | None = None
     token_types_BT: Tensor | None = None
+    next_sentence_B: Tensor | None = None
     real_BT: Tensor | None = None
     document_lengths: DocumentLengths | None = None
     source_document_lengths: DocumentLengths | None = None
@@ -81,7 +84,7 @@ class Batch:
 
     @cached_property
     def token_counts(self) -> TokenCounts:
-        """The three counts. `map_tensors` and `to` carry them along, so that nobody waits for a device to count."""
+        """The four counts. `map_tensors` and `to` carry them along, so that nobody waits for a device to count."""
         real_BT = self.real_BT
         if real_BT is None and self.documents_BT is not None:
             real_BT = self.documents_BT >= 0
@@ -90,7 +93,8 @@ class Batch:
             source_tokens = int((self.source_documents_BS >= 0).sum())
         else:
             source_tokens = 0 if self.source_BS is None else self.source_BS.numel()
-        return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens)
+        pairs = 0 if self.next_sentence_B is None else int((self.next_sentence_B != IGNORED).sum())
+        return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens, pairs)
 
     def count_documents(self) -> Self:
         """Return the batch with the lengths of its documents, which attention on an accelerator takes; on the host."""

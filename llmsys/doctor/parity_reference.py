@@ -12,6 +12,7 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 import numpy as np
@@ -30,13 +31,15 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.objective import (
     ClassificationConfig,
     MaskedLmConfig,
+    NextSentenceConfig,
     NextTokenConfig,
     SpanCorruptionConfig,
     TranslationConfig,
 )
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.data.batch import IGNORED, Batch
-from llmsys.data.masking import TokenMasker
+from llmsys.data.masking import SegmentPairs, TokenMasker
+from llmsys.data.packed_windows import WindowBatch
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, TranslationCollator
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.doctor.parity_models import SEQUENCES, ParityModel, build_parity_batch
@@ -126,14 +129,28 @@ def _list_groups(step: int) -> list[Sequence[int]]:
 def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
     batch = build_parity_batch(step, rows, parity_model)
     match parity_model.objective:
-        case MaskedLmConfig():
-            vocab_size = parity_model.model.vocab_size
-            masking = TokenMasker(MaskedLmConfig(), MASK, protected_token=-1, vocab_size=vocab_size, key=("doctor",))
-            return masking.mask_batch(batch, [step * SEQUENCES + row for row in rows])
+        case MaskedLmConfig() | NextSentenceConfig() as objective:
+            vocab_size, numbers = parity_model.model.vocab_size, [step * SEQUENCES + row for row in rows]
+            masking = TokenMasker(objective, MASK, protected_token=-1, vocab_size=vocab_size, key=("doctor",))
+            if isinstance(objective, MaskedLmConfig):
+                return masking.mask_batch(batch, numbers)
+            pairs = SegmentPairs(masking, objective, OPENING, OPENING + 1, partial(_read_windows, parity_model))
+            return pairs.mask_batch(batch, numbers)
         case NextTokenConfig() | TranslationConfig() | SpanCorruptionConfig() | ClassificationConfig():
             return batch
         case unreachable:
             assert_never(unreachable)
+
+
+def _read_windows(parity_model: ParityModel, numbers: Sequence[int]) -> WindowBatch:
+    tokens, documents = [], []
+    for number in numbers:
+        step, row = divmod(number, SEQUENCES)
+        batch = build_parity_batch(step, range(row, row + 1), parity_model)
+        assert batch.documents_BT is not None
+        for found, ids_BT in ((tokens, batch.tokens_BT), (documents, batch.documents_BT)):
+            found.append(np.append(ids_BT[0].numpy(), 0))
+    return WindowBatch(np.stack(tokens), np.stack(documents))
 
 
 def _build_pairs(model: ModelConfig) -> tuple[ToyPairs, MakeBatch]:
@@ -213,6 +230,7 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
     source_tokens = sum(_count_tokens(row.source_BS, row.source_documents_BS) for row in rows)
     layers = set(model.list_auxiliary_layers())
     of_source = set() if model.encoder is None else layers & set(model.encoder.modules())
+    pairs = max(1, sum(row.token_counts.labelled_pairs for row in rows))
     total = 0.0
     for row in rows:
         logits_BTV = model(**row.to_model_inputs())
@@ -222,6 +240,8 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
             for layer in layers_of_stack:
                 # Auxiliary losses are divided by the tokens of their stack, not by targets.
                 share = share + layer.sum_auxiliary_losses() / seen
+        if row.next_sentence_B is not None:
+            share = share + model.get_submodule("next_sentence").take_loss() / pairs
         share.backward()
         total += float(nats.detach())
     return total / targets

@@ -234,8 +234,9 @@ def _iter_attention_flops(model: ModelConfig, source: _PackedSequence, target: _
     yield from _iter_self_attention_flops(model, target)
     if model.family == "encoder_decoder":
         yield from _iter_self_attention_flops(model.encoder_model, source)
-        width = model.num_attention_heads * model.head_dim
-        yield model.num_hidden_layers * 4 * width * target.length * source.length
+        width, layers = model.num_attention_heads * model.head_dim, model.num_hidden_layers
+        # A recurrent decoder attends once, after its last layer.
+        yield (layers if model.rnn is None else 1) * 4 * width * target.length * source.length
 
 
 def _count_recomputed_attention_flops(
@@ -279,7 +280,7 @@ def _build_score_shape(model: ModelConfig) -> ScoreShape:
 
 def _iter_attention_layers(model: ModelConfig) -> Iterator[int]:
     """Every block by number; a prediction module's is one more like the last."""
-    yield from range(model.num_hidden_layers)
+    yield from range(model.num_hidden_layers if model.rnn is None else 0)
     yield from [model.num_hidden_layers - 1] * _get_prediction_depth(model)
 
 

@@ -35,6 +35,7 @@ from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.long_attention import LengthProjection, build_shared_length_projection
 from llmsys.model.normalization import build_norm
 from llmsys.model.recurrence import build_recurrence
+from llmsys.model.rnn import build_recurrent_stack
 from llmsys.model.transformer_block import TransformerBlock
 
 # B rows, T positions, D width
@@ -53,7 +54,7 @@ class LayerStack(nn.Module):
         self._add_positions(config)
         self.length_proj: LengthProjection | None = build_shared_length_projection(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
-        self.blocks = nn.ModuleList(TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks))
+        self.blocks = nn.ModuleList(_build_blocks(config, alpha))
         self.recurrence = build_recurrence(config)
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
@@ -136,7 +137,16 @@ class LayerStack(nn.Module):
         return apply_dropout(x_BTD, probability, self.training)
 
 
+def _build_blocks(config: ModelConfig, alpha: float) -> list[nn.Module]:
+    """Return the blocks with weights of their own; recurrent layers are one block together."""
+    if config.rnn is not None:
+        return [build_recurrent_stack(config, config.rnn)]
+    return [TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks)]
+
+
 def _has_final_norm(config: ModelConfig) -> bool:
+    if config.rnn is not None:
+        return False
     match config.residual:
         case PostNormConfig() | DeepNormConfig() as residual:
             return residual.final_norm

@@ -81,6 +81,51 @@ class MlmHead(nn.Module):
         return F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
 
 
+class NextSentenceHead(nn.Linear):
+    """BERT's two logits from the pooled vector: the second segment follows the first (0), or it does not (1).
+
+    Attributes:
+        nats_sum: Loss of the step so far, summed over labelled rows.
+        num_correct: Labelled rows whose likelier logit is right.
+        num_pairs: Labelled rows.
+    """
+
+    nats_sum: Tensor
+    num_correct: Tensor
+    num_pairs: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 2)
+        self._nats: Tensor | None = None
+        for name in ("nats_sum", "num_correct", "num_pairs"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+
+    def record_loss(self, pooled_BD: Tensor, labels_B: Tensor) -> None:
+        """Keep the loss of a training forward, and add it to the counters. Negative labels are left out."""
+        logits_B2 = self(pooled_BD).float()
+        self._nats = F.cross_entropy(logits_B2, labels_B, reduction="sum")
+        with torch.no_grad():
+            self.nats_sum += self._nats
+            self.num_correct += (logits_B2.argmax(-1) == labels_B).sum()
+            self.num_pairs += (labels_B >= 0).sum()
+
+    def take_loss(self) -> Tensor:
+        """Return the loss of the last training forward in nats, summed over labelled rows, once."""
+        nats, self._nats = self._nats, None
+        if nats is None:
+            raise RuntimeError("no training forward with next_sentence_B has run since the last call")
+        return nats
+
+    def get_step_counters(self) -> tuple[Tensor, ...]:
+        """Return the counters of the step so far: nats, correct rows, rows. The buffers themselves, not copies."""
+        return self.nats_sum, self.num_correct, self.num_pairs
+
+    def reset_buffers(self) -> None:
+        """Set the counters to zero, after a step or after `to_empty`."""
+        for counter in self.get_step_counters():
+            counter.zero_()
+
+
 def build_head(config: ModelConfig) -> nn.Module | None:
     """Build the map from hidden states to logits over the vocabulary; None for heads without one.
 
@@ -111,7 +156,7 @@ def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
             return {"pooler": nn.Linear(width, width), "classifier": nn.Linear(width, num_labels)}
         case MlmHeadConfig() as head:
             pooler: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if head.pooler else {}
-            return pooler | ({"next_sentence": nn.Linear(width, 2)} if head.next_sentence else {})
+            return pooler | ({"next_sentence": NextSentenceHead(width)} if head.next_sentence else {})
         case FeaturesHeadConfig() as head:
             return {"pooler": nn.Linear(width, width)} if head.pooler else {}
         case LmHeadConfig() | PermutationHeadConfig():

@@ -49,8 +49,8 @@ class Transformer(LayerStack):
         self.embedding_scale = get_embedding_scale(config)
         source, types = config.embedding.source_vocab_size, config.embedding.token_types
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
-        encoder = config.family == "encoder"
-        self.token_types = TokenEmbedding(types, config.hidden_size) if encoder and types else None
+        types = types if config.family == "encoder" else 0
+        self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
         self.encoder: LayerStack | None = None
         if config.family == "encoder_decoder":
             self.encoder = LayerStack(config.encoder_model, alpha=_compute_deepnorm_alpha(config, encoder=True))
@@ -79,6 +79,7 @@ class Transformer(LayerStack):
         source_documents_BS: Tensor | None = None,
         source_document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
+        next_sentence_B: Tensor | None = None,
         real_BT: Tensor | None = None,
         memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
@@ -98,17 +99,16 @@ class Transformer(LayerStack):
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
+            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss` in training.
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
-            cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
-                or memory are given with the first call and kept.
+            cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It keeps source or memory.
             finish: Called with head and hidden states; its result is returned in place of logits.
             layers: Run only these, a stage of a pipeline, and return hidden states unless the last is among them.
             hidden_BTD: The hidden states of the stage before.
 
         Raises:
-            ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
-                that is missing, given twice or not supported.
+            ConfigError: Too many positions, documents together with a cache, or a source missing or given twice.
         """
         source = source_documents_BS, source_document_lengths
         encoded = None if source_BS is None else self.encode_source(source_BS, *source)
@@ -128,12 +128,14 @@ class Transformer(LayerStack):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        return self._compute_output(x_BTD, new, finish)
+        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish)
 
-    def _compute_output(self, x_BTD: Tensor, new: int, finish: Finish | None) -> Tensor:
+    def _compute_output(self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None) -> Tensor:
         """Return the result of `forward` for the last `new` positions."""
         labels = isinstance(self.config.head, ClassificationHeadConfig)
         hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
+        if labels_B is not None:
+            self.get_submodule("next_sentence").record_loss(self.pool_first_position(hidden_BTD), labels_B)
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -252,9 +254,8 @@ class Transformer(LayerStack):
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)
-        return (
-            cache.reset_and_get_tokens(tokens_BT) if rotations.must_recompute(cache, tokens_BT.shape[1]) else tokens_BT
-        )
+        must_recompute = rotations.must_recompute(cache, tokens_BT.shape[1])
+        return cache.reset_and_get_tokens(tokens_BT) if must_recompute else tokens_BT
 
     def _run_prediction_modules(
         self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: ForwardContext, finish: Finish | None

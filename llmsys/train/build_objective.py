@@ -9,6 +9,7 @@ from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_r
 from llmsys.config.objective import (
     ClassificationConfig,
     MaskedLmConfig,
+    NextSentenceConfig,
     NextTokenConfig,
     SpanCorruptionConfig,
     TranslationConfig,
@@ -18,7 +19,7 @@ from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.length_buckets import LengthBuckets
-from llmsys.data.masking import SpanCorruptor, TokenMasker, WindowTransform
+from llmsys.data.masking import ReadWindows, SegmentPairs, SpanCorruptor, TokenMasker, WindowTransform
 from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
@@ -34,7 +35,7 @@ from llmsys.train.multiple_choice_evaluator import build_task_evaluator
 from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
 
 PairObjective = TranslationConfig | ClassificationConfig
-HidingObjective = MaskedLmConfig | SpanCorruptionConfig
+HidingObjective = MaskedLmConfig | NextSentenceConfig | SpanCorruptionConfig
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
@@ -63,7 +64,7 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
     match config.objective:
         case NextTokenConfig():
             return _build_window_steps(config, None, ranks, data_rank)
-        case MaskedLmConfig() | SpanCorruptionConfig() as objective:
+        case MaskedLmConfig() | NextSentenceConfig() | SpanCorruptionConfig() as objective:
             return _build_window_steps(config, objective, ranks, data_rank)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "train")
@@ -85,7 +86,8 @@ def _build_window_steps(
     dataset = open_run_data(config, "train")
     windows, masking = _build_windows(config, dataset), None
     if hidden is not None:
-        masking = _build_transform(config, hidden, dataset.tokenizer, (windows.fingerprint, config.run.seed))
+        key = (windows.fingerprint, config.run.seed)
+        masking = _build_transform(config, hidden, dataset.tokenizer, key, windows.get_rows)
     return WindowStepBatches(
         windows,
         build_run_plan(config, ranks, data_rank),
@@ -112,7 +114,7 @@ def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator
     match config.objective:
         case NextTokenConfig():
             return _build_text_evaluator(config, None, row_ranks)
-        case MaskedLmConfig() | SpanCorruptionConfig() as objective:
+        case MaskedLmConfig() | NextSentenceConfig() | SpanCorruptionConfig() as objective:
             return _build_text_evaluator(config, objective, row_ranks)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "heldout")
@@ -140,9 +142,9 @@ def _build_source_evaluator(
 ) -> Evaluator:
     if hidden is None:
         return HeldoutEvaluator(config, shards, tokenizer, row_ranks)
-    masking = _build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint))
-    windows = MaskedHeldoutWindows(build_heldout_windows(config, shards, tokenizer), masking)
-    return TargetEvaluator(windows, row_ranks, config.evaluation_sequences)
+    windows = build_heldout_windows(config, shards, tokenizer)
+    masking = _build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows)
+    return TargetEvaluator(MaskedHeldoutWindows(windows, masking), row_ranks, config.evaluation_sequences)
 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
@@ -266,12 +268,22 @@ def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Toke
 
 
 def _build_transform(
-    config: RunConfig, objective: HidingObjective, tokenizer: Tokenizer, key: tuple[str | int, ...]
+    config: RunConfig,
+    objective: HidingObjective,
+    tokenizer: Tokenizer,
+    key: tuple[str | int, ...],
+    read_windows: ReadWindows,
 ) -> WindowTransform:
     match objective:
-        case MaskedLmConfig():
+        case MaskedLmConfig() | NextSentenceConfig():
             [mask] = _find_tokens(tokenizer, [objective.mask_token], "objective.mask_token")
-            return TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
+            masker = TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
+            if isinstance(objective, MaskedLmConfig):
+                return masker
+            marks = _find_tokens(
+                tokenizer, [objective.cls_token, objective.sep_token], "objective.cls_token, sep_token"
+            )
+            return SegmentPairs(masker, objective, *marks, read_windows)
         case SpanCorruptionConfig():
             _, spans = objective.count_noise(config.batch.sequence_length)
             names = [objective.sentinel_token.replace("{}", str(span)) for span in range(spans)]

@@ -16,7 +16,7 @@ from llmsys.config.data import (
     list_dataset_folders,
 )
 from llmsys.config.run import RunConfig
-from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig, WordPieceConfig
 from llmsys.config.train import GenerationConfig
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import combine_fingerprints, load_manifest
@@ -161,6 +161,8 @@ def get_tokenizer_path(config: RunConfig) -> Path:
             return find_model_file(settings.path)
         case SentencePieceConfig():
             return config.data.folder / "tokenizer" / "tokenizer.model"
+        case WordPieceConfig():
+            return config.data.folder / "tokenizer" / "tokenizer.json"
         case unreachable:
             assert_never(unreachable)
 

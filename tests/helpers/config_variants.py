@@ -135,6 +135,13 @@ BERT: Settings = {
     "model__feed_forward": {"kind": "gelu", "bias": True},
     "model__embedding": {"norm": True, "token_types": 2},
 }
+RECURRENT: Settings = {
+    "model__family": "encoder_decoder",
+    "model__intermediate_size": 0,
+    "model__num_attention_heads": 1,
+    "model__num_key_value_heads": 1,
+    "model__position": {"kind": "none"},
+}
 ROPE_SCALING = {"factor": 2.0, "original_max_position_embeddings": 8}
 FEED_FORWARDS = ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu")
 
@@ -159,6 +166,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
             batch__attention_scope="window"),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
+    *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
     *_choose_each("model.moe.routing", "token_choice"),
@@ -176,6 +184,8 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("objective", "next_token"),
     _choose("objective", "translation", model__family="encoder_decoder", data=PAIRS, batch=PAIR_BATCH),
     _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),
+    _choose("objective", "masked_next_sentence", model__family="encoder", model__embedding={"token_types": 2},
+            model__head={"kind": "mlm", "pooler": True, "next_sentence": True}),
     _choose("objective", "span_corruption", {"noise_density": 0.3}, model__family="encoder_decoder",
             batch__attention_scope="window"),
     _choose(
@@ -226,6 +236,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.pii", "none", "replace"),
     *_choose_each("data.executor", "local", "inline", "ray", "slurm"),
     *_choose_each("tokenizer", "sentencepiece"),
+    _choose("tokenizer", "wordpiece", {"vocab_size": 200}),
     _choose("tokenizer", "file", {"path": "prepared/tokenizer/tokenizer.model"}),
     _choose("evaluation.tasks[]", "choices", {"path": "choices.jsonl"}),
     _choose("evaluation.tasks[]", "pairs", {"path": "pairs.jsonl"}),

@@ -145,6 +145,13 @@ ORIGINAL: Changes = {
     "feed_forward": {"kind": "relu", "bias": True},
     "tie_word_embeddings": True,
 }
+RECURRENT: Changes = {
+    "family": "encoder_decoder",
+    "intermediate_size": 0,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "position": {"kind": "none"},
+}
 PAIRS: dict[str, Changes] = {
     "original": ORIGINAL,
     "universal in both stacks": {**ORIGINAL, "recurrence": {"kind": "adaptive"}, "encoder": {"num_hidden_layers": 2}},
@@ -155,6 +162,13 @@ PAIRS: dict[str, Changes] = {
         "head_dim": 10,
         "position": {"kind": "relative_bias", "buckets": 8},
         "feed_forward": {"kind": "geglu_tanh"},
+    },
+    "lstm": {**RECURRENT, "rnn": {"kind": "lstm"}, "tie_word_embeddings": True},
+    "gru, additive": {**RECURRENT, "rnn": {"kind": "gru", "score": "additive"}, "encoder": {"num_hidden_layers": 2}},
+    "elman, not fed, two vocabularies": {
+        **RECURRENT,
+        "rnn": {"kind": "elman", "input_feeding": False},
+        "embedding": {"source_vocab_size": 30},
     },
     "another encoder": {
         **ORIGINAL,

@@ -52,23 +52,63 @@ UNIVERSAL = ParityModel(
         }
     ),
 )
-OTHER_ENGINES = {
-    f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
-    for engine, recompute in (
-        ("fsdp", "full"),
-        ("ddp", "none"),
-        ("bitwise", "none"),
-        ("zero-2", "none"),
-        ("accelerate", "selective"),
-    )
-} | {
-    "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
-    "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
-    "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
-    "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
-    "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
-    "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
+SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 16,
+    "initializer_range": 0.1,
 }
+RECURRENT = ParityModel(
+    "translation, recurrent",
+    ModelConfig.model_validate(
+        SMALL
+        | {
+            "family": "encoder_decoder",
+            "num_attention_heads": 1,
+            "position": {"kind": "none"},
+            "rnn": {"kind": "lstm", "score": "additive"},
+        }
+    ),
+)
+NEXT_SENTENCE = ParityModel(
+    "masked, next sentence",
+    ModelConfig.model_validate(
+        SMALL
+        | {
+            "family": "encoder",
+            "intermediate_size": 24,
+            "num_attention_heads": 2,
+            "head": {"kind": "mlm", "pooler": True, "next_sentence": True},
+            "embedding": {"token_types": 2},
+        }
+    ),
+)
+OTHER_ENGINES = (
+    {
+        f"{engine}, {subject.name}": ParityCase(2, engine, (), "fp32", "none", subject, 2)
+        for engine in ("fsdp", "ddp", "bitwise", "zero-2", "accelerate")
+        for subject in (RECURRENT, NEXT_SENTENCE)
+    }
+    | {
+        f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
+        for engine, recompute in (
+            ("fsdp", "full"),
+            ("ddp", "none"),
+            ("bitwise", "none"),
+            ("zero-2", "none"),
+            ("accelerate", "selective"),
+        )
+    }
+    | {
+        "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
+        "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
+        "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
+        "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
+        "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
+        "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +117,7 @@ def expected() -> bytes:
     return pickle.dumps(
         {
             subject.name: compute_reference_trajectory(subject)
-            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL)
+            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE)
         }
     )
 

@@ -12,7 +12,7 @@ from llmsys.arrow_file import build_token_schema
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.manifest import Manifest
-from llmsys.token_split import INDEX_SCHEMA
+from llmsys.token_file import INDEX_SCHEMA
 from tools.docs.config_reference import SectionReference
 from tools.docs.markdown import format_docstring, format_table
 

@@ -18,7 +18,7 @@ from data_pipeline.graph.stage_runner import build_executor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.rules.classifier import train_linear_model
 from data_pipeline.rules.hashed_features import FeatureConfig
-from llmsys.config.data import MixtureConfig
+from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import read_questions
 from llmsys.errors import ConfigError, LlmsysError

@@ -137,6 +137,9 @@ PAIR_STAGES = {
 }
 """Stages of a dataset of pairs or labelled texts, by the name of the stage."""
 
+IMAGE_STAGE = _describe_code(1, ("core/funnel.py", "images"), "pyarrow numpy")
+"""The one stage of a dataset of images. The version of Pillow, which is optional, is in the keys of its tasks."""
+
 
 def compute_code_version(code: StageCode) -> str:
     """Return a digest of the version of a stage and of the installed versions of its packages."""

@@ -29,6 +29,7 @@ from llmsys.config.head import (
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
 from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
+from llmsys.config.patches import PatchesConfig
 from llmsys.config.position import PositionConfig, RopeConfig
 from llmsys.config.section import (
     Section,
@@ -95,6 +96,7 @@ class ModelConfig(Section):
     encoder: EncoderConfig | None = Field(None, description="Encoder of an encoder-decoder. null: as the decoder.")
     multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
     recurrence: RecurrenceConfig | None = Field(None, description="One block for all layers. null: a block for each.")
+    patches: PatchesConfig | None = Field(None, description="Image patches in place of token ids. null: token ids.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -115,6 +117,20 @@ class ModelConfig(Section):
         """Return whether block `layer` applies RoPE."""
         position = self.position
         return position.kind == "rope" and position.layers[layer % len(position.layers)]
+
+    @property
+    def rotary_channels(self) -> int:
+        """Channels per head that RoPE rotates (Su et al. 2021, arXiv:2104.09864); 0 without RoPE."""
+        if self.position.kind != "rope":
+            return 0
+        if self.attention.kind == "latent":
+            return self.attention.qk_rope_head_dim
+        return int(self.head_dim * self.position.fraction)
+
+    @property
+    def interpolates_positions(self) -> bool:
+        """Sequences may have another length than the table of positions, which is interpolated."""
+        return self.patches is not None and self.position.kind == "learned"
 
     def is_moe_layer(self, layer: int) -> bool:
         """Return whether block `layer` of the decoder, or of an encoder-only model, has experts."""
@@ -163,6 +179,8 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_window_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
+    if model.patches is not None:
+        yield from model.patches.find_violations(model, model.family, model.head.kind, model.position)
 
 
 def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -194,27 +212,11 @@ def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
         )
 
 
-def count_rotary_channels(model: ModelConfig) -> int:
-    """Return the channels per head that RoPE rotates (Su et al. 2021, arXiv:2104.09864).
-
-    Args:
-        model: a model configuration.
-
-    Returns:
-        Channels; 0 without RoPE.
-    """
-    if model.position.kind != "rope":
-        return 0
-    if model.attention.kind == "latent":
-        return model.attention.qk_rope_head_dim
-    return int(model.head_dim * model.position.fraction)
-
-
 def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
     is_latent = model.attention.kind == "latent"
     if is_latent and model.position.kind not in ("rope", "none"):
         yield Violation("position.kind", f"latent attention supports rope, not {model.position.kind}. Use rope.")
-    yield from model.position.find_violations(model, count_rotary_channels(model), is_latent=is_latent)
+    yield from model.position.find_violations(model, model.rotary_channels, is_latent=is_latent)
 
 
 def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -291,8 +293,4 @@ def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
         "position.layers": len({model.uses_rope(layer) for layer in layers}) > 1,
         "attention.windows": len(getattr(model.attention, "windows", ())) > 1,
     }
-    if model.hidden_size % 2:
-        text = f"{model.hidden_size} is odd, but the sinusoids of steps come in pairs. Use {model.hidden_size + 1}."
-        yield Violation("hidden_size", text)
-    for key in (key for key, found in parts.items() if found):
-        yield Violation(key, f"recurrence={model.recurrence.kind} repeats one block. Leave {key} out, or recurrence.")
+    yield from model.recurrence.find_violations(model.hidden_size, [key for key, found in parts.items() if found])

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.images import AugmentationConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.section import Section, Violation
 
@@ -21,6 +22,8 @@ NEEDS = {
     "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
+ALSO_LEGAL = {"crawl": ("mixture",), "labelled": ("images",)}
+"""Further kinds of data that serve in place of a kind."""
 
 
 class _BaseObjectiveConfig(Section):
@@ -92,10 +95,13 @@ class SpanCorruptionConfig(_BaseObjectiveConfig):
 
 
 class ClassificationConfig(_BaseObjectiveConfig):
-    """Predict the label of a text."""
+    """Predict the label of a text or an image."""
 
     kind: Literal["classification"] = "classification"
     has_padding: ClassVar[bool] = True
+    augmentation: AugmentationConfig | None = Field(
+        None, description="Random changes of training images. null: none. Needs the package torchvision."
+    )
 
 
 ObjectiveConfig = Annotated[

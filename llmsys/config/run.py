@@ -16,9 +16,10 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
+from llmsys.config.image_constraints import find_image_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
-from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
+from llmsys.config.objective import ALSO_LEGAL, NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
@@ -103,12 +104,14 @@ class RunConfig(Section):
     def _find_violations(self) -> Iterator[Violation]:
         longest, lengths = self.model.max_position_embeddings, self.sequence_lengths
         for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
-            if length > longest and name in self.batch.model_fields_set | {"sequence_length"}:
+            is_limited = name in self.batch.model_fields_set | {"sequence_length"}
+            if length > longest and is_limited and not self.model.interpolates_positions:
                 text = (
                     f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
                 )
                 yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
         yield from self._find_objective_violations()
+        yield from find_image_violations(self)
         yield from self._find_vocabulary_violations()
         yield from find_weight_violations(self.tokenizer, self.data.kind)
         yield from self._find_budget_violations()
@@ -166,7 +169,7 @@ class RunConfig(Section):
                 f"with {head}. Leave objective out, or change model.family and model.head.",
             )
         elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
-            legal = (data, "mixture") if data == "crawl" else (data,)
+            legal = (data, *ALSO_LEGAL.get(data, ()))
             if self.data.kind not in legal:
                 wanted = format_choices([f"data.kind={name}" for name in legal])
                 yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")

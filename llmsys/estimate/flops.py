@@ -214,6 +214,7 @@ def _count_input_vectors(
         "distance": target.count_distances(causal=model.family != "encoder"),  # once for the whole batch
         "encoder_distance": source.count_distances(causal=False),
         "visit": 0 if model.moe is None else sequences * model.moe.count_sequence_visits(target.length),
+        "patch": 0 if model.patches is None else tokens - sequences * model.patches.num_leading,
     }
 
 

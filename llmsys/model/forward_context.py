@@ -161,7 +161,7 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
             raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
         cache.require_capacity(length - cache.length)
         length -= int(cache.padding_B.min())
-    if length > config.max_position_embeddings:
+    if length > config.max_position_embeddings and not config.interpolates_positions:
         limit = config.max_position_embeddings
         raise ConfigError(
             f"A sequence of {length} tokens exceeds model.max_position_embeddings={limit}. Use "

@@ -34,6 +34,7 @@ from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.long_attention import LengthProjection, build_shared_length_projection
 from llmsys.model.normalization import build_norm
+from llmsys.model.patch_embedding import build_learned_positions
 from llmsys.model.recurrence import build_recurrence
 from llmsys.model.transformer_block import TransformerBlock
 
@@ -61,7 +62,7 @@ class LayerStack(nn.Module):
     def _add_positions(self, config: ModelConfig) -> None:
         match config.position:
             case LearnedPositionConfig() as position:
-                self.positions = LearnedPositionEmbedding(config, position)
+                self.positions = build_learned_positions(config, position)
             case SinusoidalPositionConfig() as position:
                 self.sinusoids = SinusoidalPositionEmbedding(config, position)
             case RelativeBiasConfig() as position:

@@ -2,7 +2,7 @@
 
 A single row has no padding, so no count of tokens can depend on the other rows of a batch.
 
-The rows are windows of text, masked windows, translations and labelled texts.
+The rows are windows of text, masked windows, translations, labelled texts and labelled images.
 
 Invariants:
 - A step's content is a function of (parity model, step). Ranks, micro-batches and engine change only which rank holds a
@@ -35,7 +35,9 @@ from llmsys.config.objective import (
     TranslationConfig,
 )
 from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.patches import BYTE_VALUES
 from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.images import ImageCollator, ImageLayout
 from llmsys.data.masking import TokenMasker
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, TranslationCollator
 from llmsys.data.shuffle import build_permutation, derive_order_key
@@ -68,6 +70,17 @@ class ToyTokens:
 
 
 @dataclass(frozen=True)
+class ToyImages:
+    """Images of `num_values` bytes, as a function of their index."""
+
+    num_values: int
+
+    def get_tokens(self, document: int, /) -> NDArray[np.int64]:
+        """Return the bytes of one image."""
+        return build_permutation(self.num_values, derive_order_key("doctor", "image", document)) % BYTE_VALUES
+
+
+@dataclass(frozen=True)
 class ToyLabels:
     """A label for each text."""
 
@@ -82,7 +95,7 @@ class ToyLabels:
 class ToyPairs:
     """Sources and targets in place of a prepared dataset."""
 
-    sources: ToyTokens
+    sources: ToyTokens | ToyImages
     targets: ToyTokens | ToyLabels
 
 
@@ -140,6 +153,9 @@ def _build_pairs(model: ModelConfig) -> tuple[ToyPairs, MakeBatch]:
     longest = ParityModel("", model).length
     source = ToyTokens("source", model.embedding.source_vocab_size or model.vocab_size, longest)
     match model.head:
+        case ClassificationHeadConfig(num_labels=labels) if (patches := model.patches) is not None:
+            images = ToyImages(patches.num_channels * patches.image_size**2)
+            return ToyPairs(images, ToyLabels(labels)), ImageCollator(ImageLayout(patches.image_size, patches))
         case ClassificationHeadConfig() as head:
             return ToyPairs(source, ToyLabels(head.num_labels)), ClassificationCollator(OPENING)
         case LmHeadConfig() | MlmHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():

@@ -79,6 +79,8 @@ def list_variants() -> list[ConfigVariant]:
 def build_settings(variant: ConfigVariant) -> Settings:
     """Return the smallest settings of a run that has the variant."""
     base = RUN if variant.is_trained else {"tokenizer": RUN["tokenizer"]}
+    if variant.kind == "images":  # which have no text
+        base = {}
     if variant.path.startswith("model.moe."):
         base = RUN | {"model": MODEL | {"moe": MOE}}
     changes = {variant.path: {"kind": variant.kind}} | EXAMPLES[str(variant)]
@@ -121,6 +123,10 @@ PAIRS: Settings = {
     "heldout_target": ["text.de"],
 }
 LABELLED: Settings = {"kind": "labelled", "inputs": ["labels.tsv"], "heldout_inputs": ["labels.tsv"]}
+IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"], "image_size": 8,
+                    "num_channels": 1}  # fmt: skip
+VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5, "position": {"kind": "learned"},
+                 "patches": {"image_size": 8, "patch_size": 4, "num_channels": 1}}  # fmt: skip
 LABELS: Settings = {"kind": "classification", "num_labels": 3}
 PAIR_BATCH: Settings = {"sequence_length": LENGTH, "tokens": 4 * LENGTH}
 # An encoder that Hugging Face has a model type for.
@@ -194,6 +200,8 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     ("data.kind=pairs", {"data": PAIRS, "model": MODEL | {"family": "encoder_decoder"}, "batch": PAIR_BATCH}),
     ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder", "head": LABELS},
                             "batch": PAIR_BATCH}),
+    ("data.kind=images", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
+                          "batch": {"sequence_length": 5, "tokens": 20}}),
     _choose("data", "mixture", {"sources": [{"folder": "prepared"}]}),
     *_choose_each("data.url", "none"),
     _choose("data.url", "lists", {"hosts": {"entries": ["blocked.example"]}}),

@@ -52,6 +52,15 @@ UNIVERSAL = ParityModel(
         }
     ),
 )
+IMAGES = ParityModel(
+    "labels of images",
+    ModelConfig.model_validate(
+        LABELS.model.model_dump()
+        | {"moe": None, "vocab_size": 256, "position": {"kind": "learned"}, "max_position_embeddings": 5}
+        | {"patches": {"image_size": 4, "patch_size": 2}, "num_hidden_layers": 1}
+        | {"head": {"kind": "classification", "num_labels": 3, "pooling": "mean"}}
+    ),
+)
 OTHER_ENGINES = {
     f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
     for engine, recompute in (
@@ -59,6 +68,16 @@ OTHER_ENGINES = {
         ("ddp", "none"),
         ("bitwise", "none"),
         ("zero-2", "none"),
+        ("accelerate", "selective"),
+    )
+} | {
+    f"{engine}, images": ParityCase(2, engine, (), "fp32", recompute, IMAGES, 2)
+    for engine, recompute in (
+        ("fsdp", "full"),
+        ("ddp", "none"),
+        ("bitwise", "none"),
+        ("zero-2", "none"),
+        ("zero-3", "none"),
         ("accelerate", "selective"),
     )
 } | {
@@ -77,7 +96,7 @@ def expected() -> bytes:
     return pickle.dumps(
         {
             subject.name: compute_reference_trajectory(subject)
-            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL)
+            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, IMAGES)
         }
     )
 

@@ -28,7 +28,7 @@ from llmsys.config.head import (
 )
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
-from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
+from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, ReversibleConfig, RmsNormConfig
 from llmsys.config.patches import PatchesConfig
 from llmsys.config.position import PositionConfig, RopeConfig
 from llmsys.config.section import (
@@ -89,6 +89,7 @@ class ModelConfig(Section):
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
     feed_forward: FeedForwardConfig = Field(SwigluConfig(), description="Dense feed-forward layers.")
+    feed_forward_chunk: int | None = Field(None, ge=1, description="Positions of a feed-forward at a time. null: all.")
     moe: MoeConfig | None = Field(None, description="Mixture of experts. null: dense model.")
     embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="Token embedding.")
     head: HeadConfig = Field(LmHeadConfig(), description="Output head.")
@@ -179,6 +180,8 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_window_violations(model)
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
+    if isinstance(model.residual, ReversibleConfig):
+        yield from model.residual.find_violations(dict(model))
     if model.patches is not None:
         yield from model.patches.find_violations(model, model.family, model.head.kind, model.position)
 

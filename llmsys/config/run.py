@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.architecture_constraints import find_architecture_violations
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
 from llmsys.config.checkpoint import CheckpointConfig
@@ -16,7 +17,6 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES, EvaluationConfig
 from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.image_constraints import find_image_violations
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
 from llmsys.config.objective import ALSO_LEGAL, NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
@@ -39,7 +39,7 @@ from llmsys.config.run_constraints import (
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
 from llmsys.config.section import Section, Violation, format_choices, raise_violations
-from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
+from llmsys.config.tokenizer import TokenizerConfig, build_default_tokenizer, find_weight_violations
 from llmsys.config.train import (
     FlopsConfig,
     GenerationConfig,
@@ -67,7 +67,7 @@ class RunConfig(Section):
 
     run: RunNameConfig = Field(RunNameConfig(), description="Name, folder and seed.")
     data: DataConfig = Field(CrawlConfig(), description="Dataset: from input files to token shards.")
-    tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="Tokenizer.")
+    tokenizer: TokenizerConfig = Field(default_factory=build_default_tokenizer, description="Tokenizer.")
     model: ModelConfig = Field(SMALL_MODEL, description="Model architecture.")
     objective: ObjectiveConfig = Field(
         default_factory=infer_objective, description="Training objective. Default: the one of the model's head."
@@ -111,7 +111,7 @@ class RunConfig(Section):
                 )
                 yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
         yield from self._find_objective_violations()
-        yield from find_image_violations(self)
+        yield from find_architecture_violations(self)
         yield from self._find_vocabulary_violations()
         yield from find_weight_violations(self.tokenizer, self.data.kind)
         yield from self._find_budget_violations()
@@ -273,7 +273,7 @@ class RunConfig(Section):
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
         settings = self.engine.kind, train.reproducibility, self.layout.pipeline, self.layout.ring_size
         plain = settings == ("torch", "fast", 1, 1) and train.activation_checkpoint != "offload"
-        chosen = "block" if has_triton and plain else "none"
+        chosen = "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

@@ -4,7 +4,7 @@ Option names are those of SentencePiece where it has the option.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -96,6 +96,25 @@ class FileTokenizerConfig(Section):
     )
 
 
+class NoTokenizer(Section):
+    """No tokenizer: images have no text."""
+
+    kind: Literal["none"] = "none"
+
+
+def build_default_tokenizer(values: dict[str, Any]) -> SentencePieceConfig | NoTokenizer:
+    """Return the default tokenizer of a dataset.
+
+    Args:
+        values: validated fields of a RunConfig so far.
+
+    Returns:
+        A tokenizer section with default fields.
+    """
+    data = values.get("data")
+    return NoTokenizer() if data is not None and data.kind == "images" else SentencePieceConfig()
+
+
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
     """Yield a violation if language weights are set for data without language labels."""
     if isinstance(tokenizer, SentencePieceConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
@@ -103,4 +122,4 @@ def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[
         yield Violation("tokenizer.language_weights", message)
 
 
-TokenizerConfig = Annotated[SentencePieceConfig | FileTokenizerConfig, Field(discriminator="kind")]
+TokenizerConfig = Annotated[SentencePieceConfig | FileTokenizerConfig | NoTokenizer, Field(discriminator="kind")]

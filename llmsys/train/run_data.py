@@ -11,7 +11,7 @@ from llmsys.config.data import CrawlConfig, DataConfig, LabelledTextConfig, Pair
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, SentencePieceConfig
 from llmsys.config.train import GenerationConfig
 from llmsys.data.images import PixelTokenizer
 from llmsys.errors import ConfigError, DataError
@@ -141,7 +141,7 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     Raises:
         DataError: the file is missing, or no token that ends a document is known.
     """
-    if isinstance(config.data, ImagesConfig):
+    if isinstance(config.tokenizer, NoTokenizer):
         return PixelTokenizer()
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
@@ -158,7 +158,7 @@ def get_tokenizer_path(config: RunConfig) -> Path:
     match config.tokenizer:
         case FileTokenizerConfig() as settings:
             return find_model_file(settings.path)
-        case SentencePieceConfig():
+        case SentencePieceConfig() | NoTokenizer():
             return config.data.folder / "tokenizer" / "tokenizer.model"
         case unreachable:
             assert_never(unreachable)

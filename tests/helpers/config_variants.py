@@ -79,7 +79,7 @@ def list_variants() -> list[ConfigVariant]:
 def build_settings(variant: ConfigVariant) -> Settings:
     """Return the smallest settings of a run that has the variant."""
     base = RUN if variant.is_trained else {"tokenizer": RUN["tokenizer"]}
-    if variant.kind == "images":  # which have no text
+    if str(variant) in ("data.kind=images", "tokenizer.kind=none"):  # images have no text
         base = {}
     if variant.path.startswith("model.moe."):
         base = RUN | {"model": MODEL | {"moe": MOE}}
@@ -144,7 +144,7 @@ FEED_FORWARDS = ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_
 
 MODEL_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("model.norm", "rmsnorm", "layernorm"),
-    *_choose_each("model.residual", "pre", "post", "deepnorm", "sandwich", "output", "parallel"),
+    *_choose_each("model.residual", "pre", "post", "deepnorm", "sandwich", "output", "parallel", "reversible"),
     *_choose_each("model.position", "rope", "learned", "sinusoidal", "alibi", "relative_bias", "none"),
     *_choose_each("model.position", "transformer_xl"),
     *_choose_each("model.position.scaling", "none"),
@@ -162,6 +162,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "longformer", {"windows": [8]}, **BERT, model__head={"kind": "mlm"}),
     _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
             batch__attention_scope="window"),
+    _choose("model.attention", "lsh", {"chunk_length": 4, "num_hashes": 2}, model__position={"kind": "learned"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
     *_choose_each("model.moe.expert", *FEED_FORWARDS),
@@ -229,6 +230,8 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.pii", "none", "replace"),
     *_choose_each("data.executor", "local", "inline", "ray", "slurm"),
     *_choose_each("tokenizer", "sentencepiece"),
+    ("tokenizer.kind=none", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
+                             "batch": {"sequence_length": 5, "tokens": 20}}),
     _choose("tokenizer", "file", {"path": "prepared/tokenizer/tokenizer.model"}),
     _choose("evaluation.tasks[]", "choices", {"path": "choices.jsonl"}),
     _choose("evaluation.tasks[]", "pairs", {"path": "pairs.jsonl"}),

@@ -79,9 +79,10 @@ AUGMENTED = {"kind": "classification", "augmentation": {"flip": 0.5}}
         ({"data": {"kind": "labelled"}}, "labelled data have no images, which model.patches needs"),
         ({"data": {"kind": "labelled"}, "objective": AUGMENTED}, "has no images to change. Leave augmentation out"),
         ({"model": VIT | {"patches": None}}, "data.kind=images has no token ids. Set patches.image_size"),
-        ({"tokenizer": {"kind": "sentencepiece"}}, "data.kind=images has no text. Leave the section out"),
-        ({"layout": {"tensor": 2}}, "model.patches needs full sequences on each rank"),
-        ({"layout": {"context": 2}}, "model.patches needs full sequences on each rank"),
+        ({"tokenizer": {"kind": "sentencepiece"}}, "sentencepiece does not fit data.kind=images: .* Use none"),
+        ({"tokenizer": {"kind": "none"}, "data": {"kind": "labelled"}}, "none does not fit data.kind=labelled"),
+        ({"layout": {"tensor": 2}}, "model.head.kind=classification needs full sequences on each rank"),
+        ({"layout": {"context": 2}}, "model.head.kind=classification needs full sequences on each rank"),
         ({"layout": {"pipeline": 2}}, "model.head.kind=classification does not run in stages"),
         (
             {"model": VIT | {"position": {"kind": "sinusoidal"}}, "data": IMAGES | {"image_size": 12}},

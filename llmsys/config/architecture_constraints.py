@@ -1,18 +1,21 @@
-"""Rules between images and the sections of a run that read them."""
+"""Rules between the architecture and other sections of a run: images, and reversible layers."""
 
 from collections.abc import Iterator
 from typing import Protocol
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.data import DataConfig
+from llmsys.config.engine import EngineConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import ClassificationConfig, ObjectiveConfig
 from llmsys.config.section import Violation, find_nearest_multiples, format_choices
+from llmsys.config.tokenizer import TokenizerConfig
+from llmsys.config.train import TrainConfig
 
 
-class ImageSections(Protocol):
-    """The sections of a RunConfig that images concern."""
+class RunSections(Protocol):
+    """The sections of a RunConfig that are read here."""
 
     @property
     def model_fields_set(self) -> set[str]:
@@ -21,6 +24,10 @@ class ImageSections(Protocol):
     @property
     def data(self) -> DataConfig:
         """Dataset."""
+
+    @property
+    def tokenizer(self) -> TokenizerConfig:
+        """Tokenizer."""
 
     @property
     def model(self) -> ModelConfig:
@@ -34,20 +41,47 @@ class ImageSections(Protocol):
     def batch(self) -> BatchConfig:
         """Global batch."""
 
+    @property
+    def train(self) -> TrainConfig:
+        """Budget and precision."""
 
-def find_image_violations(run: ImageSections) -> Iterator[Violation]:
-    """Yield what does not fit between images, model, objective and batch.
+    @property
+    def engine(self) -> EngineConfig:
+        """Engine."""
+
+
+def find_architecture_violations(run: RunSections) -> Iterator[Violation]:
+    """Yield what does not fit between the architecture and other sections.
 
     Args:
         run: the run.
     """
+    yield from _find_image_violations(run)
+    if run.model.residual.is_reversible:
+        yield from _find_reversible_violations(run.train, run.engine)
+
+
+def _find_reversible_violations(train: TrainConfig, engine: EngineConfig) -> Iterator[Violation]:
+    if train.activation_checkpoint != "none":
+        text = f"{train.activation_checkpoint} recomputes blocks, as model.residual.kind=reversible does. Use none."
+        yield Violation("train.activation_checkpoint", text)
+    if train.compile == "block":
+        yield Violation("train.compile", "block is not proven with model.residual.kind=reversible. Use none.")
+    if engine.kind == "deepspeed" and engine.zero_stage == 3:
+        text = "3 gathers the weights of a block for one pass, but model.residual.kind=reversible repeats its branches"
+        yield Violation("engine.zero_stage", f"{text}. Use zero_stage=2, or engine.kind=torch.")
+
+
+def _find_image_violations(run: RunSections) -> Iterator[Violation]:
     has_images, objective = isinstance(run.data, ImagesConfig), run.objective
     if isinstance(objective, ClassificationConfig) and objective.augmentation is not None and not has_images:
         text = f"data.kind={run.data.kind} has no images to change. Leave augmentation out, or use data.kind=images."
         yield Violation("objective.augmentation", text)
+    if (run.tokenizer.kind == "none") != has_images:
+        use = "none" if has_images else "sentencepiece or file"
+        text = f"{run.tokenizer.kind} does not fit data.kind={run.data.kind}: images alone have no text. Use {use}."
+        yield Violation("tokenizer.kind", text)
     if isinstance(run.data, ImagesConfig):
-        if "tokenizer" in run.model_fields_set:
-            yield Violation("tokenizer", "data.kind=images has no text. Leave the section out.")
         if "model" in run.model_fields_set:
             yield from _find_size_violations(run.data, run.model, run.batch.sequence_length)
     elif run.model.patches is not None and "data" in run.model_fields_set:

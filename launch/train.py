@@ -7,6 +7,7 @@ Exit status: 0 finished, 1 a bug (with its traceback), 2 an error that the user 
 `llmsys train` and `llmsys launch` end with the same statuses.
 """
 
+import json
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from launch.process.run_requirements import require_layout
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import LlmsysError, StopRequested, to_data_error
+from llmsys.local_files import write_bytes_atomically
 from llmsys.log import configure_logging, get_logger
 from llmsys.train.stop_request import HANGUP, HANGUP_SAVES
 
@@ -35,6 +37,7 @@ LOST_PEER_WORDS = (
 # These errors of torch.distributed always mean a lost peer; others are recognized by LOST_PEER_WORDS.
 LOST_PEER_ERRORS = ("DistNetworkError", "DistStoreError")
 TRACE_FOLDER = "heartbeats"  # that of llmsys/train/watchdog.py, which imports torch
+LAUNCHER_REPORTS = "LLMSYS_LAUNCHER_REPORTS"  # set where the launcher prints the one message about a lost rank
 CAUSE_FIRST_SECONDS = 2.0  # a rank that lost its peer exits later than the peer, so that the launcher sees the cause
 USAGE = "usage: launch/train.py CONFIG [section.key=value …]"
 
@@ -82,14 +85,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if is_hang_named(config.run.folder, started):
             return HUNG
-        log.error(
-            "rank %s lost contact with another rank: %s. Checkpoints are intact: the same command continues "
-            "from the newest one.",
-            _get_rank(),
-            str(error).partition("\n")[0].rstrip("."),
-        )
+        _report_lost_peer(str(error).partition("\n")[0].rstrip("."))
         return LOST_PEER
     return 0
+
+
+def _report_lost_peer(reason: str) -> None:
+    """Log that another rank is gone, or leave the message to the launcher, which may know the cause."""
+    message = (
+        f"rank {_get_rank()} lost contact with another rank: {reason}. Checkpoints are intact: the same command "
+        "continues from the newest one."
+    )
+    if LAUNCHER_REPORTS in os.environ and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        report = {"message": message, "timestamp": int(time.time())}  # what torch's ProcessFailure reads
+        write_bytes_atomically(Path(file), json.dumps(report).encode())
+    else:
+        log.error("%s", message)
 
 
 def _check_layout(config: RunConfig) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from llmsys.atomic_write import describe_write_error, sync_folder
 from llmsys.errors import DataError
+from llmsys.local_files import describe_write_error, sync_folder
 
 ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 Integers = np.ndarray[Any, np.dtype[np.int64]]

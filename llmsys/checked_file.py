@@ -33,8 +33,8 @@ from llmsys.token_file import (
     get_page_table_path,
 )
 
+# Pages of a page table that stay in memory: the checksums of 128 MiB.
 MAX_CACHED_SUMS = 32
-"""Pages of a page table that stay in memory: the checksums of 128 MiB."""
 
 
 class BatchPlaces(NamedTuple):

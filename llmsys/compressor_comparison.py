@@ -1,7 +1,7 @@
 """Describe the amount of held-out text in a comparison of a model with compressors."""
 
+# With fewer bytes, compressors have not adapted to the text, and a single document dominates.
 MIN_HELDOUT_BYTES = 50_000
-"""With fewer bytes, compressors have not adapted to the text, and a single document dominates."""
 
 
 def is_heldout_too_small(heldout_bytes: float) -> bool:

@@ -7,7 +7,7 @@ Invariants:
 
 import errno
 
-from llmsys.redact import redact_secrets
+from llmsys.log import redact_secrets
 
 DISK_ERRORS = frozenset(
     (

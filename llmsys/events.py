@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from llmsys.errors import DataError
-from llmsys.log import get_logger
-from llmsys.redact import redact_secrets
+from llmsys.log import get_logger, redact_secrets
 
 Event = dict[str, Any]
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import xxhash
 from pydantic import Field, ValidationError
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
+from llmsys.local_files import write_bytes_atomically
 from llmsys.manifest_section import (
     DecontaminationSummary,
     ManifestSection,
@@ -28,8 +28,8 @@ from llmsys.manifest_section import (
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+# Documents or targets to train on and to evaluate; of pairs also their sources, row for row.
 SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
-"""Documents or targets to train on and to evaluate; of pairs also their sources, row for row."""
 
 
 class TokenFile(ManifestSection):

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+# A document is close to a threshold when its value differs from it by no more than this share of it.
 CLOSE = 0.1
-"""A document is close to a threshold when its value differs from it by no more than this share of it."""
 
 
 @dataclass(frozen=True)

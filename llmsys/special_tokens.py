@@ -18,8 +18,8 @@ from llmsys.errors import DataError
 CONFIG_NAME = "tokenizer_config.json"
 NAMING = (CONFIG_NAME, "special_tokens_map.json")
 COUNTING = ("generation_config.json", "config.json")
+# What SentencePiece and the models made from it call the pieces of single bytes.
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-"""What SentencePiece and the models made from it call the pieces of single bytes."""
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

@@ -1,6 +1,6 @@
-"""Count and hash the Arrow files of a dataset for the manifest; write the page table of a token file.
+"""Count and hash the Arrow files of a dataset for the manifest; write page tables and the index of a split.
 
-Reads: files in documents/, dropped/ and tokens/. Writes: tokens/*.pages.
+Reads: files in documents/, dropped/ and tokens/. Writes: tokens/*.pages, and tokens/*.index, a row per token file.
 
 A page table holds a checksum of every page of a token file, so that a reader verifies the pages that it reads and no
 others, and the places of the tokens of every record batch, so that it parses no Arrow. Its head is the struct
@@ -22,21 +22,31 @@ import xxhash
 from numpy.typing import NDArray
 
 from llmsys.arrow_file import (
+    ArrowFileWriter,
     get_document_lengths,
     get_text_bytes,
     map_file,
     open_arrow,
     read_batch,
 )
-from llmsys.atomic_write import write_bytes_atomically
+from llmsys.local_files import write_bytes_atomically
 from llmsys.manifest import DocumentFile, TokenFile
 from llmsys.manifest_section import TokenBatch
 
 SIDE_COLUMNS = ("id", "file", "offset", "url_hash")
+INDEX_COUNTS = ("rows", "tokens", "text_bytes", "size")
+INDEX_SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        *((name, pa.int64()) for name in INDEX_COUNTS),
+        ("digest", pa.binary(16)),
+        ("page_root", pa.binary(8)),
+    ]
+)
 PAGE_BYTES = 4096
 SUMS_PER_PAGE = PAGE_BYTES // 4
+# Magic, bytes of the token file, its pages, its record batches.
 PAGE_HEAD = struct.Struct("<8sQQQ")
-"""Magic, bytes of the token file, its pages, its record batches."""
 PAGE_MAGIC = b"LLMPAGE1"
 
 
@@ -225,3 +235,19 @@ def compute_page_sum(page: Any) -> int:
         The low 32 bits of the xxh3_64.
     """
     return xxhash.xxh3_64_intdigest(page) & 0xFFFFFFFF
+
+
+def write_token_index(path: Path, entries: Sequence[TokenFile]) -> None:
+    """Write the index of a split.
+
+    Args:
+        path: The file to write.
+        entries: Entries of its token files, each with a page table.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    columns: dict[str, Any] = {name: [getattr(entry, name) for entry in entries] for name in ("name", *INDEX_COUNTS)}
+    columns |= {name: [bytes.fromhex(getattr(entry, name)) for entry in entries] for name in ("digest", "page_root")}
+    with ArrowFileWriter(path, INDEX_SCHEMA) as writer:
+        writer.write(pa.record_batch(columns, schema=INDEX_SCHEMA))

@@ -18,8 +18,8 @@ from llmsys.arrow_file import (
     read_batches,
     read_schema,
 )
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
+from llmsys.local_files import write_bytes_atomically
 from llmsys.manifest import (
     DocumentFile,
     DocumentFiles,
@@ -36,8 +36,9 @@ from llmsys.token_file import (
     describe_document_file,
     describe_token_file,
     write_page_table,
+    write_token_index,
 )
-from llmsys.token_split import TokenShards, iter_token_files, write_token_index
+from llmsys.token_split import TokenShards, iter_token_files
 
 __all__ = [
     "ArrowFileWriter",

@@ -7,7 +7,7 @@ Invariants:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,23 +15,14 @@ from typing import Any, Literal
 import pyarrow as pa
 import xxhash
 
-from llmsys.arrow_file import DAMAGED, NEXT_STEP, REMAKE, ArrowFileWriter, Integers, Tokens, open_arrow
+from llmsys.arrow_file import DAMAGED, NEXT_STEP, REMAKE, Integers, Tokens, open_arrow
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, Split, TokenFile
 from llmsys.manifest_section import TokenIndex
+from llmsys.token_file import INDEX_SCHEMA
 
+# Columns that documents can be found by.
 SideColumn = Literal["id", "file", "url_hash"]
-"""Columns that documents can be found by."""
-
-COLUMNS = ("rows", "tokens", "text_bytes", "size")
-INDEX_SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        *((name, pa.int64()) for name in COLUMNS),
-        ("digest", pa.binary(16)),
-        ("page_root", pa.binary(8)),
-    ]
-)
 
 
 class TokenShards(ABC):
@@ -124,22 +115,6 @@ class TokenFileTable:
         """Return the entry of one file."""
         row: dict[str, Any] = {name: self.batch.column(name)[number].as_py() for name in INDEX_SCHEMA.names}
         return TokenFile(**row | {"digest": row["digest"].hex(), "page_root": row["page_root"].hex()})
-
-
-def write_token_index(path: Path, entries: Sequence[TokenFile]) -> None:
-    """Write the index of a split.
-
-    Args:
-        path: The file to write.
-        entries: Entries of its token files, each with a page table.
-
-    Raises:
-        DataError: The file cannot be written.
-    """
-    columns: dict[str, Any] = {name: [getattr(entry, name) for entry in entries] for name in ("name", *COLUMNS)}
-    columns |= {name: [bytes.fromhex(getattr(entry, name)) for entry in entries] for name in ("digest", "page_root")}
-    with ArrowFileWriter(path, INDEX_SCHEMA) as writer:
-        writer.write(pa.record_batch(columns, schema=INDEX_SCHEMA))
 
 
 def read_token_index(folder: Path, index: TokenIndex) -> TokenFileTable:

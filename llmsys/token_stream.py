@@ -20,12 +20,12 @@ from llmsys.arrow_file import Integers, Tokens
 from llmsys.checked_file import CheckedFile
 from llmsys.token_split import TokenFileTable
 
+# Token files that are open at once, each with two descriptors and up to 130 KiB of checksums.
 MAX_OPEN_FILES = 128
-"""Token files that are open at once, each with two descriptors and up to 130 KiB of checksums."""
+# Splits of at most this many files are opened at the start, so that a missing or truncated one is found there.
 MAX_EAGER_FILES = 32
-"""Splits of at most this many files are opened at the start, so that a missing or truncated one is found there."""
+# Document ends that stay in memory, 8 bytes each.
 MAX_CACHED_ENDS = 1 << 20
-"""Document ends that stay in memory, 8 bytes each."""
 
 
 class DocumentGroup(NamedTuple):

@@ -71,7 +71,7 @@ def build_data_config(folder: Path, settings: dict[str, Any], output: Path) -> R
     if data["kind"] == "crawl":
         data = {"inputs": [str(folder / "crawl/*.warc.gz")], "split": {"heldout_fraction": 0.3}} | data
     if data["kind"] == "images":  # no text, so no tokenizer
-        return RunConfig.model_validate({key: settings[key] for key in ("model", "batch")} | {"data": data})
+        return RunConfig.model_validate(settings | {"data": data})
     tokenizer = {"kind": "sentencepiece"} | settings.get("tokenizer", {})
     changes: dict[str, Any] = {"data": data, "tokenizer": tokenizer}
     if tokenizer["kind"] == "sentencepiece":

@@ -19,7 +19,9 @@ def write_digits(folder: Path) -> tuple[np.ndarray, ...]:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError:
-        raise SystemExit("The digits are a part of scikit-learn, which is not installed: pip install scikit-learn") from None
+        raise SystemExit(
+            "The digits are a part of scikit-learn, which is not installed: pip install scikit-learn"
+        ) from None
     digits = load_digits()
     # 0 to 16 in the package; 0 to 255 as images have.
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)
@@ -42,7 +44,9 @@ def measure_linear_accuracy(parts: tuple[np.ndarray, ...]) -> float:
 def main() -> None:
     """Write the files into the folder of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/digits"), help="folder (default: %(default)s)")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("runs/digits"), help="folder (default: %(default)s)"
+    )
     parts = write_digits(parser.parse_args().folder)
     print(f"{len(parts[0])} training and {len(parts[1])} held-out images")
     print(f"logistic regression: {measure_linear_accuracy(parts):.2%} of the held-out images")

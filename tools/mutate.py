@@ -34,10 +34,10 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN_FOLDERS = (ROOT, ROOT / "tools")
 MUTATIONS = Path(__file__).with_name("mutations.yaml")
 TIMEOUT_SECONDS = 300
+# Libraries that are imported before a process is forked for each bug.
 PRELOADED = ("numpy", "pyarrow", "pydantic", "torch", "torch.distributed.fsdp", "torch.distributed.tensor")
-"""Libraries that are imported before a process is forked for each bug."""
+# Lines of pytest's summary that name a test; an error outside of a test names a file alone.
 SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?\.py::.+?)(?: - .*)?$", re.MULTILINE)
-"""Lines of pytest's summary that name a test; an error outside of a test names a file alone."""
 
 Status = Literal["caught", "survived", "timeout", "broken", "unsound"]
 

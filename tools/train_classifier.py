@@ -20,7 +20,7 @@ from data_pipeline.pairs.read import iter_text_pairs
 from data_pipeline.rules.classifier import LinearModel, LinearScorer, train_linear_model
 from data_pipeline.rules.hashed_features import FeatureConfig
 from llmsys.errors import DataError, LlmsysError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 Labelled = list[tuple[str, str]]
 

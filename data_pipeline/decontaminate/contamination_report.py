@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from data_pipeline.core.funnel import DECONTAMINATE
 from data_pipeline.decontaminate.ngram_index import PARTS, NgramIndex, read_item_names
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.decontamination import NgramDecontaminationConfig
+from llmsys.local_files import write_bytes_atomically
 from llmsys.manifest_section import (
     ContaminatedDocument,
     DecontaminationSummary,

@@ -40,8 +40,8 @@ def hash_texts(texts: Iterable[str]) -> Hashes:
 Columns = dict[str, np.ndarray[Any, Any]]
 
 KEYS_PER_RUN = 500_000
+# Filtered files whose keys and documents are gathered in one file, if there are more files than that.
 FILES_PER_GROUP = 1_000
-"""Filtered files whose keys and documents are gathered in one file, if there are more files than that."""
 
 # Equal (high, low) form a group, ordered by (rank, tie, then the position in the crawl).
 ITEM_SCHEMA = pa.schema(

@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 import numpy as np
 
 from llmsys.errors import LlmsysError, to_data_error
-from llmsys.redact import redact_secrets
+from llmsys.log import redact_secrets
 
 Item = TypeVar("Item")
 Report = Callable[[float, int], None]  # amount done since the last call (in the stage's unit), documents dropped
 Job = Callable[[Report], dict[str, Any]]  # picklable, because another process may run it
 
+# Kinds of failure: the user must act, an exception, a dead process, a timeout.
 Cause = Literal["mend", "error", "lost", "slow"]
-"""Kinds of failure: the user must act, an exception, a dead process, a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class EagerTaskEvent:
     event: Event
 
 
+# Numbered jobs.
 Queue = deque[tuple[int, Job]]
-"""Numbered jobs."""
 
 
 class LazySequence(Sequence[Item]):

@@ -116,8 +116,8 @@ def _die_with_parent(lifeline: Connection) -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
+# Early jobs that may queue per worker that has run one; the first such job of another worker takes about as long.
 MAX_WAITING_PER_WORKER = 3
-"""Early jobs that may queue per worker that has run one; the first such job of another worker takes about as long."""
 
 
 def count_available_cores() -> int:

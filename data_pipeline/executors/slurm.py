@@ -22,9 +22,9 @@ from pathlib import Path
 
 from data_pipeline.executors.base import Event, Job, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.local import format_timeout, format_worker_loss
-from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
+from llmsys.local_files import PRIVATE, write_bytes_atomically
 from llmsys.log import get_logger
 
 _log = get_logger(__name__)

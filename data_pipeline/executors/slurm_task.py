@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.executors.base import TaskDone, try_job
-from llmsys.atomic_write import write_bytes_atomically
+from llmsys.local_files import write_bytes_atomically
 
 
 def main(folder: Path, jobs: int, task: int) -> int:

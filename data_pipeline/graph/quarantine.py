@@ -19,10 +19,9 @@ from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.executors.base import TaskFailed, select_items
 from data_pipeline.graph.tasks import Task
 from data_pipeline.stages.split_inputs import InputBlock
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
-from llmsys.log import get_logger
-from llmsys.redact import redact_secrets
+from llmsys.local_files import write_bytes_atomically
+from llmsys.log import get_logger, redact_secrets
 
 QUARANTINE = "quarantine"
 

@@ -118,8 +118,8 @@ def save_task_result(
     return record
 
 
+# Runs the tasks of one stage, given its name and progress unit; returns their records in order.
 Stage = Callable[[str, Sequence[Task], str], Sequence[TaskRecord]]
-"""Runs the tasks of one stage, given its name and progress unit; returns their records in order."""
 
 
 LONGEST_WAIT_SECONDS = 60.0

@@ -22,8 +22,8 @@ from llmsys.config.patches import BYTE_VALUES
 from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_token_dtype, describe_token_file
 
 STAGE = "images"
+# Values of a record batch; bounds memory.
 BATCH_VALUES = 1 << 24
-"""Values of a record batch; bounds memory."""
 
 
 def encode_images(
@@ -49,7 +49,8 @@ def encode_images(
         ArrowFileWriter(outputs[2], DROPPED_SCHEMA, "zstd") as rejected,
     ):
         while batch := list(islice(images, rows)):
-            good = [image for image in batch if image.pixels_CHW is not None]
+            pairs = [(image, image.pixels_CHW.ravel()) for image in batch if image.pixels_CHW is not None]
+            good, pixels = [image for image, _ in pairs], [values for _, values in pairs]
             bad = [_build_dropped_row(image) for image in batch if image.pixels_CHW is None]
             tally.add_drops(bad)
             tally.add_amounts(STAGE, documents_in=len(batch), documents_out=len(good))
@@ -57,7 +58,7 @@ def encode_images(
             if good:
                 numbers = [np.array([labels.index(image.label)]) for image in good]
                 targets.write(_build_rows(good, numbers, schema))
-                sources.write(_build_rows(good, [np.ravel(image.pixels_CHW) for image in good], schema))
+                sources.write(_build_rows(good, pixels, schema))
             if bad:
                 rejected.write(pa.RecordBatch.from_pylist(bad, schema=DROPPED_SCHEMA))
             report(len(batch), len(bad))

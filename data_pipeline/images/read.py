@@ -94,7 +94,8 @@ def _load_arrays(path: Path) -> tuple[Pixels, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
     except KeyError as error:
-        raise DataError(f"{path} has no array {error}. Save images and labels: numpy.savez(path, images=…, labels=…).")
+        text = f"{path} has no array {error}. Save images and labels: numpy.savez(path, images=…, labels=…)."
+        raise DataError(text) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as .npz: {error}. Give an .npz file, or a folder of images.") from None
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or labels.shape != images.shape[:1] or not len(images):

@@ -19,7 +19,7 @@ from llmsys.arrow_file import read_columns, read_schema
 from llmsys.config.language import DEFAULT, LanguageConfig, list_known_codes
 from llmsys.config.migration import to_current_names
 from llmsys.config.quality_rules import RuleConfig
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest, load_manifest
 

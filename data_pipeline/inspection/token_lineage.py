@@ -12,8 +12,8 @@ from llmsys.manifest_section import format_record_place
 from llmsys.token_shards import open_tokens, read_batches
 from llmsys.tokenizer import load_tokenizer
 
+# Context tokens to show on each side.
 AROUND = 40
-"""Context tokens to show on each side."""
 
 
 @dataclass(frozen=True)

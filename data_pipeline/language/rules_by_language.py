@@ -20,9 +20,8 @@ from llmsys.config.language import (
     list_known_codes,
     serialize_language_rules,
 )
-from llmsys.config.paths import PROFILES, find_config, format_path, list_config_roots
 from llmsys.config.quality_rules import RuleConfig
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import PROFILES, find_config, format_path, list_config_roots, parse_yaml
 from llmsys.errors import ConfigError
 
 

@@ -30,7 +30,7 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
-from llmsys.log import get_logger
+from llmsys.log import get_logger, redact_values
 from llmsys.manifest import (
     DocumentFile,
     DocumentFiles,
@@ -47,7 +47,6 @@ from llmsys.manifest import (
     write_manifest,
 )
 from llmsys.manifest_section import DecontaminationSummary, ThresholdReport, TokenIndex
-from llmsys.redact import redact_values
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import load_tokenizer
 

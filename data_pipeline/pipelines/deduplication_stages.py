@@ -24,7 +24,6 @@ from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.language.rules_by_language import get_character_dedup_flags
 from data_pipeline.pipelines.dataset_state import DatasetState, SignedFiles
-from data_pipeline.stages.cluster_near_duplicates import write_link_forest
 from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA, write_group_documents, write_signatures
 from data_pipeline.stages.find_equal_keys import (
     KeyRange,
@@ -32,7 +31,7 @@ from data_pipeline.stages.find_equal_keys import (
     write_group_decisions,
     write_group_keys,
 )
-from data_pipeline.stages.join_near_duplicates import write_near_duplicates
+from data_pipeline.stages.join_near_duplicates import write_link_forest, write_near_duplicates
 from llmsys.config.data import CrawlConfig
 from llmsys.config.deduplication import DedupIndexConfig, MinHashDedupConfig, NoDeduplication, UrlDedupConfig
 

@@ -47,7 +47,7 @@ from llmsys.config.data import CrawlConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
-from llmsys.local_path import is_remote
+from llmsys.local_files import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
 

@@ -1,7 +1,7 @@
 """The one stage from labelled images to pairs of token sequences, and the manifest.
 
-Reads the `data` section of a run. Writes tokens/ (bytes of images, and labels) and dropped/ (images that cannot be read,
-with their reasons).
+Reads the `data` section of a run. Writes tokens/ (bytes of images, and labels) and dropped/ (images that cannot be
+read, with their reasons).
 
 Invariants:
     - The bytes do not depend on the number of workers or on interruptions.
@@ -25,8 +25,8 @@ from data_pipeline.stages.collect import LENGTH_EDGES
 from llmsys.config.images import ImagesConfig
 from llmsys.config.patches import BYTE_VALUES
 from llmsys.errors import DataError
+from llmsys.log import redact_values
 from llmsys.manifest import DocumentFiles, Histogram, Manifest, ReadSummary, compute_dataset_fingerprint
-from llmsys.redact import redact_values
 from llmsys.token_shards import choose_token_dtype
 
 Parts = dict[str, list[ImagePart]]
@@ -71,7 +71,9 @@ def _list_parts(data: ImagesConfig) -> Parts:
 def _resolve_labels(data: ImagesConfig, parts: Parts) -> tuple[str, ...]:
     """Return the labels in the order of their numbers: numbers by value, before names."""
     found = {split: {label for part in entries for label in part.row_labels} for split, entries in parts.items()}
-    by_value = sorted(found["train"], key=lambda label: (not label.isdecimal(), int(label) if label.isdecimal() else 0, label))
+    by_value = sorted(
+        found["train"], key=lambda label: (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
+    )
     labels = data.labels or tuple(by_value)
     for split, names in found.items():
         if strange := sorted(names - set(labels)):
@@ -113,10 +115,14 @@ def _build_manifest(
     for record in every:
         tally.merge_counts(FunnelCounts(record.result["tally"]))
     files = {path for entries in parts.values() for part in entries for path in part.paths}
-    dropped = [(record.outputs[2], sum(one["documents"] for one in record.result["tally"]["drops"])) for record in every]
+    dropped = [
+        (record.outputs[2], sum(one["documents"] for one in record.result["tally"]["drops"])) for record in every
+    ]
     return Manifest(
         name=data.name,
-        fingerprint=compute_dataset_fingerprint(None, [file.digest for split in splits.values() for file in split.files]),
+        fingerprint=compute_dataset_fingerprint(
+            None, [file.digest for split in splits.values() for file in split.files]
+        ),
         config=redact_values(config),
         config_digest=compute_json_digest(config),
         vocab_size=BYTE_VALUES,

@@ -16,6 +16,7 @@ from llmsys.config.data import LabelledTextConfig, PairsConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
+from llmsys.log import redact_values
 from llmsys.manifest import (
     DocumentFile,
     DocumentFiles,
@@ -27,7 +28,6 @@ from llmsys.manifest import (
     TokenFile,
     compute_dataset_fingerprint,
 )
-from llmsys.redact import redact_values
 from llmsys.token_shards import choose_token_dtype
 
 

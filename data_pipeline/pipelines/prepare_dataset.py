@@ -27,7 +27,7 @@ from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.errors import ConfigError
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.manifest import Manifest
 from llmsys.tokenizer import find_model_file, load_tokenizer
 

@@ -62,7 +62,6 @@ _COMPARING = tuple(
     for name in (
         "compute_signatures",
         "find_equal_keys",
-        "cluster_near_duplicates",
         "join_near_duplicates",
         "write_dedup_index",
         "cut_repeats",
@@ -86,6 +85,7 @@ _DEDUPLICATION_STAGES = (
     "groups",
 )
 
+# Stages of a dataset of documents, by the name of the stage up to the first dot.
 DOCUMENT_STAGES = {
     "survey": _describe_code(1, ("stages/split_inputs.py",), "xxhash"),
     "extract": _describe_code(
@@ -122,8 +122,8 @@ DOCUMENT_STAGES = {
         1, (*_COMMON, "llmsys/token_split.py", "data_pipeline/tokenize/shuffle_documents.py"), ("pyarrow",)
     ),
 }
-"""Stages of a dataset of documents, by the name of the stage up to the first dot."""
 
+# Stages of a dataset of pairs or labelled texts, by the name of the stage.
 PAIR_STAGES = {
     "read": _describe_code(1, ("core/funnel.py", "pairs/read.py"), "pyarrow"),
     "tokenizer": _describe_code(
@@ -135,10 +135,9 @@ PAIR_STAGES = {
         "pyarrow numpy sentencepiece tokenizers xxhash",
     ),
 }
-"""Stages of a dataset of pairs or labelled texts, by the name of the stage."""
 
+# The one stage of a dataset of images. The version of Pillow, which is optional, is in the keys of its tasks.
 IMAGE_STAGE = _describe_code(1, ("core/funnel.py", "images"), "pyarrow numpy")
-"""The one stage of a dataset of images. The version of Pillow, which is optional, is in the keys of its tasks."""
 
 
 def compute_code_version(code: StageCode) -> str:

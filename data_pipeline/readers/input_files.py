@@ -24,8 +24,8 @@ from data_pipeline.readers.remote_file import (
     list_remote_files,
 )
 from llmsys.errors import DataError
-from llmsys.local_path import is_remote
-from llmsys.redact import REDACTED
+from llmsys.local_files import is_remote
+from llmsys.log import REDACTED
 
 _ANY_DEPTH = "**"
 

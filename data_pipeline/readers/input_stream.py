@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from data_pipeline.readers.remote_file import get_entity_tag, open_file_system
-from llmsys.local_path import is_remote
-from llmsys.redact import redact_secrets, redact_url
+from llmsys.local_files import is_remote
+from llmsys.log import redact_secrets, redact_url
 
 _UNDECODED = re.compile("[\udc80-\udcff]")  # os.fsdecode's surrogates for bytes that are not UTF-8 (PEP 383)
 

@@ -16,8 +16,8 @@ from data_pipeline.readers.page_batch import NonPageRecord, Page, PageBatch, Pag
 from data_pipeline.readers.warc_pages import PageExtractor
 from data_pipeline.readers.warc_records import ArcDialect, iter_dialect_records, iter_records
 from llmsys.config.cleaning import ReadConfig
-from llmsys.local_path import is_remote
-from llmsys.redact import redact_secrets, redact_url
+from llmsys.local_files import is_remote
+from llmsys.log import redact_secrets, redact_url
 
 _PACKED = (".gz", ".zst", ".zstd", ".lz4")
 _BY_NAME = {

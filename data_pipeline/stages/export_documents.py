@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import zstandard
 
 from data_pipeline.executors.base import Report
-from llmsys.atomic_write import describe_write_error, sync_folder
 from llmsys.errors import DataError
+from llmsys.local_files import describe_write_error, sync_folder
 from llmsys.token_shards import read_batches, read_schema
 
 _LEVEL = 3  # zstd's default

@@ -20,8 +20,8 @@ from llmsys.token_shards import ArrowFileWriter, read_batches
 # Row of the document in its file, number of the n-gram in the index, and the range of matching characters.
 MATCH_SCHEMA = pa.schema([("row", pa.int64()), ("gram", pa.int32()), ("begin", pa.int64()), ("end", pa.int64())])
 
+# Matches; `spared` marks n-grams that too many documents have.
 DECIDED_SCHEMA = pa.schema([*MATCH_SCHEMA, ("spared", pa.bool_())])
-"""Matches; `spared` marks n-grams that too many documents have."""
 
 _SLICE_CHARACTERS = 2 << 20  # searched together: bounds memory, hides the cost of a call
 

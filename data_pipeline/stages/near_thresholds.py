@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from data_pipeline.core.funnel import EXAMPLE_CHARACTERS, EXAMPLES
 from data_pipeline.executors.base import Report
 from llmsys.arrow_file import read_columns
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.language import DEFAULT, LanguageConfig, parse_language_rules
+from llmsys.local_files import write_bytes_atomically
 from llmsys.manifest_section import CLOSE, NearThresholdDocument, ThresholdReport, ThresholdSide
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from data_pipeline.executors.base import Report
 from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
 from data_pipeline.stages.find_equal_keys import KeyRange
 from data_pipeline.text.ragged_arrays import compute_offsets
-from llmsys.atomic_write import write_bytes_atomically
+from llmsys.local_files import write_bytes_atomically
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 ID_SCHEMA = pa.schema([("id", pa.string())])

@@ -39,8 +39,8 @@ from llmsys.tokenizer import SentencePieceTokenizer, Tokenizer
 if TYPE_CHECKING:
     from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 
+# Mean length from which an array per text costs less than a list of Python integers.
 LONG_TEXT_BYTES = 500
-"""Mean length from which an array per text costs less than a list of Python integers."""
 
 
 @contextmanager
@@ -101,8 +101,8 @@ def _build_ragged_tokens(rows: list[list[int]], dtype: "np.dtype[Any]") -> Ragge
 if TYPE_CHECKING:
     from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 
+# Approximate limit of each of the two caches of a process.
 CACHE_BYTES = 100_000_000
-"""Approximate limit of each of the two caches of a process."""
 
 EncoderKind = Literal["columns", "library"]
 

@@ -118,8 +118,8 @@ def _is_chinese(codes: Codes) -> Flags:
     return (codes >= _CHINESE[0]) & (codes < _CHINESE[1])
 
 
+# Separates parts during normalization: ‖ composes with nothing and is not changed.
 BETWEEN = "\u2016"
-"""Separates parts during normalization: ‖ composes with nothing and is not changed."""
 MAX_ADDED = 64
 CHUNK_BYTES = 1 << 16  # bytes normalized at once: the library keeps a record of every byte
 _PREFIXES = ' !"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'  # ASCII without letters, digits and the apostrophe

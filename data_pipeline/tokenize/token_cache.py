@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from data_pipeline.text.ragged_arrays import GrowableArray, Integers, compute_offsets
 
+# Bytes of the longest word that has a key; the sixteenth byte holds the length.
 LONGEST = 15
-"""Bytes of the longest word that has a key; the sixteenth byte holds the length."""
 FIRST_SLOTS = 1 << 12
 
 _LENGTHS = np.arange(LONGEST + 2)  # the last value represents all longer words

@@ -29,8 +29,8 @@ from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
 from llmsys.token_shards import read_batches
 
+# Key of all languages together, if none has a weight.
 EVERY = "*"
-"""Key of all languages together, if none has a weight."""
 
 
 @dataclass(frozen=True)

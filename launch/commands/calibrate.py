@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes > 1 and "WORLD_SIZE" not in os.environ:
         return _start_ranks(arguments.processes)
     from llmsys.calibrate.calibration import measure_machine
-    from llmsys.config.yaml_parser import dump_yaml
+    from llmsys.config.yaml_files import dump_yaml
     from llmsys.estimate.device_profile import load_device_profile
 
     base = None if arguments.base is None else load_device_profile(arguments.base)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 TRUST_HELP = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.process.rank_environment import set_device_variables
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.doctor.parity_models import ParityModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launch.commands.arguments import split_arguments
 from launch.commands.estimate import parse_lengths
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.dryrun.dry_run_request import DryRunRequest

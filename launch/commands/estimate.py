@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmsys.config.load import read_config
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.estimate.cluster_costs import ClusterCosts

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.local_path import require_local_path
+from llmsys.local_files import require_local_path
 
 WRONG = 1
 
@@ -61,7 +61,7 @@ def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]
         return (Path(name),)
     from llmsys.config.data import list_dataset_folders
     from llmsys.config.load import load_run_config
-    from llmsys.config.paths import find_config
+    from llmsys.config.yaml_files import find_config
 
     try:
         find_config(name, Path.cwd())

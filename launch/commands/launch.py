@@ -17,10 +17,10 @@ from launch.launchers.launch_plan import PATIENCE_SECONDS, build_launch_plan, re
 from launch.launchers.multi_host import run_commands
 from launch.launchers.run_bundle import list_withheld_secrets, write_run_bundle
 from launch.launchers.slurm import format_sbatch_script
-from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
+from llmsys.local_files import PRIVATE, write_bytes_atomically
 
 OWN_NAMES = ("nodes",)
 SLURMS_CHOICE = "of-slurms-choice"

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from launch.commands.arguments import split_arguments
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.load import LoadedConfig, read_config
 from llmsys.config.merge import read_overrides
-from llmsys.config.yaml_parser import dump_yaml
+from llmsys.config.yaml_files import dump_yaml
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path, require_local_path
+from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
 
 OWN_NAMES = ("gpus", "device", "cluster")
 ILLEGAL, TOO_LARGE = 2, 1

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,14 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table for each run, then the runs that could not be compared; with --json, as one object."""
-    from llmsys.atomic_write import write_bytes_atomically
-    from llmsys.config.yaml_parser import dump_yaml
+    from llmsys.config.yaml_files import dump_yaml
     from llmsys.estimate.prediction_error import (
         format_run_comparison,
         load_profile_to_update,
         load_run_comparisons,
         update_profile,
     )
+    from llmsys.local_files import write_bytes_atomically
 
     runs, problems = load_run_comparisons(arguments.runs)
     if not runs:

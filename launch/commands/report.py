@@ -5,7 +5,7 @@ import json
 
 from llmsys.config.load import load_run_config
 from llmsys.errors import DataError
-from llmsys.local_path import parse_local_path
+from llmsys.local_files import parse_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from llmsys.config.merge import read_overrides
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.config.validation_errors import build_config_error
 from llmsys.errors import ConfigError
-from llmsys.local_path import parse_local_path, require_local_path
+from llmsys.local_files import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

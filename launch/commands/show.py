@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from llmsys.config.load import LoadedConfig
     from llmsys.config.run import RunConfig
 
+# Devices that need no profile.
 CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0)}
-"""Devices that need no profile."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import sys
 
 from llmsys.config.load import load_run_config
 from llmsys.errors import DataError
-from llmsys.local_path import parse_local_path, require_local_path
+from llmsys.local_files import parse_local_path, require_local_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

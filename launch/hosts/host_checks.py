@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from launch.hosts.hostfile import Host
 from launch.hosts.ssh import TIMED_OUT, SshResult, describe_ssh_remedy
 
+# Larger differences break timeouts, heartbeats and file times; any time service keeps clocks closer.
 MOST_SKEW_SECONDS = 2.0
-"""Larger differences break timeouts, heartbeats and file times; any time service keeps clocks closer."""
+# Size of a checkpoint: master weight and two Adam moments in fp32.
 BYTES_PER_PARAMETER = 12
-"""Size of a checkpoint: master weight and two Adam moments in fp32."""
+# An accelerator with a larger share of its memory in use counts as busy.
 BUSY_SHARE = 0.1
-"""An accelerator with a larger share of its memory in use counts as busy."""
 NO_ACCELERATOR = "no accelerator, ranks run on the CPU"
 GIB = 1 << 30
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmsys.errors import LaunchError
-from llmsys.local_path import require_local_path
+from llmsys.local_files import require_local_path
 
 HOSTFILE_LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
 NODE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")

@@ -16,8 +16,8 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 from launch.launchers.torchrun import run_elastic_agent
 from launch.train import MENDABLE
 
+# Defaults of `accelerate launch` without a config; set here, because it warns about each.
 SILENT = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
-"""Defaults of `accelerate launch` without a config; set here, because it warns about each."""
 ALONE = (
     "llmsys: error: the accelerate config has distributed_type: NO, which trains in one process, but "
     "launch.processes={}. Run `accelerate config` for several processes, or set launch.processes=1."

@@ -15,8 +15,8 @@ from launch.launchers.local import SCRIPT
 from llmsys.errors import LaunchError
 
 Launcher = Literal["torchrun", "deepspeed", "accelerate", "slurm"]
+# Default launcher of each engine.
 NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
-"""Default launcher of each engine."""
 
 
 @dataclass(frozen=True)

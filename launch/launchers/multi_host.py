@@ -25,8 +25,8 @@ from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.errors import LostRankError
 from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, redirect_dead_terminal
 
+# `-tt` allocates a terminal, so that ranks end when the connection does. BatchMode asks no questions.
 SSH = ("ssh", "-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
-"""`-tt` allocates a terminal, so that ranks end when the connection does. BatchMode asks no questions."""
 SILENCE_SECONDS, LEAST_SILENCES = 5, 3  # ServerAliveInterval, and the lower bound of ServerAliveCountMax
 LOOK_SECONDS, AGAIN_SECONDS = 0.2, 5.0
 

@@ -27,8 +27,8 @@ from llmsys.log import configure_logging, get_logger
 FINAL = (0, MENDABLE, STOPPED)  # a restart does not help: finished, user error, stopped after a save
 LOOK_SECONDS = 2.0
 KNOCK_SECONDS = 5.0
+# An agent without ranks does not recover once its rendezvous has been unreachable for this long.
 SHUT_SECONDS = 20.0
-"""An agent without ranks does not recover once its rendezvous has been unreachable for this long."""
 LONGEST_PAUSE_SECONDS = 30.0
 SAY_SECONDS = 10.0
 

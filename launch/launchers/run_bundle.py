@@ -24,25 +24,25 @@ import yaml
 from launch.hosts.hostfile import Host
 from launch.launchers.local import SCRIPT
 from llmsys import __version__
-from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.run import RunConfig
 from llmsys.errors import LaunchError
-from llmsys.redact import has_secret, is_secret_name, redact_values
+from llmsys.local_files import PRIVATE, write_bytes_atomically
+from llmsys.log import has_secret, is_secret_name, redact_values
 
 ROOT = SCRIPT.parent.parent
+# Settings of libraries; those that choose kernels decide bits, so all hosts must have the same.
 PREFIXES = (
     *("ATEN_", "CUDA_", "DNNL_", "DS_", "FI_", "GLOO_", "HF_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH_", "UCX_", "WANDB_"),
 )
-"""Settings of libraries; those that choose kernels decide bits, so all hosts must have the same."""
 ON_THIS_HOST_ONLY = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 DEEPSPEED_NAME = ".deepspeed_env"
 PDSH = "PDSH_SSH_ARGS_APPEND"
+# Without these options pdsh waits for hours for a host that is gone.
 PDSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=8 -o ServerAliveInterval=15"
-"""Without these options pdsh waits for hours for a host that is gone."""
 SHELL_MEANS_SOMETHING = re.compile(r'(["$`\\])')
+# Paths of a checkout that a run depends on.
 OURS = ("llmsys", "data_pipeline", "launch", "configs", "pyproject.toml")
-"""Paths of a checkout that a run depends on."""
 
 
 def get_bundle_folder(config: RunConfig) -> Path:

@@ -14,8 +14,8 @@ from pathlib import Path
 from launch.launchers.host_commands import LaunchPlan, build_torchrun_arguments, require_even_slots, strip_user
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
-from llmsys.folder_lock import LOCK_NAME
-from llmsys.redact import has_secret, redact_secrets
+from llmsys.local_files import LOCK_NAME
+from llmsys.log import has_secret, redact_secrets
 
 NOTICE_SECONDS = 300  # before the time limit: enough for a step, a save, and a margin
 AIR_SECONDS = 60  # margin over the longest outage that ranks of a lost node survive
@@ -53,13 +53,13 @@ fi
 exit "$status"
 """
 
+# A job with --no-kill that loses the node of its script would otherwise idle until its time limit.
 WATCH = """\
 [ "$SLURMD_NODENAME" = "$MASTER_HOST" ] || while sleep {seconds} && kill -0 $$; do
     nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && [ -n "$nodes" ] || continue
     scontrol show hostnames "$nodes" | grep -qx "$MASTER_HOST" || scontrol requeue "$SLURM_JOB_ID"
 done </dev/null >/dev/null 2>&1 &
 """
-"""A job with --no-kill that loses the node of its script would otherwise idle until its time limit."""
 
 
 def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int, more: Sequence[str] = ()) -> str:

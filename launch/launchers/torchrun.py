@@ -1,7 +1,7 @@
 """Run torchrun, and report a failed rank in one message instead of three tracebacks.
 
 `python -m launch.launchers.torchrun [torchrun's options] SCRIPT …` exits with the status of the rank that failed first,
-after naming it. A rank that has printed its own message (status 1, 2, 3, 4 or 75) is not reported again. Restarts are
+after naming it. A rank that has printed its own message (status 1, 2, 4 or 75) is not reported again. Restarts are
 the job of launch/launchers/restart_agent.py: --max-restarts is rejected, because torchrun would also restart ranks that
 were stopped on request.
 """
@@ -22,7 +22,7 @@ from torch.distributed.run import parse_args, run
 
 from launch.process.parent_watch import die_with_parent
 from launch.process.signal_forwarding import forward_signals, get_signals_to_forward
-from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
+from launch.train import CRASHED, HUNG, LAUNCHER_REPORTS, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.log import configure_logging, get_logger
 from llmsys.parallel.rendezvous import bind_rendezvous
 
@@ -32,8 +32,8 @@ NO_RESTARTS = (
     "before this command."
 )
 
+# Signals at which torch ends the ranks at once. llmsys handles SIGTERM itself, to give ranks time to save.
 SIGNALS_OF_TORCH = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals at which torch ends the ranks at once. llmsys handles SIGTERM itself, to give ranks time to save."""
 
 log = get_logger("launch.launchers.torchrun")
 
@@ -66,6 +66,7 @@ def run_elastic_agent(start: Callable[[], None]) -> int:
     bind_rendezvous(agents=True)
     # Ranks have a store of their own: one that joins late reads old addresses in that of the agents.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    os.environ[LAUNCHER_REPORTS] = "1"
     try:
         with forward_signals():
             start()
@@ -99,6 +100,8 @@ def _report_first_failure(failures: list[tuple[int, ProcessFailure]]) -> int:
     # after the first failure torch ends the other ranks with SIGTERM
     causes = [item for item in failures if item[1].exitcode not in (LOST_PEER, -signal.SIGTERM)]
     rank, first = (causes or failures)[0]
+    if first.exitcode == LOST_PEER:
+        log.error("%s", first.message)
     if first.exitcode in (CRASHED, MENDABLE, LOST_PEER, STOPPED, HUNG):
         return first.exitcode
     ending = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with status {first.exitcode}"

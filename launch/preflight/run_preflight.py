@@ -31,8 +31,8 @@ from llmsys.errors import LlmsysError
 from llmsys.estimate.model_tensors import count_parameters
 
 REACH_SECONDS, SHELL_SECONDS = 10, 5  # limits of the first answer, and of later shell commands
+# A preflight takes at most one patience for probes, one for the network test, and these seconds.
 PATIENCES, SHORT_QUESTIONS_SECONDS = 2, 5
-"""A preflight takes at most one patience for probes, one for the network test, and these seconds."""
 ALL = "all"
 
 

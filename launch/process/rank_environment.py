@@ -149,8 +149,8 @@ def choose_interface(environment: Environment = os.environ) -> None:
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# Segments grow in place: a step whose tensors have other sizes than those before it leaves no holes in them.
 ALLOCATOR_SETTINGS = "expandable_segments:True"
-"""Segments grow in place: a step whose tensors have other sizes than those before it leaves no holes in them."""
 
 
 def set_device_variables(trace_folder: Path, environment: Environment = os.environ) -> None:

@@ -14,10 +14,10 @@ from typing import Literal
 
 from llmsys.config.section import round_up_to_power_of_two
 
+# varlen: flash attention over packed sequences (torch.nn.attention.varlen). flex: flex_attention, compiled by Triton.
+# sdpa: scaled_dot_product_attention (on CUDA: flash or cuDNN, with a table memory-efficient). chunked:
+# llmsys/model/cpu_attention.py. eager: plain operations.
 KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
-"""varlen: flash attention over packed sequences (torch.nn.attention.varlen). flex: flex_attention, compiled by Triton.
-sdpa: scaled_dot_product_attention (on CUDA: flash or cuDNN, with a table memory-efficient). chunked:
-llmsys/model/cpu_attention.py. eager: plain operations."""
 
 MaskKind = Literal["causal", "bidirectional", "prefix", "cross"]
 BiasKind = Literal["none", "alibi", "relative"]
@@ -26,11 +26,11 @@ AttentionDtype = Literal["bf16", "fp16", "fp32"]
 MAX_CHUNKED_LENGTH = 2048  # positions; the chunked path saves probabilities, which grow with their square
 MAX_FLASH_WIDTH = 256
 MAX_CONSUMER_BACKWARD_WIDTH = 192
+# Less shared memory: torch's flash backward refuses wider heads there.
 CONSUMER_CAPABILITIES = ((8, 6), (8, 9), (12, 0), (12, 1))
-"""Less shared memory: torch's flash backward refuses wider heads there."""
 
+# Queries and keys of one block of flex_attention's mask.
 FLEX_BLOCK = 128
-"""Queries and keys of one block of flex_attention's mask."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Configuration of a dataset (`data:`): input files, pipeline stages and the layout of the token shards.
 
-A dataset is made of documents (`crawl`), of lines (`pairs`, `labelled_texts`), of images (`images`) or of other datasets
+A dataset is made of documents (`crawl`), of lines (`pairs`, `labelled`), of images (`images`) or of other datasets
 (`mixture`). Pairs, labelled texts and images are stored as pairs of token sequences. The target of a labelled text or
 image is the index of its label.
 

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
+# Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller.
 MAX_DEFAULT_SEQUENCES = 8
-"""Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller."""
 
 SUFFIXES = (".gz", ".jsonl", ".json")
 

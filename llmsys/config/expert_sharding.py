@@ -11,8 +11,8 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.moe import ExpertCapacityConfig, ExpertChoiceConfig, MoeConfig, TokenChoiceConfig
 from llmsys.config.section import format_choices, list_divisors
 
+# Largest shard over the mean shard from which on another dim is sharded.
 MAX_IMBALANCE = 1.05
-"""Largest shard over the mean shard from which on another dim is sharded."""
 
 
 def select_shard_dim(shape: Sequence[int], shards: int) -> int:
@@ -46,8 +46,8 @@ def compute_dim_imbalance(size: int, shards: int) -> float:
     return ceil(size / shards) * shards / size
 
 
+# Least share of the rows that sending once per rank must save: it costs a second sort, and weights travel too.
 MIN_SAVED_SHARE = 0.1
-"""Least share of the rows that sending once per rank must save: it costs a second sort, and weights travel too."""
 
 
 def must_send_once_per_rank(config: MoeConfig, ranks: int) -> bool:

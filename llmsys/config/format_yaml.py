@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from llmsys.config.yaml_parser import Keys, dump_yaml, format_inline
+from llmsys.config.yaml_files import Keys, dump_yaml, format_inline
 
 _UNSET: Any = object()
 

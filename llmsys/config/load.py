@@ -16,11 +16,10 @@ from pydantic import ValidationError
 from llmsys.config.batch import BatchConfig
 from llmsys.config.merge import ConfigLayer, merge_layers, read_layer, read_overrides, resolve_bases
 from llmsys.config.model import ModelConfig
-from llmsys.config.paths import find_config, format_path
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds, find_default_kind
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_parser import Keys
+from llmsys.config.yaml_files import Keys, find_config, format_path
 from llmsys.errors import ConfigError
 
 

@@ -1,5 +1,6 @@
 """Reformer's attention (`model.attention.kind=lsh`): every position sees the positions that hash alike."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -16,9 +17,10 @@ from llmsys.config.module_tensors import (
 )
 from llmsys.config.section import Violation
 
-
+# Directions of a hash that are compared at once.
+MAX_DIRECTIONS = 64
+# Sorted positions and the places of positions, in int64.
 HASH_ORDER = "order of hashes"
-"""Sorted positions and the places of positions, in int64."""
 
 
 class LshAttentionConfig(BaseAttentionConfig):
@@ -41,13 +43,23 @@ class LshAttentionConfig(BaseAttentionConfig):
         """Configuration of a cross-attention; no family with one has this attention."""
         return MultiHeadAttentionConfig(qkv_bias=self.qkv_bias, output_bias=self.output_bias)
 
-    def count_half_buckets(self, length: int) -> int:
-        """Return half the number of buckets of a row of `length` positions: directions, each with its opposite."""
-        return max(1, length // self.chunk_length)
+    def list_directions(self, length: int) -> list[int]:
+        """Return the directions of each hash of a row of `length` positions; a bucket is one of them or its opposite.
+
+        Above MAX_DIRECTIONS a bucket is a pair of two hashes with about the root of the buckets each.
+        """
+        half = max(1, length // self.chunk_length)
+        return [half] if half <= MAX_DIRECTIONS else [math.ceil(math.sqrt(2 * half) / 2)] * 2
+
+    def count_directions(self, longest: int) -> int:
+        """Return the directions that rows of up to `longest` positions need."""
+        return max(sum(self.list_directions(longest)), min(longest // self.chunk_length, MAX_DIRECTIONS))
 
     def count_hashes(self, length: int) -> int:
         """Return the hashes of a row by one head, those that fill the last chunk included."""
-        return 0 if length <= self.chunk_length else -(-length // self.chunk_length) * self.chunk_length * self.num_hashes
+        return (
+            0 if length <= self.chunk_length else -(-length // self.chunk_length) * self.chunk_length * self.num_hashes
+        )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the projections of shared queries and keys, of values, and of the output."""
@@ -77,7 +89,7 @@ class LshAttentionConfig(BaseAttentionConfig):
         if length <= self.chunk_length:
             return 2 * width * length**2
         padded = -(-length // self.chunk_length) * self.chunk_length
-        hashing = width * length * self.num_hashes * self.count_half_buckets(length)
+        hashing = width * length * self.num_hashes * sum(self.list_directions(length))
         return hashing + 2 * width * self.num_hashes * padded * 2 * self.chunk_length
 
     def iter_saved_tensors(
@@ -103,7 +115,9 @@ class LshAttentionConfig(BaseAttentionConfig):
     ) -> Iterator[Violation]:
         """Yield what the kind cannot be combined with."""
         if family == "encoder_decoder":
-            yield Violation("attention.kind", "lsh has no cross-attention. Use multi_head, or family=decoder or encoder.")
+            yield Violation(
+                "attention.kind", "lsh has no cross-attention. Use multi_head, or family=decoder or encoder."
+            )
         if window is not None:
             yield Violation("sliding_window", "attention.kind=lsh has keys of its own choice. Leave it out.")
         if position not in ("learned", "sinusoidal", "none"):

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from llmsys.config.migration import is_recorded_config, to_current_keys, to_current_names
-from llmsys.config.paths import find_config, format_path
-from llmsys.config.yaml_parser import MAX_DEPTH, Keys, parse_yaml
+from llmsys.config.yaml_files import MAX_DEPTH, Keys, find_config, format_path, parse_yaml
 from llmsys.errors import ConfigError
 
+# Return the default kind of the union at a key path; None where there is no union.
 DefaultKind = Callable[[Keys], str | None]
-"""Return the default kind of the union at a key path; None where there is no union."""
 
 
 @dataclass(frozen=True)

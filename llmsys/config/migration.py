@@ -9,8 +9,9 @@ Invariants:
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.yaml_parser import Keys
+from llmsys.config.yaml_files import Keys
 
+# Old key to new key, by section in its new spelling (`*`: any entry of a list).
 RENAMED_KEYS: dict[str, dict[str, str]] = {
     "batch": {
         "attend": "attention_scope",
@@ -81,15 +82,14 @@ RENAMED_KEYS: dict[str, dict[str, str]] = {
         "window": "window_steps",
     },
 }
-"""Old key to new key, by section in its new spelling (`*`: any entry of a list)."""
 
+# Old value to new value, by key in its new spelling.
 RENAMED_VALUES: dict[str, dict[str, str]] = {
     "batch.assignment": {"in_order": "sequential"},
     "bitwise.assignment": {"in_order": "sequential"},
     "schedule.kind": {"original": "noam"},
     "train.activation_checkpoint": {"block": "full"},
 }
-"""Old value to new value, by key in its new spelling."""
 
 _OLD_KEYS = {section: {new: old for old, new in names.items()} for section, names in RENAMED_KEYS.items()}
 _OLD_VALUES = {key: {new: old for old, new in names.items()} for key, names in RENAMED_VALUES.items()}

@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
+# Maximum period of the source order, in sequences; the loader holds a table with one row per sequence.
 LONGEST_PERIOD = 1 << 16
-"""Maximum period of the source order, in sequences; the loader holds a table with one row per sequence."""
 
 Weight = Annotated[float, Field(ge=0)]
 

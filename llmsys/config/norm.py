@@ -117,8 +117,8 @@ class ReversibleConfig(_BaseResidualConfig):
         if family == "encoder_decoder":
             yield Violation("residual.kind", "reversible has no cross-attention. Use pre, or another family.")
         for key in given:
-            text = f"residual.kind=reversible repeats branches on rounded inputs. Leave {key} out, or use residual.kind=pre."
-            yield Violation(key, text)
+            text = "residual.kind=reversible repeats branches on rounded inputs"
+            yield Violation(key, f"{text}. Leave {key} out, or use residual.kind=pre.")
 
 
 class PostNormConfig(_BaseResidualConfig):

@@ -17,11 +17,11 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 UpdateRule = Literal["adamw", "muon"]
 MomentsDtype = Literal["fp32", "bf16", "int8"]
 
+# Largest number of neighbours with one scale.
 MOMENT_BLOCK = 128
-"""Largest number of neighbours with one scale."""
 
+# Elements that AdamW with compressed moments updates at a time: each of its float32 tensors takes 16 MiB.
 MAX_UPDATED_ELEMENTS = 1 << 22
-"""Elements that AdamW with compressed moments updates at a time: each of its float32 tensors takes 16 MiB."""
 
 
 def get_moment_block(width: int) -> int:

@@ -9,8 +9,8 @@ from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.position import LearnedPositionConfig, PositionConfig
 from llmsys.config.section import Section, Violation, find_nearest_multiples, format_choices
 
+# Values of a channel of a pixel, which are the vocabulary of images.
 BYTE_VALUES = 256
-"""Values of a channel of a pixel, which are the vocabulary of images."""
 
 
 class PatchesConfig(Section):
@@ -59,7 +59,9 @@ class PatchesConfig(Section):
             text = f"images need family=encoder with head=classification or features, not {family} with {head}."
             yield Violation("patches", f"{text} Change them, or leave patches out.")
         if model.vocab_size != BYTE_VALUES:
-            yield Violation("vocab_size", f"{model.vocab_size} is not the {BYTE_VALUES} values of a byte. Use {BYTE_VALUES}.")
+            yield Violation(
+                "vocab_size", f"{model.vocab_size} is not the {BYTE_VALUES} values of a byte. Use {BYTE_VALUES}."
+            )
         if self.image_size % self.patch_size:
             legal = format_choices(find_nearest_multiples(self.image_size, self.patch_size))
             text = f"{self.image_size} pixels are not a whole number of patches of {self.patch_size}. Use {legal}."

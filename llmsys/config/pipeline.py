@@ -20,6 +20,7 @@ from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import LayoutError
 
 _SPLIT_BACKWARD = "computes gradients of inputs and of weights in two passes"
+# Schedules of torch 2.13 that do not give the gradients of one process, and the reason.
 REFUSED = {
     "zero_bubble": f"it {_SPLIT_BACKWARD}, which frees the gradient of our head loss after the first and keeps saved "
     "tensors after the step",
@@ -28,7 +29,6 @@ REFUSED = {
     "dualpipev": f"it {_SPLIT_BACKWARD}, for which FSDP2 that reshards after the forward gives wrong gradients without "
     "an error, and selective recomputation fails",
 }
-"""Schedules of torch 2.13 that do not give the gradients of one process, and the reason."""
 
 
 class _BaseSchedule(Section):

@@ -19,7 +19,7 @@ from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
-from llmsys.config.objective import ALSO_LEGAL, NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
+from llmsys.config.objective import LossConfig, ObjectiveConfig, find_scope_violations, get_needs, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import (
     ParallelLayout,
@@ -39,7 +39,7 @@ from llmsys.config.run_constraints import (
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
 from llmsys.config.section import Section, Violation, format_choices, raise_violations
-from llmsys.config.tokenizer import TokenizerConfig, build_default_tokenizer, find_weight_violations
+from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
 from llmsys.config.train import (
     FlopsConfig,
     GenerationConfig,
@@ -67,7 +67,7 @@ class RunConfig(Section):
 
     run: RunNameConfig = Field(RunNameConfig(), description="Name, folder and seed.")
     data: DataConfig = Field(CrawlConfig(), description="Dataset: from input files to token shards.")
-    tokenizer: TokenizerConfig = Field(default_factory=build_default_tokenizer, description="Tokenizer.")
+    tokenizer: TokenizerConfig = Field(SentencePieceConfig(), description="Tokenizer.")
     model: ModelConfig = Field(SMALL_MODEL, description="Model architecture.")
     objective: ObjectiveConfig = Field(
         default_factory=infer_objective, description="Training objective. Default: the one of the model's head."
@@ -161,18 +161,16 @@ class RunConfig(Section):
 
     def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind
-        family, wanted_head, data = NEEDS[kind]
+        family, wanted_head, legal = get_needs(kind)
         if "objective" in self.model_fields_set and (family, wanted_head) != (self.model.family, head):
             yield Violation(
                 "objective.kind",
                 f"{kind} needs family={family} with head={wanted_head}, but the model is {self.model.family} "
                 f"with {head}. Leave objective out, or change model.family and model.head.",
             )
-        elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
-            legal = (data, *ALSO_LEGAL.get(data, ()))
-            if self.data.kind not in legal:
-                wanted = format_choices([f"data.kind={name}" for name in legal])
-                yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
+        elif {"data", "model"} <= self.model_fields_set and head == wanted_head and self.data.kind not in legal:
+            wanted = format_choices([f"data.kind={name}" for name in legal])
+            yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         if self.model_fields_set & {"batch", "data"}:
             yield from find_scope_violations(self.objective, self.model, self.batch)
         find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from llmsys.config.section import Section, Violation, raise_violations
 
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY", "CNY")
+# Units of energy, in kWh.
 ENERGY = {"KWH": 1.0, "MWH": 1e3, "GWH": 1e6}
-"""Units of energy, in kWh."""
 
 
 class ScalingLawConfig(Section):

@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from llmsys.local_path import check_local_path
+from llmsys.local_files import check_local_path
 
 LocalPath = Annotated[Path, BeforeValidator(check_local_path)]
 

@@ -4,7 +4,7 @@ Option names are those of SentencePiece where it has the option.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -100,19 +100,6 @@ class NoTokenizer(Section):
     """No tokenizer: images have no text."""
 
     kind: Literal["none"] = "none"
-
-
-def build_default_tokenizer(values: dict[str, Any]) -> SentencePieceConfig | NoTokenizer:
-    """Return the default tokenizer of a dataset.
-
-    Args:
-        values: validated fields of a RunConfig so far.
-
-    Returns:
-        A tokenizer section with default fields.
-    """
-    data = values.get("data")
-    return NoTokenizer() if data is not None and data.kind == "images" else SentencePieceConfig()
 
 
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:

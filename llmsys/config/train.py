@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
@@ -39,9 +39,31 @@ class SpikeDetectionConfig(Section):
         return ratio
 
 
+class ProfileConfig(Section):
+    """`train.profile:` — steps that torch's profiler records into `profile/` of the run folder.
+
+    SIGUSR2 to a running job records its next step too.
+    """
+
+    steps: tuple[int, ...] = Field((), description="Steps to record, counted from 1, such as [10, 500].")
+    ranks: tuple[int, ...] = Field((0,), description="Ranks that record. Every rank writes files of its own.")
+    memory: bool = Field(
+        False, description="Record memory as well: a snapshot of the allocator on CUDA devices, a curve in the trace."
+    )
+
+    @field_validator("steps", "ranks")
+    @classmethod
+    def _check_numbers(cls, numbers: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        least = 1 if info.field_name == "steps" else 0
+        if wrong := [number for number in numbers if number < least]:
+            text = f"{wrong[0]} does not exist: {info.field_name} are counted from {least}."
+            raise_violations([Violation("", text)])
+        return numbers
+
+
 MatmulDtype = Literal["compute", "fp8", "fp8_block"]
+# Number types of weights and activations in matmuls.
 Precision = Literal["bf16", "fp16", "fp32"]
-"""Number types of weights and activations in matmuls."""
 
 
 class RunNameConfig(Section):
@@ -137,6 +159,7 @@ class TrainConfig(Section):
         description="Steps between measurements of the gradient noise scale (the critical batch size, in tokens). 0: "
         "off.",
     )
+    profile: ProfileConfig = Field(ProfileConfig(), description="Steps to record with torch's profiler. Default: none.")
     log_every_steps: int = Field(10, ge=1, description="Steps between log entries.")
     threads_per_process: int = Field(0, ge=0, description="CPU threads per process. 0: available cores / processes.")
 

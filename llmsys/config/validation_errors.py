@@ -15,7 +15,7 @@ from llmsys.config.merge import ConfigLayer
 from llmsys.config.migration import find_new_key, find_new_value
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.config.section import SectionType, format_choices, get_kind, list_fields, list_section_types, select_by_kind
-from llmsys.config.yaml_parser import Keys
+from llmsys.config.yaml_files import Keys
 from llmsys.errors import ConfigError
 
 _NOT_A = {

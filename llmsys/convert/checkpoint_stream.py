@@ -33,8 +33,8 @@ from llmsys.train.checkpoint_average import average_tensor
 from llmsys.train.checkpoint_load import get_stored_weights_name
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, CheckpointWriter, read_tensors
 
+# Largest file of a checkpoint that is written here.
 FILE_BYTES = 1 << 30
-"""Largest file of a checkpoint that is written here."""
 
 
 class TensorToWrite(NamedTuple):

@@ -136,8 +136,8 @@ def _build_group(
     return TensorGroup(ours, theirs, shapes, form)
 
 
+# Differences that a message lists; the rest is counted.
 NAMED = 5
-"""Differences that a message lists; the rest is counted."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmsys.atomic_write import sync_folder
 from llmsys.errors import CheckpointError, ConfigError
+from llmsys.local_files import sync_folder
 from llmsys.train.checkpoint_record import RECORD as CHECKPOINT_RECORD
 
 KEPT, RECORD, UNUSED = "hugging_face", "record.json", "unused.safetensors"

@@ -22,7 +22,7 @@ from llmsys.config.load import build_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import format_choices
-from llmsys.config.yaml_parser import dump_yaml
+from llmsys.config.yaml_files import dump_yaml
 from llmsys.convert.checkpoint_stream import FILE_BYTES, TensorToWrite, write_tensors
 from llmsys.convert.conversion_plan import (
     ConversionPlan,
@@ -44,12 +44,12 @@ from llmsys.train.checkpoint_write import publish_weights
 
 log = get_logger(__name__)
 
+# Files beside the weights that are kept: configs, vocabularies, licences.
 SMALL_FILE_BYTES = 1 << 26
-"""Files beside the weights that are kept: configs, vocabularies, licences."""
+# Longest window that the written config evaluates with; any other is one word on the command line.
 LENGTH = 1024
-"""Longest window that the written config evaluates with; any other is one word on the command line."""
+# What weights can be stored as: the numbers themselves.
 WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""What weights can be stored as: the numbers themselves."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from llmsys.convert.conversion_plan import Shape
 from llmsys.errors import CheckpointError
-from llmsys.local_path import is_plain_file_name
+from llmsys.local_files import is_plain_file_name
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {
@@ -40,8 +40,8 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+# A file is opened anew after so many bytes: pages that were read through a mapping stay in memory until it closes.
 MAPPED_BYTES = 1 << 26
-"""A file is opened anew after so many bytes: pages that were read through a mapping stay in memory until it closes."""
 
 
 class StoredTensor(NamedTuple):

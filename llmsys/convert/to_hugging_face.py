@@ -104,8 +104,8 @@ def list_small_files(run_folder: Path) -> list[Path]:
     return found
 
 
+# Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000
-"""Largest file, as transformers has it; a single larger tensor gets a file of its own."""
 
 log = get_logger(__name__)
 

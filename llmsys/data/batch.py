@@ -23,11 +23,11 @@ from llmsys.model.document_lengths import DocumentLengths, build_document_length
 
 # B sequences, T positions, S source positions
 
+# Target without a loss, as in torch's cross entropy.
 IGNORED = -100
-"""Target without a loss, as in torch's cross entropy."""
 
+# Document number of padding; no token of a document attends to it.
 PADDING = -1
-"""Document number of padding; no token of a document attends to it."""
 
 
 class TokenCounts(NamedTuple):

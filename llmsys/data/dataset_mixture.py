@@ -20,8 +20,8 @@ from llmsys.manifest import combine_fingerprints
 
 # N sequences, K sources, P positions of a period
 
+# (first sequence, integer weight of each source) of every stage; the first stage begins at 0.
 Stages = Sequence[tuple[int, tuple[int, ...]]]
-"""(first sequence, integer weight of each source) of every stage; the first stage begins at 0."""
 
 
 @lru_cache(maxsize=64)

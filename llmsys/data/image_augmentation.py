@@ -7,7 +7,7 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class ImageAugmenter:
         return image_CHH
 
 
-def _import_functional() -> ModuleType:
+def _import_functional() -> Any:
     try:
         from torchvision.transforms.v2 import functional
     except (ImportError, RuntimeError) as error:  # RuntimeError: a build for another torch

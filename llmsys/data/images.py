@@ -40,8 +40,9 @@ class ImageLayout:
         wanted, lengths = self.patches.num_channels * self.image_size**2, pairs.sources.lengths
         if (strange := np.flatnonzero(lengths != wanted)).size:
             raise ConfigError(
-                f"data.image_size={self.image_size} with {self.patches.num_channels} channels are {wanted} values, but "
-                f"image {strange[0]} of {pairs.sources.folder} has {lengths[strange[0]]}. Run llmsys prepare CONFIG again."
+                f"data.image_size={self.image_size} and {self.patches.num_channels} channels are {wanted} values, "
+                f"but image {strange[0]} of {pairs.sources.folder} has {lengths[strange[0]]}. "
+                "Run llmsys prepare CONFIG again."
             )
 
     def cut_patches(self, images_BCHH: Pixels) -> Pixels:

@@ -18,8 +18,8 @@ from llmsys.errors import ConfigError
 
 # N sequences of an epoch
 
+# Approximate number of buckets cut from one random pool. Larger pools pad less, smaller ones mix more.
 POOL_GROUPS = 128
-"""Approximate number of buckets cut from one random pool. Larger pools pad less, smaller ones mix more."""
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ class SequencePairs:
                 )
 
 
+# (pairs, row numbers) → a batch of these rows; without rows, one padding row without targets.
 MakeBatch = Callable[[PairRows, Sequence[int]], Batch]
-"""(pairs, row numbers) → a batch of these rows; without rows, one padding row without targets."""
 
 
 def build_pair_batch(sources: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]], start_token: int) -> Batch:

@@ -52,8 +52,8 @@ def build_permutation(size: int, key: int) -> NDArray[np.int64]:
     return np.argsort(hashes, kind="stable").astype(np.int64)
 
 
+# Permutations up to this size are stored (512 KiB): a Feistel network of few values is not quite uniform.
 MAX_STORED = 1 << 16
-"""Permutations up to this size are stored (512 KiB): a Feistel network of few values is not quite uniform."""
 _ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of splitmix64
 

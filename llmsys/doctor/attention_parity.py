@@ -29,8 +29,8 @@ from llmsys.model.scaled_dot_product import compute_attention, compute_eager_att
 
 ROWS, LENGTH = 2, 320  # two whole blocks of flex_attention and a cut one
 DTYPES: dict[AttentionDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Relative limits of the output and of the gradients: some 4 times the rounding of plain operations in that dtype.
 LIMITS: dict[AttentionDtype, tuple[float, float]] = {"bf16": (2e-2, 4e-2), "fp16": (3e-3, 6e-3), "fp32": (1e-4, 1e-4)}
-"""Relative limits of the output and of the gradients: some 4 times the rounding of plain operations in that dtype."""
 
 MODEL: dict[str, Any] = {
     "vocab_size": 64,
@@ -61,6 +61,7 @@ class AttentionCase:
 
 ENCODER = {"family": "encoder", "head": {"kind": "features"}}
 LATENT = {"kind": "latent", "q_lora_rank": None, "kv_lora_rank": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+# A case for each row of the table that training reaches; dropout and Transformer-XL are plain operations already.
 CASES = (
     AttentionCase("causal", has_documents=False),
     AttentionCase("documents"),
@@ -77,7 +78,6 @@ CASES = (
     ),
     AttentionCase("cross", {"family": "encoder_decoder", "position": {"kind": "sinusoidal"}}, is_cross=True),
 )
-"""A case for each row of the table that training reaches; dropout and Transformer-XL are plain operations already."""
 
 
 def check_attention(number: int, dtypes: tuple[AttentionDtype, ...], device: torch.device) -> list[CheckRow]:

@@ -11,8 +11,8 @@ from llmsys.calibrate.benchmarks import measure_median_seconds
 from llmsys.doctor.check_row import CheckRow, build_row
 from llmsys.parallel.process_group import all_gather_object, all_gather_tensor, all_reduce_max, run_on_rank_zero
 
+# Bytes of a rank's tensor, by kind of device.
 MEASURED_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
-"""Bytes of a rank's tensor, by kind of device."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from typing import Any, Literal, assert_never
 import torch
 
 from llmsys import __version__
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.config.attention_kernel import AttentionDtype
 from llmsys.doctor.attention_parity import CASES, DTYPES, check_attention
 from llmsys.doctor.check_row import CheckRow, build_row, merge_ranks
@@ -30,13 +29,14 @@ from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.doctor.step_check import MODELS, StepMeasurement, check_determinism, measure_steps
 from llmsys.doctor.step_comparison import build_memory_row, build_speed_row
 from llmsys.estimate.device_profile import DeviceProfile, list_device_names, load_device_profile
+from llmsys.local_files import write_bytes_atomically
 from llmsys.model.attention_device import describe_device
 from llmsys.parallel.process_group import all_gather_object, get_local_device, get_world_size
 from llmsys.source_code import read_source
 
 FILE_NAME, VERSION = "device-check.json", 1
+# Limit of one task: compiling a kernel takes up to a minute on a busy host.
 TIMEOUT_SECONDS = 300.0
-"""Limit of one task: compiling a kernel takes up to a minute on a busy host."""
 Result = list[CheckRow] | StepMeasurement | dict[str, Any]
 
 

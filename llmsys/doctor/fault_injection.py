@@ -22,8 +22,8 @@ from typing import Any
 from llmsys.config.run import RunConfig
 from llmsys.port import find_free_port
 
+# The largest file that a rank on a full disk can write: smaller than any shard.
 DISK_BYTES = 4096
-"""The largest file that a rank on a full disk can write: smaller than any shard."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ def _get_largest_file(checkpoint: Path) -> Path:
     return max(files, key=lambda path: (path.stat().st_size, path.name))
 
 
+# Maximum seconds of an attempt, many times the usual.
 PATIENCE_SECONDS = 180.0
-"""Maximum seconds of an attempt, many times the usual."""
 
+# Seconds that the other ranks get to notice that one has ended, as under a launcher.
 GRACE_SECONDS = 3.0
-"""Seconds that the other ranks get to notice that one has ended, as under a launcher."""
 
 
 def run_attempt(

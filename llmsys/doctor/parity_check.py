@@ -31,15 +31,15 @@ from llmsys.parallel.process_group import all_gather_object, get_local_device, g
 from llmsys.train.build_engine import build_engine
 from llmsys.train.expert_load import update_expert_balance
 
+# Relative limits of (loss and norm, gradients and moments, weights). 16-bit runs are compared with fp32.
 LIMITS = {"fp32": (1e-5, 1e-3, 5e-3), "bf16": (2e-2, 1.5e-1, 6e-1), "fp16": (5e-3, 1e-1, 4e-1)}
-"""Relative limits of (loss and norm, gradients and moments, weights). 16-bit runs are compared with fp32."""
 
+# Absolute limits of buffers. In 16 bits a few tokens choose another expert, and the balancing bias follows.
 BUFFERS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-2}
-"""Absolute limits of buffers. In 16 bits a few tokens choose another expert, and the balancing bias follows."""
 
+# A tensor whose norm is below this share of the largest is compared with that share: it is mostly rounding (in 16 bits
+# that concerns routers: between two almost equal experts, another one is chosen).
 SMALL = {"fp32": 1e-2, "bf16": 1e-1, "fp16": 1e-1}
-"""A tensor whose norm is below this share of the largest is compared with that share: it is mostly rounding
-(in 16 bits that concerns routers: between two almost equal experts, another one is chosen)."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
     return found.detach().float().cpu().clone()
 
 
+# Minimum timeout of one case of a tiny model, a hundred times the usual.
 TIMEOUT_SECONDS = 120.0
-"""Minimum timeout of one case of a tiny model, a hundred times the usual."""
 
+# Timeout of a case over the time of the reference run: ranks share cores, and 16 bits can be slow.
 REFERENCE_TIME_FACTOR = 60.0
-"""Timeout of a case over the time of the reference run: ranks share cores, and 16 bits can be slow."""
 
 
 @dataclass(frozen=True)

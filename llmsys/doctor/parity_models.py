@@ -176,10 +176,9 @@ def _build_row_tokens(step: int, row: int, length: int, vocab_size: int) -> Any:
     return order[np.arange(length + 1) % vocab_size]
 
 
+# fp32 copies of all weights. The reference run: weights, gradients, two moments, start, first gradients. A rank: its
+# state (5, one a copy in 16 bits), the reference trajectory and its own (5 each), and the changes of both (2).
 REFERENCE_COPIES, RANK_COPIES = 6, 17
-"""fp32 copies of all weights. The reference run: weights, gradients, two moments, start, first gradients. A rank: its
-state (5, one a copy in 16 bits), the reference trajectory and its own (5 each), and the changes of both (2).
-"""
 
 FP32_BYTES = 4
 

@@ -48,8 +48,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.train.expert_load import update_expert_balance
 
+# Rows of each group of pairs in a step. With two ranks one has none of the third group, with four ranks several.
 GROUP_ROWS = (6, 3, 1, 2)
-"""Rows of each group of pairs in a step. With two ranks one has none of the third group, with four ranks several."""
 
 OPENING, MASK = 1, 3
 
@@ -166,8 +166,8 @@ def _build_pairs(model: ModelConfig) -> tuple[ToyPairs, MakeBatch]:
 
 
 STEPS, SEED, RATE = 3, 7, 1e-2
+# Clips every step. The large epsilon keeps gradients that are zero but for rounding from deciding a sign.
 OPTIMIZER = AdamWConfig(learning_rate=RATE, max_grad_norm=0.5, weight_decay=0.1, embedding_lr_multiplier=2.0, eps=1e-6)
-"""Clips every step. The large epsilon keeps gradients that are zero but for rounding from deciding a sign."""
 
 Tensors = dict[str, Tensor]
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from llmsys.port import find_free_port
 
+# Seconds that ranks get to import and join, on a machine with other work.
 START_SECONDS = 300.0
-"""Seconds that ranks get to import and join, on a machine with other work."""
 
+# Tasks of one group of processes: every communicator that a task opens keeps threads, and hundreds slow all tasks.
 MAX_GROUP_TASKS = 32
-"""Tasks of one group of processes: every communicator that a task opens keeps threads, and hundreds slow all tasks."""
 
+# (index of the task) → its result; rank 0's is used. Must be importable: it is sent to new processes by name.
 Task = Callable[[int], Any]
-"""(index of the task) → its result; rank 0's is used. Must be importable: it is sent to new processes by name."""
 
 
 class TaskFailure(str):

@@ -24,11 +24,11 @@ from llmsys.train.build_engine import build_engine
 from llmsys.train.expert_load import update_expert_balance
 from llmsys.train.precision import find_bf16_support
 
+# Steps of a speed check; the first one warms up.
 NUM_STEPS = 6
-"""Steps of a speed check; the first one warms up."""
 LEARNING_RATE = 1e-3
+# Relative difference of two equal steps outside of bitwise mode: atomic sums of a device may have another order.
 LOSS_LIMIT = 1e-3
-"""Relative difference of two equal steps outside of bitwise mode: atomic sums of a device may have another order."""
 
 
 @dataclass(frozen=True)

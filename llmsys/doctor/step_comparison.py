@@ -11,10 +11,10 @@ from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.step_time import estimate_step_time
 from llmsys.train.step_metrics import build_flops_convention
 
+# Limits of the difference between measured memory and the dry run's; the larger one counts.
 MEMORY_SHARE, MEMORY_BYTES = 0.1, 64 << 20
-"""Limits of the difference between measured memory and the dry run's; the larger one counts."""
+# A step that takes this many times the estimate's P90 fails.
 SLOW_FACTOR = 2.0
-"""A step that takes this many times the estimate's P90 fails."""
 
 
 def build_speed_row(measured: StepMeasurement, ranks: int, profile: DeviceProfile | None) -> CheckRow:

@@ -30,8 +30,8 @@ from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import resolve_precision
 from llmsys.train.trainer import seed_dropout
 
+# Relative tolerance of loss and gradient norm: sums in another order, in the dtype of the matmuls.
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
-"""Relative tolerance of loss and gradient norm: sums in another order, in the dtype of the matmuls."""
 
 log = get_logger(__name__)
 

@@ -31,6 +31,7 @@ from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.software_profile import MemoryProfile
 
 STATE, IN_USE = "parameters and buffers", "temporaries and unreduced gradients"
+# Group of each category of the dry run. An unreduced gradient is a temporary of the backward until FSDP copies it.
 GROUPS = {
     PARAMETERS: STATE,
     BUFFERS: STATE,
@@ -47,8 +48,8 @@ GROUPS = {
     SAVING: IN_USE,
     BATCH: "activations",
 }
-"""Group of each category of the dry run. An unreduced gradient is a temporary of the backward until FSDP copies it."""
 
+# Items of the estimate in each group.
 ITEM_GROUPS = {
     STATE: ("weights", "masters", "EMA of the weights"),
     "optimizer state": ("moments",),
@@ -91,10 +92,10 @@ ITEM_GROUPS = {
         "updates of matrices",
     ),
 }
-"""Items of the estimate in each group."""
 GROUP_OF_ITEM = {item: group for group, items in ITEM_GROUPS.items() for item in items}
 
 LAST = "step 2, last micro-batch"
+# Phase of the dry run, and instants of the estimate, by name.
 PHASES = {
     "forward": (
         f"{LAST}: forward",
@@ -115,7 +116,6 @@ PHASES = {
     "optimizer step": ("step 2: optimizer", ("in the optimizer step",)),
     "evaluation": ("evaluation", (IN_EVALUATION,)),
 }
-"""Phase of the dry run, and instants of the estimate, by name."""
 
 
 def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str, Any]:

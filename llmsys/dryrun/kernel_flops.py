@@ -17,8 +17,8 @@ from llmsys.config.attention_kernel import FLEX_BLOCK
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
 
+# Flash attention: scores and output in the forward; scores again and four gradients in the backward.
 BACKWARD_PRODUCTS, FORWARD_PRODUCTS = 5, 2
-"""Flash attention: scores and output in the forward; scores again and four gradients in the backward."""
 
 
 def count_kernel_flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> int:
@@ -164,8 +164,8 @@ OWN_FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "fake_flex_attention": _count_flex_forward,
     "fake_flex_attention_backward": _count_flex_backward,
 }
+# Queries and keys of FlashAttention-2's tiles for heads of 128 channels on data center GPUs.
 FORWARD_TILE, BACKWARD_TILE = (128, 64), (64, 128)
-"""Queries and keys of FlashAttention-2's tiles for heads of 128 channels on data center GPUs."""
 
 # Arguments: varlen (q, k, v, sinks, starts, longest, left, right, scale) and (gradient, q, k, v, out, lse, starts,
 # longest, left, right, scale); flex as above; torch's flash (q, k, v, dropout, is_causal) and (gradient, q, k, v, out,

@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 ATTRIBUTE = "_llmsys_known"
+# Larger tensors are unknown: tables of positions by positions are, tokens by experts chosen are not.
 MAX_INTEGERS, MAX_FLOATS = 1 << 22, 1 << 14
-"""Larger tensors are unknown: tables of positions by positions are, tokens by experts chosen are not."""
 
 CPU = torch.device("cpu")
 RANDOM = {torch.Tag.nondeterministic_seeded}

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.dryrun.summary import format_fit
 from llmsys.estimate.memory_timeline import GIB
+from llmsys.local_files import write_bytes_atomically
 from llmsys.report.html_markup import Html, build_section, build_table, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace

@@ -54,8 +54,8 @@ from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import find_bf16_support, select_precision
 
+# The first step makes the optimizer's state and FSDP's buffers; the second is a steady one.
 NUM_STEPS = 2
-"""The first step makes the optimizer's state and FSDP's buffers; the second is a steady one."""
 
 
 @dataclass(frozen=True)

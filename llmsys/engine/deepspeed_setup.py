@@ -36,8 +36,8 @@ warnings.filterwarnings("ignore", message=r".*torch\.distributed\..* is deprecat
 # compiler, and other sums than gloo's.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
+# Largest bucket of gradients that is reduced at once, in elements.
 BUCKET = 1 << 28
-"""Largest bucket of gradients that is reduced at once, in elements."""
 
 
 class DeepSpeedExpertGroup(MoE):  # type: ignore[misc]

@@ -17,15 +17,13 @@ from llmsys.data.batch import Batch
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.process_group import all_reduce_sum
 
+# (head, hidden_BTD, targets_BT) → the loss summed over all valid targets. With head None, hidden_BTD holds logits.
 Loss = Callable[[nn.Module | None, Tensor, Tensor], Tensor]
-"""(head, hidden_BTD, targets_BT) → the loss summed over all valid targets. With head None, hidden_BTD holds logits."""
 
 
+# (loss in nats per target, gradient norm before clipping) → whether the step may change the weights. Every rank calls
+# it with the same numbers, so every rank gets the same answer.
 Accept = Callable[[float, float], bool]
-"""(loss in nats per target, gradient norm before clipping) → whether the step may change the weights.
-
-Every rank calls it with the same numbers, so every rank gets the same answer.
-"""
 
 
 def accept_all(loss: float, gradient_norm: float) -> bool:

@@ -19,14 +19,14 @@ from llmsys.engine.engine import EngineState
 from llmsys.errors import LlmsysError
 from llmsys.parallel.process_group import get_world_size
 
+# Elements hashed at a time: 512 KiB of 64-bit words, which stay in cache.
 PIECE = 1 << 16
-"""Elements hashed at a time: 512 KiB of 64-bit words, which stay in cache."""
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Shape = tuple[int, ...]
+# (offset, shape) of a slice in the full tensor.
 SliceLocation = tuple[Shape, Shape]
-"""(offset, shape) of a slice in the full tensor."""
 Sums = tuple[int, int]
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.section import Section
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
 
 

@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.section import Section, format_choices
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
-from llmsys.local_path import require_local_path
+from llmsys.local_files import require_local_path
 
 FOLDER = Path(__file__).with_name("devices")
 Number = Literal["fp32", "bf16", "fp16", "fp8"]

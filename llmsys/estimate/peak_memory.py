@@ -31,8 +31,8 @@ from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import count_gathered_weights, list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory
 
+# Usable share of the memory; the rest is for what the estimate does not count, such as fragmentation.
 USABLE_SHARE = 0.9
-"""Usable share of the memory; the rest is for what the estimate does not count, such as fragmentation."""
 
 
 @dataclass(frozen=True)

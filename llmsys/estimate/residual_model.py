@@ -17,7 +17,7 @@ from pydantic import Field
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.section import Section
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import parse_yaml
 from llmsys.estimate.device_profile import DeviceProfile, ModelClass, RunResidual
 
 Z90 = 1.2815515655446004  # the standard normal's 90th percentile

@@ -33,9 +33,9 @@ BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/d
 LIVE = 10**9  # elements that ZeRO-3 leaves gathered when they are soon used again (stage3_max_live_parameters)
 
 
+# start: the copy-out of the first block. next block: that of a later one in the forward. forward, backward: inside a
+# block. first block: the backward of the block that nothing follows. reduction: of gradients outside of blocks.
 GatherMoment = Literal["start", "next block", "forward", "loss", "backward", "first block", "reduction"]
-"""start: the copy-out of the first block. next block: that of a later one in the forward. forward, backward: inside a
-block. first block: the backward of the block that nothing follows. reduction: of gradients outside of blocks."""
 
 
 @dataclass(frozen=True)

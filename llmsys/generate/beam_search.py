@@ -14,9 +14,8 @@ from torch import Tensor
 
 # B rows of the batch, K beams, R = B * K rows of the cache, V vocabulary
 
+# (rows_R, tokens_R) → logits_RV: append each token to its row of the cache, return the next logits. Rows may repeat.
 Step = Callable[[Tensor, Tensor], Tensor]
-"""(rows_R, tokens_R) → logits_RV: append each token to its row of the cache, return the next logits. Rows may repeat.
-"""
 
 
 @dataclass

@@ -10,8 +10,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.tokenizer import Tokenizer
 from llmsys.train.run_data import get_prefix_ids
 
+# Receives (prompt index, piece of text) as soon as the text is certain.
 OnText = Callable[[int, str], None]
-"""Receives (prompt index, piece of text) as soon as the text is certain."""
 
 
 def complete_prompts(

@@ -26,11 +26,11 @@ from llmsys.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
+# Receives (prompt index, token) for every new token, as soon as it is chosen.
 OnToken = Callable[[int, int], None]
-"""Receives (prompt index, token) for every new token, as soon as it is chosen."""
 Pick = Callable[[Tensor, list[int]], Tensor]
+# tokens (B, T) → logits of the next token (B, V), V the ids of the tokenizer.
 NextLogits = Callable[[Tensor, KeyValueCache], Tensor]
-"""tokens (B, T) → logits of the next token (B, V), V the ids of the tokenizer."""
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ class DistributedMask(ABC):
         """Return what `scaled_dot_product.compute_attention` does, from the shards of this rank. Collective."""
 
 
+# The mask of a layer, in the form that its kernel takes.
 LayerMask = AttentionMask | VarlenMask | FlexMask | DistributedMask
-"""The mask of a layer, in the form that its kernel takes."""
 
 
 def build_self_attention_mask(

@@ -71,7 +71,7 @@ class ForwardContext:
     kept: dict[str, Any] | None = None
     """What a repeated pass must not compute anew, by name; None: it computes the same."""
 
-    def reuse(self, name: str, compute: Callable[[], Value]) -> Value:
+    def get_or_compute(self, name: str, compute: Callable[[], Value]) -> Value:
         """Return the result of `compute`, in a repeated pass that of the first pass."""
         if self.kept is None:
             return compute()

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# Elements that one thread computes at once: they stay in its cache.
 BLOCK = 1 << 15
-"""Elements that one thread computes at once: they stay in its cache."""
 
 
 def draw_normal(key: int, shape: Sequence[int], region: Sequence[tuple[int, int]]) -> Tensor:

@@ -30,14 +30,14 @@ from llmsys.model.deepnorm import compute_deepnorm_constants
 from llmsys.model.indexed_normal import draw_normal
 from llmsys.model.transformer import Transformer
 
+# Version of the initial values of a config and seed; 1 drew whole tensors with torch's generator.
 VERSION = 2
-"""Version of the initial values of a config and seed; 1 drew whole tensors with torch's generator."""
 
+# (First index, size) of a slice in each dim.
 Region = Sequence[tuple[int, int]]
-"""(First index, size) of a slice in each dim."""
 
+# Returns a slice of the initial value of a parameter by name and full shape; None: all of it.
 Initializer = Callable[[str, torch.Size, Region | None], Tensor]
-"""Returns a slice of the initial value of a parameter by name and full shape; None: all of it."""
 
 # The last maps of the residual branches; every block adds them to the stream.
 RESIDUAL_OUTPUTS = ("attention.o_proj", "down_proj")
@@ -117,9 +117,7 @@ def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | to
             return std * (compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1)
         case PostNormConfig():
             return std
-        case (
-            PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig()
-        ):
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
             # So that the variance of the residual stream does not grow with depth (GPT-2).
             depth_scaled = config.initializer == "normal" and owner.endswith(RESIDUAL_OUTPUTS)
             return std / math.sqrt(2 * config.num_hidden_layers) if depth_scaled else std

@@ -145,9 +145,7 @@ def _has_final_norm(config: ModelConfig) -> bool:
     match config.residual:
         case PostNormConfig() | DeepNormConfig() as residual:
             return residual.final_norm
-        case (
-            PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig()
-        ):
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
             return True
         case unreachable:
             assert_never(unreachable)

@@ -20,8 +20,8 @@ from llmsys.model.scaled_dot_product import compute_attention
 # B rows, T positions, D width, H heads, G key-value heads, K width of a head, N mixed keys, E global tokens,
 # C blocks of R queries, M = 3 R + E keys of a block
 
+# Document of what fills the last block, which sees itself alone. Nothing sees OUTSIDE - 1, before and after a row.
 OUTSIDE = -1 << 40
-"""Document of what fills the last block, which sees itself alone. Nothing sees OUTSIDE - 1, before and after a row."""
 
 
 class LongformerAttention(AttentionProjections):

@@ -25,10 +25,10 @@ from llmsys.model.indexed_normal import draw_normal
 # B rows, T positions, D width, H heads, K width of a head, R rounds, E half the buckets, N = R T sorted places,
 # C chunks of L queries, M = 2 L keys of a chunk
 
+# Document of what fills the last chunk, which sees itself alone.
 OUTSIDE = -1 << 40
-"""Document of what fills the last chunk, which sees itself alone."""
+# Scores of hidden keys, and of a query as its own key: it sees itself only where it sees nothing else.
 HIDDEN, ITSELF = -1e9, -1e5
-"""Scores of hidden keys, and of a query as its own key: it sees itself only where it sees nothing else."""
 
 
 class LshAttention(Float32BufferModule):
@@ -39,13 +39,17 @@ class LshAttention(Float32BufferModule):
     def __init__(self, config: ModelConfig, attention: LshAttentionConfig, layer: int) -> None:
         super().__init__()
         self.attention, self.layer, self.dropout = attention, layer, config.dropout.attention
-        self.heads, self.head_dim, self.is_causal = config.num_attention_heads, config.head_dim, config.family == "decoder"
+        self.heads, self.head_dim, self.is_causal = (
+            config.num_attention_heads,
+            config.head_dim,
+            config.family == "decoder",
+        )
         width, bias = self.heads * self.head_dim, attention.qkv_bias
         self.qk_proj = nn.Linear(config.hidden_size, width, bias=bias)
         self.v_proj = nn.Linear(config.hidden_size, width, bias=bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=attention.output_bias)
         shape = self.heads, self.head_dim, attention.num_hashes
-        longest = attention.count_half_buckets(config.max_position_embeddings)
+        longest = attention.count_directions(config.max_position_embeddings)
         self.register_buffer("directions_HKRE", torch.empty(*shape, longest), persistent=False)
         self.reset_buffers()
 
@@ -65,13 +69,13 @@ class LshAttention(Float32BufferModule):
             padding_B = context.cache.padding_B.to(x_BTD.device)
             documents_BT = torch.where(places_T < padding_B[:, None], -1, 0) if bool(padding_B.any()) else None
         with torch.no_grad():
-            order = context.reuse("order", lambda: self._sort_positions(qk_BTHK, documents_BT))
+            order = context.get_or_compute("order", lambda: self._sort_positions(qk_BTHK, documents_BT))
         inputs = qk_BTHK, v_BTHK, documents_BT, order
         if torch.is_grad_enabled():
             drops = self.training and self.dropout > 0
-            y_BTHK = checkpoint(self._attend, *inputs, use_reentrant=False, preserve_rng_state=drops)
+            y_BTHK = checkpoint(self._compute_output, *inputs, use_reentrant=False, preserve_rng_state=drops)
         else:
-            y_BTHK = self._attend(*inputs)
+            y_BTHK = self._compute_output(*inputs)
         mixed_BTD: Tensor = self.o_proj(y_BTHK[:, -new:].flatten(2))
         return mixed_BTD
 
@@ -80,17 +84,20 @@ class LshAttention(Float32BufferModule):
         length, chunk = qk_BTHK.shape[1], self.attention.chunk_length
         if length <= chunk:
             return None
-        half = self.attention.count_half_buckets(length)
-        directions_HKRE = self.directions_HKRE[..., :half].to(qk_BTHK.dtype)
-        turned_BHRTE = torch.einsum("bthk,hkre->bhrte", qk_BTHK, directions_HKRE)
-        buckets_BHRT = torch.cat([turned_BHRTE, -turned_BHRTE], dim=-1).argmax(-1)
+        first, num_buckets = 0, 1
+        buckets_BHRT = torch.zeros(1, dtype=torch.int64, device=qk_BTHK.device)
+        for count in self.attention.list_directions(length):
+            directions_HKRE = self.directions_HKRE[..., first : first + count].to(qk_BTHK.dtype)
+            turned_BHRTE = torch.einsum("bthk,hkre->bhrte", qk_BTHK, directions_HKRE)
+            buckets_BHRT = buckets_BHRT + num_buckets * torch.cat([turned_BHRTE, -turned_BHRTE], dim=-1).argmax(-1)
+            first, num_buckets = first + count, num_buckets * 2 * count
         if documents_BT is not None:  # padding has a bucket of its own, the last
-            buckets_BHRT = buckets_BHRT.masked_fill((documents_BT < 0)[:, None, None], 2 * half)
-        buckets_BHRT = F.pad(buckets_BHRT, (0, -length % chunk), value=2 * half + 1)
+            buckets_BHRT = buckets_BHRT.masked_fill((documents_BT < 0)[:, None, None], num_buckets)
+        buckets_BHRT = F.pad(buckets_BHRT, (0, -length % chunk), value=num_buckets + 1)
         order_BHRT = buckets_BHRT.argsort(dim=-1, stable=True)
         return SortedPositions(order_BHRT.flatten(2), order_BHRT.argsort(dim=-1))
 
-    def _attend(
+    def _compute_output(
         self, qk_BTHK: Tensor, v_BTHK: Tensor, documents_BT: Tensor | None, order: "SortedPositions | None"
     ) -> Tensor:
         """Return the weighted sums of values, (B, T, H, K)."""
@@ -99,7 +106,7 @@ class LshAttention(Float32BufferModule):
         k_BHTK = q_BHTK * (q_BHTK.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.head_dim**-0.5
         places_BHT = torch.arange(length, device=qk_BTHK.device).expand(*q_BHTK.shape[:2], -1)
         if order is None:
-            y_BHTK, _ = self._attend_in_chunks(q_BHTK, k_BHTK, v_BHTK, places_BHT, places_BHT, documents_BT)
+            y_BHTK, _ = self._compute_chunk_outputs(q_BHTK, k_BHTK, v_BHTK, places_BHT, places_BHT, documents_BT)
             return y_BHTK.transpose(1, 2)
         fill = -length % self.attention.chunk_length
         if fill:
@@ -109,7 +116,7 @@ class LshAttention(Float32BufferModule):
         index_BHNK = order.sorted_BHN[..., None].expand(-1, -1, -1, self.head_dim)
         q_BHCLK, k_BHCLK, v_BHCLK = (self._cut(x.gather(2, index_BHNK)) for x in (q_BHTK, k_BHTK, v_BHTK))
         places_BHCL = self._cut(order.sorted_BHN)
-        y_BHCLK, weight_BHCL = self._attend_in_chunks(
+        y_BHCLK, weight_BHCL = self._compute_chunk_outputs(
             q_BHCLK, _look_back(k_BHCLK), _look_back(v_BHCLK), places_BHCL, _look_back(places_BHCL), documents_BT
         )
         rounds = self.attention.num_hashes
@@ -117,12 +124,14 @@ class LshAttention(Float32BufferModule):
         index_BHRTK = order.places_BHRT[..., None].expand(-1, -1, -1, -1, self.head_dim)
         y_BHRTK = y_BHCLK.flatten(2, 3).unflatten(2, (rounds, -1)).gather(3, index_BHRTK)
         shares_BHRT = weight_BHRT.softmax(2).to(y_BHRTK.dtype)
-        return (y_BHRTK * shares_BHRT[..., None]).sum(2)[:, :, :length].transpose(1, 2)
+        y_BHTK = (y_BHRTK * shares_BHRT[..., None]).sum(2)
+        return y_BHTK[:, :, :length].transpose(1, 2)
 
     def _cut(self, x_BHNX: Tensor) -> Tensor:
-        return x_BHNX.unflatten(2, (-1, self.attention.chunk_length))
+        cut_BHCLX: Tensor = x_BHNX.unflatten(2, (-1, self.attention.chunk_length))
+        return cut_BHCLX
 
-    def _attend_in_chunks(
+    def _compute_chunk_outputs(
         self,
         q_BHCLK: Tensor,
         k_BHCMK: Tensor,

@@ -39,7 +39,9 @@ class PatchEmbedding(Float32BufferModule):
     def reset_buffers(self) -> None:
         """Set scale and shift of (value / 255 - mean) / std, for instance after `to_empty`."""
         area = self.patches.patch_size**2
-        mean_C, std_C = (torch.tensor(self.patches.list_channel_values(one)) for one in (self.patches.mean, self.patches.std))
+        mean_C, std_C = (
+            torch.tensor(self.patches.list_channel_values(one)) for one in (self.patches.mean, self.patches.std)
+        )
         self.scale_P.copy_((1 / (255 * std_C)).repeat_interleave(area))
         self.shift_P.copy_((mean_C / std_C).repeat_interleave(area))
 

@@ -6,7 +6,7 @@ f_k(s_{k+1}) again for its gradient, and s_k = s_{k+2} - f_k(s_{k+1}) with it.
 
 Invariants:
 - A state that was computed backwards differs from the first by rounding. What must not differ, such as the order of
-  hashes, is kept from the first pass (ForwardContext.reuse).
+  hashes, is kept from the first pass (ForwardContext.get_or_compute).
 """
 
 from collections.abc import Iterable

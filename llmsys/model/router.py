@@ -24,8 +24,8 @@ from llmsys.model.host_read import read_once
 
 # N tokens, D width, E experts, K experts per token
 
+# Entry of `experts_NK` where a token visits fewer than K experts.
 NO_EXPERT = -1
-"""Entry of `experts_NK` where a token visits fewer than K experts."""
 
 
 @dataclass(frozen=True)

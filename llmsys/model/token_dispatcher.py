@@ -19,8 +19,8 @@ from llmsys.model.router import RoutingDecision, count_tokens
 # N tokens, K experts per token, M = N * K assignments, D width
 
 
+# Returns the output of the shared experts, (N, D).
 ComputeShared = Callable[[], Tensor]
-"""Returns the output of the shared experts, (N, D)."""
 
 
 class TokenDispatcher(Protocol):

@@ -34,12 +34,9 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 # B rows, T positions, S source positions, D width, V vocabulary
 
 
+# (head, hidden_BTD, places) → the result of the forward pass in place of logits. For instance the loss of the targets
+# `places` beyond the next token. For a classifier the head is None, and hidden_BTD holds its logits.
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
-"""(head, hidden_BTD, places) → the result of the forward pass in place of logits.
-
-For instance the loss of the targets `places` beyond the next token. For a classifier the head is None, and hidden_BTD
-holds its logits.
-"""
 
 
 class Transformer(LayerStack):
@@ -276,10 +273,14 @@ class Transformer(LayerStack):
             predicted.append(head(hidden_BTD) if finish is None else finish(head, hidden_BTD, k))
         return predicted
 
-    def _compute_class_logits(self, x_BTD: Tensor, pooling: Literal["first", "mean"] | None, real_BT: Tensor | None) -> Tensor:
+    def _compute_class_logits(
+        self, x_BTD: Tensor, pooling: Literal["first", "mean"] | None, real_BT: Tensor | None
+    ) -> Tensor:
         """Return class logits: one vector of the sequence, dropout, linear layer."""
         hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
-        pooled_BD = self.pool_first_position(hidden_BTD) if pooling is None else pool_positions(hidden_BTD, pooling, real_BT)
+        pooled_BD = (
+            self.pool_first_position(hidden_BTD) if pooling is None else pool_positions(hidden_BTD, pooling, real_BT)
+        )
         pooled_BD = apply_dropout(pooled_BD, self.config.dropout.final, self.training)
         logits: Tensor = self.get_submodule("classifier")(pooled_BD)
         return logits

@@ -15,8 +15,8 @@ from llmsys.model.local_tensor import get_local_tensor
 from llmsys.optim.lr_schedule import get_weight_decay_share
 from llmsys.optim.parameter_groups import build_parameter_groups
 
+# Elements updated at a time, so that they stay in cache: 256 KiB of each of five tensors.
 PIECE = 1 << 16
-"""Elements updated at a time, so that they stay in cache: 256 KiB of each of five tensors."""
 
 
 class BitwiseAdamW:

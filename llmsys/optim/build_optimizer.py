@@ -17,9 +17,9 @@ from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 log = get_logger(__name__)
 
 FULL_MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+# Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
+# belong to moments of 8 bits.
 MOMENTS = FULL_MOMENTS | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
-"""Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
-belong to moments of 8 bits."""
 
 
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]

@@ -15,15 +15,15 @@ from torch import Tensor
 
 # M, N the sides of a matrix, E experts (any leading dims are a batch of matrices)
 
+# Coefficients of the quintic step, chosen for the steepest slope at 0: singular values end near 1, not at it.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic step, chosen for the steepest slope at 0: singular values end near 1, not at it."""
 
+# Root mean square of a usual AdamW update (Moonshot 2025, 2.2).
 ADAMW_RMS = 0.2
-"""Root mean square of a usual AdamW update (Moonshot 2025, 2.2)."""
 
 Orthogonal = Callable[[Tensor], Tensor]
+# (shards of matrices, function of full matrices) → the same shards of the function's results.
 Apply = Callable[[Sequence[Tensor], Orthogonal], list[Tensor]]
-"""(shards of matrices, function of full matrices) → the same shards of the function's results."""
 
 
 def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:

@@ -52,8 +52,8 @@ class _SavedOutputs(NamedTuple):
 Store = dict[Any, deque[_SavedOutputs]]
 
 
+# Of the first pass, and of the pass that repeats it.
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-"""Of the first pass, and of the pass that repeats it."""
 
 
 def build_read_contexts() -> Contexts:
@@ -159,6 +159,7 @@ def _list_versions(outputs: Any) -> list[int]:
 ActivationCheckpointMode = Literal["none", "selective", "full", "offload"]
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
+# Operations whose outputs `selective` saves.
 SAVED_OPERATIONS = {
     aten.mm.default,
     aten.addmm.default,
@@ -175,7 +176,6 @@ SAVED_OPERATIONS = {
     collectives.all_to_all_single.default,
     collectives.reduce_scatter_tensor.default,
 }
-"""Operations whose outputs `selective` saves."""
 
 
 def apply_activation_checkpoint(

@@ -22,8 +22,8 @@ from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 
+# Smaller tensors stay: a copy of them costs more than their memory.
 MIN_BYTES = 1 << 10
-"""Smaller tensors stay: a copy of them costs more than their memory."""
 
 
 class _HostCopy:

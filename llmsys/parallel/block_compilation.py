@@ -24,8 +24,8 @@ from llmsys.model.moe_layer import MoELayer
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
 
+# An object and the name of its method.
 Piece = tuple[Any, str]
-"""An object and the name of its method."""
 
 
 def list_blocks(model: Transformer) -> list[TransformerBlock]:

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.parallel.process_group import set_group_timeout
 
+# Axes of the root that split sequences: one, or ring and ulysses where both have more than one rank.
 CONTEXT = ("context", "ring", "ulysses")
-"""Axes of the root that split sequences: one, or ring and ulysses where both have more than one rank."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ log = get_logger(__name__)
 
 FILE_PREFIX = "collectives-rank-"
 NUM_COLLECTIVES = 10_000  # a step of Llama-3.1 405B on 2,048 ranks has about 1,800; torch keeps 2,000 by default
+# Limit of a dump: torch's recorder takes a lock that a hanging thread may hold.
 WRITE_SECONDS = 10.0
-"""Limit of a dump: torch's recorder takes a lock that a hanging thread may hold."""
 
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -27,16 +27,16 @@ from llmsys.parallel.fp8_emulation import BLOCK, compute_fp8_matmul
 
 Fp8Recipe = Literal["fp8", "fp8_block"]
 
+# Both widths of a matmul must be multiples of it: kernels read 16 bytes at a time, and tiles of weights are square.
 MULTIPLES: dict[Fp8Recipe, int] = {"fp8": 16, "fp8_block": BLOCK}
-"""Both widths of a matmul must be multiples of it: kernels read 16 bytes at a time, and tiles of weights are square."""
 
+# CUDA compute capability of the first GPUs that multiply fp8 (Ada), and take block scales (Hopper).
 MIN_CAPABILITIES: dict[Fp8Recipe, tuple[int, int]] = {"fp8": (8, 9), "fp8_block": (9, 0)}
-"""CUDA compute capability of the first GPUs that multiply fp8 (Ada), and take block scales (Hopper)."""
 
+# (x, weight as (out, in)) → x · weightᵀ.
 Multiply = Callable[[Tensor, Tensor], Tensor]
-"""(x, weight as (out, in)) → x · weightᵀ."""
+# (rows grouped by expert, weights as (E, in, out), end of each group) → the product of each group.
 MultiplyGroups = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(rows grouped by expert, weights as (E, in, out), end of each group) → the product of each group."""
 
 
 def require_fp8(device: torch.device, recipe: Fp8Recipe = "fp8", key: str = "train.matmul_dtype") -> None:

@@ -14,8 +14,8 @@ from llmsys.model import cpu_kernels
 
 # M rows grouped by expert, E experts, K channels in, N channels out
 
+# Neighbours with one scale, and rows and columns of a tile.
 BLOCK = 128
-"""Neighbours with one scale, and rows and columns of a tile."""
 
 MAX_E4M3 = 448.0
 

@@ -36,8 +36,8 @@ logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 
 # B rows, L positions of this rank, D width
 
+# (stage, hidden states of the stage before or None, number of the micro-batch) → hidden states, or the loss.
 RunStage = Callable[[int, Tensor | None, int], Tensor]
-"""(stage, hidden states of the stage before or None, number of the micro-batch) → hidden states, or the loss."""
 
 
 class EnterBackward(Protocol):

@@ -22,14 +22,14 @@ from llmsys.parallel.rendezvous import bind_rendezvous
 
 Value = TypeVar("Value")
 
+# Timeout of a collective.
 TIMEOUT_SECONDS = 300
-"""Timeout of a collective."""
 
+# World size from which gloo connects two ranks when they first communicate; a full mesh connects all at once.
 LAZY_MESH_RANKS = 64
-"""World size from which gloo connects two ranks when they first communicate; a full mesh connects all at once."""
 
+# Open files of a rank without its connections: token files (256), libraries, logs.
 OWN_DESCRIPTORS = 512
-"""Open files of a rank without its connections: token files (256), libraries, logs."""
 
 
 def get_local_device() -> torch.device:

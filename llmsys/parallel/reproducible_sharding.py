@@ -37,8 +37,8 @@ from llmsys.parallel.reproducible_sum import sum_tree
 
 # R ranks that send rows, L experts of this rank, M rows, N rows of one rank for one expert, D width, F width inside
 
+# Alignment of the operands of a matmul in bytes, as of new tensors on the CPU; results can depend on it.
 ALIGNMENT = 64
-"""Alignment of the operands of a matmul in bytes, as of new tensors on the CPU; results can depend on it."""
 
 
 def apply_reproducible_expert_parallel(model: Transformer, meshes: DeviceMeshes, compute_dtype: torch.dtype) -> None:

@@ -19,8 +19,8 @@ from llmsys.parallel.process_group import all_reduce_sum
 
 # R rows, K columns, L leaves
 
+# Squares summed at a time, in float64; they stay in cache.
 BLOCK = 1 << 16
-"""Squares summed at a time, in float64; they stay in cache."""
 
 
 def sum_tree(leaves: Tensor) -> Tensor:

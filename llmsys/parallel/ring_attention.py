@@ -62,8 +62,8 @@ class RingMask(DistributedMask):
         return out_BLHV
 
 
+# Keys and values, or their gradients.
 Pair = tuple[Tensor, Tensor]
-"""Keys and values, or their gradients."""
 
 
 @dataclass(frozen=True)
@@ -272,8 +272,8 @@ def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
 
 run_ring.register_autograd(_run_backward, setup_context=_save_inputs)
 OPERATION = torch.ops.llmsys.ring_attention.default
+# The operations as functions of smaller ones, for a dry run, which counts those.
 STEPS: dict[Any, Callable[..., Any]] = {
     OPERATION: compute_ring,
     torch.ops.llmsys.ring_attention_backward.default: compute_ring_gradients,
 }
-"""The operations as functions of smaller ones, for a dry run, which counts those."""

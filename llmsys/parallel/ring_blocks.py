@@ -18,12 +18,12 @@ from torch import Tensor
 # B rows, L queries, S keys, H query heads, G key-value heads, R = H / G, K width of a key, V width of a value,
 # P rows of positions: B, or 1 where all rows have the same
 
+# Queries of one product, so that scores take H · 256 · S floats.
 CHUNK = 256
-"""Queries of one product, so that scores take H · 256 · S floats."""
 
+# Where a rank's pair of chunks comes from, compared with that of the queries: its first chunk lies in front of theirs
+# where its rank is lower, and its second chunk behind theirs.
 Side = Literal["own", "before", "after"]
-"""Where a rank's pair of chunks comes from, compared with that of the queries: its first chunk lies in front of theirs
-where its rank is lower, and its second chunk behind theirs."""
 
 aten = torch.ops.aten
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from llmsys import __version__
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import DataError
+from llmsys.local_files import write_bytes_atomically
 from llmsys.log import get_logger
 from llmsys.manifest import MANIFEST_NAME, Manifest, load_manifest
 from llmsys.report.dataset_sections import (

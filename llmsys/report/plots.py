@@ -20,10 +20,10 @@ THINNING_RULE = (
     f"Curves longer than {MAX_POINTS:,} points are downsampled: the minimum and maximum of each of "
     f"{MAX_POINTS // 2:,} equal intervals are drawn."
 )
+# In a line of a bar's label.
 LABEL_CHARACTERS = 34
-"""In a line of a bar's label."""
+# Minimum number of points of a curve with a running mean.
 SMOOTHED_FROM = 200
-"""Minimum number of points of a curve with a running mean."""
 
 BLUE, ORANGE, GREEN, PURPLE, FAINT = (f"theme:{name}" for name in ("blue", "orange", "green", "purple", "faint"))
 

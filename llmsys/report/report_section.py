@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from llmsys.report.html_markup import Html, build_section
 from llmsys.report.plots import Figure
 
+# Key numbers: what, how much, and a remark.
 Numbers = list[tuple[str, str, str]]
-"""Key numbers: what, how much, and a remark."""
 
 
 @dataclass(frozen=True)

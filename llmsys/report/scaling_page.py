@@ -8,18 +8,18 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
 from llmsys.estimate.scaling.law import BudgetRequest
 from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
+from llmsys.local_files import write_bytes_atomically
 from llmsys.report.html_markup import Html, build_section, build_table, format_amount, format_number
 from llmsys.report.html_page import render_document
 from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace, build_line
 from llmsys.report.report_section import ReportSection, build_report_section
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+# Range of the plotted law, as a multiple of the largest run.
 BEYOND = 30.0
-"""Range of the plotted law, as a multiple of the largest run."""
 
 
 def write_scaling_report(points: Sequence[TrainingRun], fit: LawFit, path: Path) -> Path:

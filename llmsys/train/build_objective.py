@@ -257,9 +257,7 @@ def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Toke
             assert_never(unreachable)
 
 
-def _build_augmentation(
-    config: RunConfig, objective: PairObjective, pairs: SequencePairs
-) -> WindowTransform | None:
+def _build_augmentation(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> WindowTransform | None:
     layout = build_image_layout(config)
     if layout is None or not isinstance(objective, ClassificationConfig) or objective.augmentation is None:
         return None

@@ -21,7 +21,7 @@ from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.events import EventWriter
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
@@ -53,6 +53,7 @@ from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile
+from llmsys.train.step_profiler import StepProfiler
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
@@ -60,11 +61,11 @@ from llmsys.train.watchdog import Watchdog
 
 log = get_logger(__name__)
 
+# Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit.
 LOCK_SECONDS = 30
-"""Seconds to wait for the lock of the run folder: ranks of a killed run need a moment to exit."""
 
+# Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`.
 PromptCompleter = Callable[[Transformer, Tokenizer, RunConfig], list[dict[str, str]]]
-"""Completes the prompts of a config with a model. Passed in, because `generate` is a layer above `train`."""
 
 
 def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> EvaluationResult:
@@ -173,6 +174,9 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     write_prediction(metric_logger, resumed or 0, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
 
+    profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
+    stack.enter_context(profiler.handle_signal())
+
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.
         return complete_prompts(engine.module, dataset.tokenizer, config) if config.model.family == "decoder" else []
@@ -188,7 +192,7 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
         evaluation=Evaluation(evaluator, sample_prompts),
         checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity),
         control=control,
-        observability=Observability(metric_logger, step_meter, noise_scale_meter),
+        observability=Observability(metric_logger, step_meter, noise_scale_meter, profiler),
         steps_done=resumed or 0,
     )
 

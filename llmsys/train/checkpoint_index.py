@@ -45,8 +45,8 @@ SCHEMA = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
+# Offsets and sizes of the parts of a tensor that are loaded.
 Boxes = Sequence[tuple[Sequence[int], Sequence[int]]]
-"""Offsets and sizes of the parts of a tensor that are loaded."""
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 

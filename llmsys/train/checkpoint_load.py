@@ -28,8 +28,8 @@ from llmsys.train.checkpoint_record import describe_pickle, find_checkpoint_erro
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.checkpoint_storage import CheckpointStorageReader, convert_read_errors, read_tensors
 
+# Times a reader takes another checkpoint because the run removed the one it was reading.
 MAX_READ_ATTEMPTS = 5
-"""Times a reader takes another checkpoint because the run removed the one it was reading."""
 
 READ_FAILURES = (CheckpointException, CheckpointError, OSError)
 

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from llmsys.errors import CheckpointError
-from llmsys.local_path import is_plain_file_name
+from llmsys.local_files import is_plain_file_name
 
 METADATA = "metadata.json"
 VERSION = 1

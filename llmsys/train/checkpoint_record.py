@@ -20,22 +20,21 @@ from typing import Any
 
 import xxhash
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, UnreadableCheckpointError
-from llmsys.local_path import is_plain_file_name
+from llmsys.local_files import is_plain_file_name, write_bytes_atomically
 
+# Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle.
 FORMAT = 2
-"""Format 2 holds the locations of the tensors in `metadata.json`; format 1 held them in a pickle."""
+# Format 3 holds the locations of the tensors in an index per rank; format 2 remains that of a save by one process.
 INDEXED_FORMAT = 3
-"""Format 3 holds the locations of the tensors in an index per rank; format 2 remains that of a save by one process."""
 RECORD = "state.json"
+# The metadata file of format 1: a pickle, which can run code when it is read.
 PICKLED, PICKLED_FORMAT = ".metadata", 1
-"""The metadata file of format 1: a pickle, which can run code when it is read."""
 BLAKE2B_DIGITS = 128
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 
+# Errors that tell the state of the disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone later.
 DAMAGE_ERRORS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
-"""Errors that tell the state of the disk. Any other (EIO, ESTALE, EACCES, a timeout) may be gone later."""
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:

@@ -78,8 +78,8 @@ class HostStateCopy:
 
 
 CPU = torch.device("cpu")
+# Seconds that a failed run waits for a save in the background.
 CLOSE_SECONDS = 120
-"""Seconds that a failed run waits for a save in the background."""
 
 
 @dataclass

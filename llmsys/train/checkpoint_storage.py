@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError
+from llmsys.local_files import write_bytes_atomically
 from llmsys.parallel.process_group import all_gather_object
 from llmsys.train.checkpoint_index import SUFFIX, Boxes, read_indices, write_index
 from llmsys.train.checkpoint_metadata import METADATA, format_metadata, parse_metadata

@@ -18,8 +18,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
-from llmsys.atomic_write import sync_folder
 from llmsys.errors import CheckpointError, LlmsysError, to_data_error
+from llmsys.local_files import sync_folder
 from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.checkpoint_plan import RankPlanner

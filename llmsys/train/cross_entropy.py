@@ -110,8 +110,8 @@ class _TokenLosses(torch.autograd.Function):
 
 # B rows, T positions, D width, N valid targets, V vocabulary
 
+# Bytes of one block of logits, large enough that adding the weight's gradients costs little.
 LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 28, 1 << 29
-"""Bytes of one block of logits, large enough that adding the weight's gradients costs little."""
 
 
 def compute_linear_cross_entropy(

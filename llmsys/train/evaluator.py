@@ -17,8 +17,8 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
 from llmsys.train.cross_entropy import compute_sequence_losses
 
+# Computes the logits of a batch without dropout, such as `Engine.compute_logits`.
 LogitsFunction = Callable[[Batch], Tensor]
-"""Computes the logits of a batch without dropout, such as `Engine.compute_logits`."""
 
 
 class RowRanks(NamedTuple):

@@ -23,8 +23,8 @@ from llmsys.model.transformer import Transformer
 from llmsys.parallel.gradient_clipping import clip_gradients
 from llmsys.parallel.process_group import all_reduce_sum, run_on_rank_zero
 
+# Weight of the running averages in each update: about the last 20 measurements count.
 DECAY = 0.95
-"""Weight of the running averages in each update: about the last 20 measurements count."""
 
 
 @dataclass

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmsys.atomic_write import sync_folder
 from llmsys.config.migration import to_current_names
 from llmsys.config.run import RunConfig
 from llmsys.engine.engine import Engine
 from llmsys.errors import CheckpointError
 from llmsys.events import iter_events
+from llmsys.local_files import sync_folder
 from llmsys.log import get_logger
 from llmsys.parallel.process_group import get_rank, run_on_rank_zero
 from llmsys.train import checkpoint_load
@@ -44,8 +44,8 @@ from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
 from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mode, format_changes
 from llmsys.train.step_guard import StepGuard
 
+# Checkpoints that an error lists with their problems.
 MAX_LISTED = 5
-"""Checkpoints that an error lists with their problems."""
 
 log = get_logger(__name__)
 
@@ -153,12 +153,12 @@ def _move_aside(folder: Path) -> Path | None:
     return aside
 
 
+# Next step for a difference, by the prefix of its key.
 ADVICE = {
     "data": "The data differ: set data.folder to the original dataset, or prepare it again with the original config.",
     "tokenizer_fingerprint": "The tokenizer differs, so ids have another meaning: use the tokenizer of the run.",
     "model": "The model differs: restore the model section.",
 }
-"""Next step for a difference, by the prefix of its key."""
 
 
 def find_resume_point(config: RunConfig) -> Path | None:

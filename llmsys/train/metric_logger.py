@@ -9,8 +9,7 @@ from typing import Any
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.events import EventWriter
-from llmsys.log import get_logger
-from llmsys.redact import redact_values
+from llmsys.log import get_logger, redact_values
 from llmsys.train.checkpoint_saver import SaveResult
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from llmsys.atomic_write import write_bytes_atomically
 from llmsys.errors import CheckpointError, ConfigError
+from llmsys.local_files import write_bytes_atomically
 from llmsys.train.checkpoint_metadata import DTYPES, METADATA, format_metadata, parse_metadata
 from llmsys.train.checkpoint_record import (
     PICKLED,
@@ -31,6 +31,7 @@ from llmsys.train.checkpoint_record import (
 )
 
 FOLDERS = ("checkpoints", "averaged")
+# Classes of a `.metadata` of torch 2, by module.
 CLASSES = {
     "torch.distributed.checkpoint.metadata": (
         "BytesStorageMetadata",
@@ -49,7 +50,6 @@ CLASSES = {
     "pathlib._local": ("Path", "PosixPath"),
     "collections": ("OrderedDict",),
 }
-"""Classes of a `.metadata` of torch 2, by module."""
 
 
 class MetadataUnpickler(pickle.Unpickler):

@@ -32,8 +32,8 @@ ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 # https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html: these have no bfloat16 products.
 ISA_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 CPUINFO = Path("/proc/cpuinfo")
+# fp16 on a CPU that takes this many times as long as fp32 logs a warning.
 SLOW_FACTOR = 2.0
-"""fp16 on a CPU that takes this many times as long as fp32 logs a warning."""
 MATMUL_SIZE = 192  # 20 ms at the 0.7 GFLOP/s of bfloat16 on avx2
 
 

@@ -72,8 +72,8 @@ def drop_reproducibility_mode(saved: dict[str, Any], now: dict[str, Any]) -> tup
     return tuple({k: v for k, v in one.items() if k != "bitwise"} for one in (saved, now))  # type: ignore[return-value]
 
 
+# Differences that a message lists.
 MAX_LISTED = 5
-"""Differences that a message lists."""
 
 
 def require_rank_agreement(config: RunConfig) -> None:

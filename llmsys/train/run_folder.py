@@ -11,15 +11,15 @@ import platform
 import torch
 import yaml
 
-from llmsys.atomic_write import PRIVATE, write_bytes_atomically
 from llmsys.config.run import RunConfig
-from llmsys.redact import redact_values
+from llmsys.local_files import PRIVATE, write_bytes_atomically
+from llmsys.log import redact_values
 from llmsys.source_code import read_source
 from llmsys.train.precision import get_matmul_numerics
 
 RECORDED_PACKAGES = ("torch", "deepspeed", "accelerate", "sentencepiece", "pyarrow", "numpy", "pydantic")
+# Prefixes of environment variables that change how a step runs: allocator, flight recorder, network, kernels.
 RECORDED_VARIABLES = ("CUDA_", "CUBLAS_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_")
-"""Prefixes of environment variables that change how a step runs: allocator, flight recorder, network, kernels."""
 
 
 def write_run_record(config: RunConfig, data_fingerprint: str, world_size: int) -> None:

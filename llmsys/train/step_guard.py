@@ -110,8 +110,8 @@ class StepGuard:
             )
 
 
+# Documents that one record lists. `num_documents` has the count of a step with more.
 MAX_LISTED = 200
-"""Documents that one record lists. `num_documents` has the count of a step with more."""
 
 
 def describe_step_contents(steps: StepBatches, sources: Sequence[TokenShards], step: int) -> dict[str, Any]:

@@ -123,7 +123,8 @@ class Trainer:
         batches = self.observability.begin_step(step, batches)
         guard.problem = ""  # of the previous step: the guard is not asked when gradients overflow
         stop_flag = self.control.stop_request.to_flag()
-        result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
+        with self.observability.record_profile(number):
+            result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
         self.observability.end_step(result)
         experts = update_expert_balance(self.engine.module, result.is_applied)
         depth = measure_mean_depth(self.engine.module)
@@ -138,6 +139,7 @@ class Trainer:
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
         if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
             self._log_step(batches, result, rate, seconds, experts, depth)
+        self.observability.log_profile(number)
         if result.is_applied:
             guard.record_accepted(number, result)
         else:

@@ -35,8 +35,8 @@ from llmsys.parallel.process_group import get_rank, get_world_size
 from llmsys.train.heartbeat import GONE, UNKNOWN, Heartbeat, read_process_state
 from llmsys.train.work_meter import WorkMeter
 
+# Makes a rank dump its stacks without the interpreter, as Java and Go programs do.
 STACKS_SIGNAL = signal.SIGQUIT
-"""Makes a rank dump its stacks without the interpreter, as Java and Go programs do."""
 
 
 def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after_seconds: float) -> list[str]:
@@ -82,18 +82,18 @@ def request_stack_dump(beat: Heartbeat) -> None:
         os.kill(beat.process, signal.SIGCONT if state == psutil.STATUS_STOPPED else STACKS_SIGNAL)
 
 
+# Exit status of a run that ended because a rank hung.
 HUNG = 4
-"""Exit status of a run that ended because a rank hung."""
 
 FOLDER, NAMED = "heartbeats", "named"
 # For long timeouts one beat every MAX_INTERVAL_SECONDS.
 BEATS_PER_TIMEOUT = 10
 MAX_INTERVAL_SECONDS = 5.0
+# Missed heartbeats after which a rank counts as silent: its process is stopped or gone, or its host is.
 SILENT_BEATS = 4
-"""Missed heartbeats after which a rank counts as silent: its process is stopped or gone, or its host is."""
 
+# CPU time, as a share of the timeout, that counts as work: threads that only poll use less.
 WORK_SHARE = 0.02
-"""CPU time, as a share of the timeout, that counts as work: threads that only poll use less."""
 
 EXIT_DELAY_SECONDS = 1.0
 

@@ -9,10 +9,10 @@ import time
 
 import psutil
 
+# Bytes read or written that count as work; heartbeats and log lines are far fewer.
 WORK_BYTES = 2**20
-"""Bytes read or written that count as work; heartbeats and log lines are far fewer."""
+# Pages read from disk through a mapped file that count as work.
 WORK_FAULTS = 64
-"""Pages read from disk through a mapped file that count as work."""
 
 
 class WorkMeter:

@@ -80,7 +80,7 @@ def build_settings(variant: ConfigVariant) -> Settings:
     """Return the smallest settings of a run that has the variant."""
     base = RUN if variant.is_trained else {"tokenizer": RUN["tokenizer"]}
     if str(variant) in ("data.kind=images", "tokenizer.kind=none"):  # images have no text
-        base = {}
+        base = {"tokenizer": {"kind": "none"}}
     if variant.path.startswith("model.moe."):
         base = RUN | {"model": MODEL | {"moe": MOE}}
     changes = {variant.path: {"kind": variant.kind}} | EXAMPLES[str(variant)]

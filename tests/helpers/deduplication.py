@@ -15,7 +15,7 @@ from data_pipeline.pipelines.deduplication_stages import DeduplicationStages
 from data_pipeline.stages.collect import collect_shard
 from llmsys.config.data import CrawlConfig
 from llmsys.config.executor import InlineExecutorConfig
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 Document = dict[str, Any]

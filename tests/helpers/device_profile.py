@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from llmsys.config.yaml_parser import dump_yaml
+from llmsys.config.yaml_files import dump_yaml
 from llmsys.estimate.device_profile import DeviceProfile
 
 NAME = "abacus"

@@ -293,9 +293,7 @@ def build_images(patches: PatchesConfig, rows: int, image_size: int = 0) -> tupl
     layout = ImageLayout(image_size or patches.image_size, patches)
     shape = (rows, patches.num_channels, layout.image_size, layout.image_size)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    mean, std = (
-        torch.tensor(patches.list_channel_values(one))[:, None, None] for one in (patches.mean, patches.std)
-    )
+    mean, std = (torch.tensor(patches.list_channel_values(one))[:, None, None] for one in (patches.mean, patches.std))
     return torch.from_numpy(layout.cut_patches(images.numpy())), (images / 255 - mean) / std
 
 

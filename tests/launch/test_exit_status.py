@@ -15,7 +15,17 @@ from launch.launchers.local import find_signal
 from launch.launchers.multi_host import combine_statuses
 from launch.launchers.torchrun import _report_first_failure
 from launch.main import main
-from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET, is_lost_peer
+from launch.train import (
+    CRASHED,
+    HUNG,
+    LAUNCHER_REPORTS,
+    LOST_PEER,
+    MENDABLE,
+    STOPPED,
+    UNMET,
+    _report_lost_peer,
+    is_lost_peer,
+)
 from llmsys.errors import LostRankError
 from tests.helpers.launch_config import HOSTS, build_toy_config, write_toy_config
 
@@ -92,22 +102,43 @@ def test_lost_hosts_are_one_message_and_status_3(
     assert capsys.readouterr().err.count("llmsys: error") == 1
 
 
-def failure(exitcode: int, timestamp: int) -> ProcessFailure:
-    one = ProcessFailure(local_rank=0, pid=10, exitcode=exitcode, error_file="none")
-    one.timestamp = timestamp
-    return one
-
-
 @pytest.mark.parametrize(
-    ("codes", "status", "messages"),
-    [((HUNG, LOST_PEER), HUNG, 0), ((LOST_PEER, -9), LOST_PEER, 1), ((LOST_PEER, -15), LOST_PEER, 0), ((1, 3), 1, 0)],
+    ("codes", "status", "message"),
+    [
+        ((HUNG, LOST_PEER), HUNG, ""),
+        ((LOST_PEER, -9), LOST_PEER, "rank 1 (process 10) was killed by signal 9"),
+        ((LOST_PEER, -15), LOST_PEER, "rank 0 lost contact with another rank: Broken pipe. Checkpoints are intact"),
+        ((1, 3), 1, ""),
+    ],
 )
-def test_torchrun_names_a_killed_rank_and_repeats_none_that_spoke(
-    caplog: pytest.LogCaptureFixture, codes: tuple[int, ...], status: int, messages: int
+def test_torchrun_gives_one_message_whichever_rank_ended_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    codes: tuple[int, ...],
+    status: int,
+    message: str,
 ) -> None:
+    failures = []
+    monkeypatch.setenv(LAUNCHER_REPORTS, "1")
     with caplog.at_level(logging.ERROR):
-        assert _report_first_failure([(rank, failure(code, rank)) for rank, code in enumerate(codes)]) == status
-    assert len(caplog.records) == messages
+        for rank, code in enumerate(codes):
+            file = tmp_path / f"rank-{rank}.json"
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+            if code == LOST_PEER:
+                _report_lost_peer("Broken pipe")
+            failures.append((rank, ProcessFailure(local_rank=rank, pid=10, exitcode=code, error_file=str(file))))
+        assert _report_first_failure(failures) == status
+    assert [record.message.startswith(message) for record in caplog.records] == [True] * bool(message)
+
+
+def test_a_rank_under_another_launcher_logs_that_its_peer_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(LAUNCHER_REPORTS, raising=False)
+    _report_lost_peer("Broken pipe")
+    assert "lost contact with another rank: Broken pipe" in caplog.text
 
 
 def test_ctrl_c_ends_torchrun_without_a_traceback(repository: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from llmsys.errors import DataError
 from llmsys.events import EventWriter
-from llmsys.log import configure_logging, get_logger
-from llmsys.redact import has_secret, is_secret_name, redact_secrets, redact_values
+from llmsys.log import configure_logging, get_logger, has_secret, is_secret_name, redact_secrets, redact_values
 
 SECRET_TEXTS = {
     "https://user:hush@host/a.warc.gz": "https://REDACTED@host/a.warc.gz",

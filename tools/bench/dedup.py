@@ -25,8 +25,8 @@ import numpy as np
 from data_pipeline.dedup.bloom_filter import CountingBloomFilter
 from data_pipeline.dedup.minhash import MinHasher
 from data_pipeline.dedup.text_segments import get_sentence_splitter, remove_segment_runs, split_segments
-from data_pipeline.stages.cluster_near_duplicates import list_clusters
 from data_pipeline.stages.find_substrings import compute_winnowing_anchors
+from data_pipeline.stages.join_near_duplicates import list_clusters
 from llmsys.config.deduplication import MinHashDedupConfig, SentenceDedupConfig
 from tools.bench.measurement import build_datatrove_parser, iter_crawl_texts, measure_cpu_seconds
 

@@ -14,7 +14,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from llmsys.config.yaml_parser import dump_yaml
+from llmsys.config.yaml_files import dump_yaml
 from llmsys.estimate.residual_model import FILE, ResidualModel, load_residuals
 from tools.bench.estimates_count import list_count_lines
 from tools.bench.estimates_energy import build_energy_rows, fit_energy

@@ -18,8 +18,8 @@ from llmsys.estimate.flops import count_flops
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
 BEGIN, END = "<!-- kernel ledger: begin -->", "<!-- kernel ledger: end -->"
+# Share of the peak that grouped products of 128-row tiles reach on Hopper (DeepGEMM's tables).
 GROUPED_GOAL = 0.65
-"""Share of the peak that grouped products of 128-row tiles reach on Hopper (DeepGEMM's tables)."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from unittest.mock import patch
 
 from llmsys.dryrun.guard_library import load_guard_library
 
+# Architecture → device profile, and its compute capability times ten.
 ARCHITECTURES = {"sm_80": ("a100-80gb", 80), "sm_90": ("h100-sxm", 90), "sm_100": ("b200", 100)}
-"""Architecture → device profile, and its compute capability times ten."""
 
 ROWS, WIDTH, INNER, HEADS, HEAD_DIM, EXPERTS = 8192, 4096, 14336, 32, 128, 128
 

@@ -36,8 +36,8 @@ from llmsys.token_shards import TokenShards, open_tokens
 from llmsys.train.build_objective import build_source_windows
 
 ROUNDS = 5
+# (positions, ranks, windows of a rank, windows of a forward pass) that are looked at for balance.
 SHAPES = ((512, 8, 8, 8), (2048, 2, 4, 4), (2048, 8, 4, 4), (2048, 8, 4, 1), (8192, 4, 2, 1))
-"""(positions, ranks, windows of a rank, windows of a forward pass) that are looked at for balance."""
 Next = Callable[[], Any]
 
 

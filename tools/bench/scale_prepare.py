@@ -58,7 +58,7 @@ def run_driver(blocks: int) -> float:
     from data_pipeline.graph.tasks import Task
     from data_pipeline.stages.split_inputs import InputBlockList
     from llmsys.config.executor import InlineExecutorConfig
-    from llmsys.folder_lock import lock_folder
+    from llmsys.local_files import lock_folder
 
     class ReturnAtOnce:
         """An executor whose workers need no time."""

@@ -30,15 +30,15 @@ ENGINES: tuple[EngineConfig, ...] = (
     DeepSpeedEngineConfig(zero_stage=2),
     DeepSpeedEngineConfig(zero_stage=3),
 )
+# Offload choices, tried only if nothing else fits: they cost time in every step.
 OFFLOADED: tuple[EngineConfig, ...] = (
     TorchEngineConfig(cpu_offload="state"),
     DeepSpeedEngineConfig(zero_stage=2, cpu_offload="optimizer"),
     DeepSpeedEngineConfig(zero_stage=3, cpu_offload="optimizer"),
 )
-"""Offload choices, tried only if nothing else fits: they cost time in every step."""
 
+# Positions of each rank from which a plan tries a ring: below, messages outlast the products of a step.
 MIN_RING_POSITIONS = 4096
-"""Positions of each rank from which a plan tries a ring: below, messages outlast the products of a step."""
 
 
 @dataclass(frozen=True)

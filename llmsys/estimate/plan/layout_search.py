@@ -26,8 +26,8 @@ from llmsys.estimate.plan.layout_candidate import (
 )
 from llmsys.estimate.software_profile import resolve_for_profile
 
+# Limit of the search for a sufficient number of devices.
 MOST_DEVICES = 2**20
-"""Limit of the search for a sufficient number of devices."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Axis = Literal["FLOPs", "parameters", "tokens"]
+# Forward and backward of one parameter for one token (Kaplan 2020, 2.1).
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""Forward and backward of one parameter for one token (Kaplan 2020, 2.1)."""
 
 
 @dataclass(frozen=True)

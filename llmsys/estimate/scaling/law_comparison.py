@@ -114,8 +114,8 @@ def _find_rate_extrapolation(values: list[tuple[FittedRange, float]]) -> tuple[f
     return worst if worst[0] > 1 else None
 
 
+# Repeating tokens up to four times is about as good as new ones (Muennighoff 2023, 5).
 FAMILIAR_EPOCHS = 4
-"""Repeating tokens up to four times is about as good as new ones (Muennighoff 2023, 5)."""
 
 
 def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, Any]:

@@ -101,13 +101,13 @@ def _parse_run(name: str, values: dict[str, Any], where: object) -> TrainingRun:
     return TrainingRun(name, **numbers)
 
 
+# Residuals of log L above it count linearly, so that one bad run does not bend the law (Hoffmann 2022, D.2).
 HUBER_WIDTH = 1e-3
-"""Residuals of log L above it count linearly, so that one bad run does not bend the law (Hoffmann 2022, D.2)."""
 
 UNKNOWNS = ("E", "A", "B", "alpha", "beta")
 RESAMPLES = 200
+# log E, log A, log B, alpha, beta of each start.
 STARTS = tuple(product((-1.0, 0.0, 0.7), (2.0, 6.0, 10.0), (2.0, 6.0, 10.0), (0.2, 0.4, 0.7), (0.2, 0.4, 0.7)))
-"""log E, log A, log B, alpha, beta of each start."""
 
 Vector = NDArray[np.float64]
 

@@ -92,8 +92,8 @@ def _iter_rate_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"  {row['law']:<24}{size:>11}{batch:>14}{rate:>11}  {_format_extrapolation(row['outside'])}"
 
 
+# Budget used by default, as a multiple of the largest run.
 TIMES_AHEAD = 10.0
-"""Budget used by default, as a multiple of the largest run."""
 
 
 def fit_to_dict(fit: LawFit, budgets: Sequence[float]) -> dict[str, Any]:

@@ -186,6 +186,7 @@ KRAJEWSKI = KrajewskiLaw(
     beta=0.147,
 )
 
+# Scaling laws of dense models: division of a budget between parameters and tokens.
 DENSE: tuple[ScalingLaw, ...] = (
     KAPLAN,
     HOFFMANN_ROUNDED,
@@ -196,16 +197,15 @@ DENSE: tuple[ScalingLaw, ...] = (
     LLAMA3_ROUNDED,
     LLAMA3,
 )
-"""Scaling laws of dense models: division of a budget between parameters and tokens."""
 
 _CLARK = LawSource(
     "Clark 2022, arXiv:2202.01169, table 3",
     "the dense model that gets experts",
     (FittedRange("parameters", 1.5e7, 1.3e9),),
 )
+# Scaling laws of mixtures of experts, for three kinds of routing.
 CLARK: tuple[ClarkLaw, ...] = (
     ClarkLaw("clark_2022_s_base", _CLARK, -0.082, -0.108, 0.009, 1.104, 1.847, 314.478),
     ClarkLaw("clark_2022_rl_r", _CLARK, -0.083, -0.126, 0.012, 1.111, 1.880, 469.982),
     ClarkLaw("clark_2022_hash", _CLARK, -0.087, -0.136, 0.012, 1.157, 4.175, 477.741),
 )
-"""Scaling laws of mixtures of experts, for three kinds of routing."""

@@ -12,8 +12,8 @@ import pytest
 from data_pipeline.dedup import simplified_words
 from data_pipeline.dedup.minhash import PRIME, HashPermutations, MinHasher, reduce_mod_mersenne61
 from data_pipeline.dedup.simplified_words import SimplifiedWordSplitter
-from data_pipeline.stages.cluster_near_duplicates import list_clusters
 from data_pipeline.stages.compute_signatures import split_document_ids
+from data_pipeline.stages.join_near_duplicates import list_clusters
 from data_pipeline.text.simplify_text import (
     CHANGING,
     fold_text,

@@ -10,9 +10,8 @@ from data_pipeline.core.task_record import write_file_list, write_rows
 from data_pipeline.dedup import duplicate_graph
 from data_pipeline.dedup.dedup_index import DocumentFiles
 from data_pipeline.dedup.duplicate_graph import ExternalSorter, find_components, find_labels
-from data_pipeline.stages.cluster_near_duplicates import LINK_SCHEMA
 from data_pipeline.stages.compute_signatures import DOCUMENT_SCHEMA
-from data_pipeline.stages.join_near_duplicates import write_near_duplicates
+from data_pipeline.stages.join_near_duplicates import LINK_SCHEMA, write_near_duplicates
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.uint64()), ("name", pa.string())])
@@ -23,6 +22,7 @@ def test_rows_come_sorted_whatever_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, run_rows: int
 ) -> None:
     monkeypatch.setattr(duplicate_graph, "FAN_IN", 3)
+    monkeypatch.setattr(duplicate_graph, "_BLOCK_ROWS", 4)  # so that a run has several blocks
     choose = np.random.default_rng(rows)
     given: list[tuple[int, int, str]] = []
     with ExternalSorter(tmp_path / "out", SCHEMA, ["a", "b"], run_rows) as sorter:
@@ -57,8 +57,9 @@ def test_components_of_stars_are_those_of_union_find(tmp_path: Path, seed: int) 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path) -> None:
+def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """400 documents in 40 files, of which the longest of a cluster is kept, then the one with the smallest id."""
+    monkeypatch.setattr(duplicate_graph, "_BLOCK_ROWS", 4)  # so that clusters span tables
     choose = np.random.default_rng(0)
     names = [f"{number:032x}" for number in choose.permutation(400)]
     lengths = choose.integers(1, 4, 400)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from data_pipeline.dedup.keys import ITEM_SCHEMA, Columns, find_later_items
-from data_pipeline.stages.cluster_near_duplicates import _list_equal_pairs
+from data_pipeline.stages.join_near_duplicates import _list_equal_pairs
 
 
 def build_items(high: list[int], low: list[int], age: list[int]) -> Columns:

@@ -18,7 +18,7 @@ from data_pipeline.stages.extract_text import extract_file
 from launch.main import main
 from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.token_shards import load_manifest
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 

@@ -17,7 +17,7 @@ from data_pipeline.graph.stage_runner import StageProgress, StageRunner
 from data_pipeline.graph.tasks import NextStage, Task, TaskRetry
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import ExecutorConfig, InlineExecutorConfig, LocalExecutorConfig
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.progress import Progress
 from tests.helpers.failing_tasks import count, die_until, pass_gate, raise_failure, sleep_for_ever
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl

@@ -20,7 +20,7 @@ def prepare(tmp_path: Path, source: Path, **data: Any) -> Manifest:
         "kind": "images", "folder": tmp_path / "data", "executor": {"kind": "inline"}, "inputs": [source],
         "heldout_inputs": [source], "image_size": 8, "num_channels": 1,
     }  # fmt: skip
-    return prepare_dataset(RunConfig.model_validate({"data": settings | data}))
+    return prepare_dataset(RunConfig.model_validate({"data": settings | data, "tokenizer": {"kind": "none"}}))
 
 
 def read_rows(pairs: SequencePairs) -> list[tuple[list[int], int]]:

@@ -16,7 +16,7 @@ from data_pipeline.graph.tasks import Task
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import InlineExecutorConfig
 from llmsys.errors import DataError
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
 from tests.helpers.killed_preparations import kill_again_and_again, start
 from tests.helpers.paths import ROOT

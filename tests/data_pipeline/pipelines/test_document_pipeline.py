@@ -15,7 +15,7 @@ from data_pipeline.inspection.verify_dataset import verify_dataset
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset, train_tokenizer
 from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from llmsys.token_shards import load_manifest, read_batches, verify_checksums
 from tests.helpers.tiny_crawl import build_tiny_config, hash_files, make_crawl
 

@@ -47,7 +47,7 @@ def test_plain_chunks_around_every_special_case_equal_spacy() -> None:
 
 
 def test_random_chunks_of_marks_units_exceptions_and_addresses_equal_spacy() -> None:
-    """Two in three are decided without spaCy, by `spacy_english_rules`."""
+    """Two in three are decided without spaCy, by `EnglishRules`."""
     source = random.Random(0)
     exceptions = sorted(name for name in split_english_words().tokenizer.rules if not any(map(str.isspace, name)))
     marks = list(".,:;!?()[]{}<>_#*&'\"`“”‘’…–—%=$+-~^/@|\\")

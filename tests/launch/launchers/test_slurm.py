@@ -13,7 +13,7 @@ from launch.launchers.host_commands import LaunchPlan
 from launch.launchers.slurm import WATCH, format_sbatch_script
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
-from llmsys.folder_lock import lock_folder
+from llmsys.local_files import lock_folder
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 HEARD = 'echo "$0 $*" >> "$SAID"\n'

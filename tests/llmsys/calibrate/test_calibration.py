@@ -11,7 +11,7 @@ from llmsys.calibrate.benchmarks import BenchmarkSizes, KernelMeasurements, fit_
 from llmsys.calibrate.calibration import build_device_profile, measure_machine
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_parser import dump_yaml
+from llmsys.config.yaml_files import dump_yaml
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import DeviceProfile, Number, load_device_profile
 from llmsys.estimate.step_time import estimate_step_time

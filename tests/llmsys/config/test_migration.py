@@ -20,10 +20,10 @@ from llmsys.config.migration import (
     to_current_names,
     to_recorded_names,
 )
-from llmsys.config.paths import list_config_names
 from llmsys.config.run import RunConfig
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.config.section import SectionType, list_fields, list_section_types
+from llmsys.config.yaml_files import list_config_names
 from llmsys.errors import CheckpointError, ConfigError, DataError
 from llmsys.manifest import Manifest
 from llmsys.train.initial_state import require_same_settings

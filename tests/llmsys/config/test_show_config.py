@@ -14,7 +14,7 @@ from llmsys.config.format_yaml import find_differences, format_annotated_yaml, f
 from llmsys.config.json_schema import build_json_schema
 from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
-from llmsys.config.yaml_parser import parse_yaml
+from llmsys.config.yaml_files import parse_yaml
 from tests.helpers.paths import CONFIGS
 
 RUNS = sorted(path for path in CONFIGS.rglob("*.yaml") if "languages" not in path.parts)  # those are no runs

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 
 from llmsys.config.images import AugmentationConfig
 from llmsys.config.patches import PatchesConfig
-from llmsys.data.batch import IGNORED
+from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.image_augmentation import ImageAugmenter
 from llmsys.data.images import ImageCollator, ImageLayout, PixelTokenizer
+from llmsys.data.length_buckets import LengthBuckets
+from llmsys.data.step_batches import BucketedStepBatches
 from llmsys.errors import ConfigError
 from tests.helpers.tiny_images import build_images
 
@@ -31,10 +33,20 @@ class Rows:
         return np.asarray(self.rows[document])
 
 
+class ToyPairs:
+    """Random images and their labels."""
+
+    def __init__(self) -> None:
+        images, _ = build_images(channels=3)
+        self.sources = Rows([image.transpose(2, 0, 1).ravel().astype(np.uint16) for image in images])
+        self.targets = Rows([[number % 3] for number in range(len(images))])
+
+    def __len__(self) -> int:
+        return len(self.targets.rows)
+
+
 def build_pairs() -> Any:
-    images, _ = build_images(channels=3)
-    sources = Rows([image.transpose(2, 0, 1).ravel().astype(np.uint16) for image in images])
-    return SimpleNamespace(sources=sources, targets=Rows([[number % 3] for number in range(len(images))]))
+    return ToyPairs()
 
 
 def test_patches_are_those_of_a_convolution() -> None:
@@ -91,7 +103,7 @@ def test_changes_depend_on_the_number_of_an_image_alone(functional: list[tuple[A
     assert first == second != other
     for top, left, height, width, size, _ in functional[::2]:
         assert 4 <= height == width <= 8
-        assert 0 <= min(top, left)
+        assert min(top, left) >= 0
         assert max(top, left) + height <= 8
         assert size == [8, 8]
     for degrees, (right, down), *_ in functional[1::2]:
@@ -109,5 +121,30 @@ def test_images_have_no_text() -> None:
     tokenizer = PixelTokenizer()
     assert (tokenizer.vocab_size, tokenizer.find_piece_id("a"), tokenizer.get_text_pieces()) == (256, None, {})
     for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.encode_batch(["a"]), lambda: tokenizer.decode([1])):
-        with pytest.raises(ConfigError, match="data.kind=images has no tokenizer"):
+        with pytest.raises(ConfigError, match=r"data.kind=images has no tokenizer"):
             call()
+
+
+class NumberRecorder:
+    """An augmentation that keeps the numbers of its images."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
+        self.numbers += numbers
+        return batch
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_image_has_a_number_of_its_own_in_every_epoch(ranks: int) -> None:
+    pairs, lengths_N, recorder = build_pairs(), np.full(12, 5), NumberRecorder()
+    grouping = LengthBuckets(lengths_N, lengths_N, 20, 1, ("data", 1))
+    assert grouping.steps_per_epoch == 3
+    for rank in range(ranks):
+        steps = BucketedStepBatches(
+            pairs, grouping, ImageCollator(LAYOUT), data_ranks=ranks, data_rank=rank, augmentation=recorder
+        )
+        for step in range(6):
+            steps.get_micro_batches(step)
+    assert sorted(recorder.numbers) == list(range(24))

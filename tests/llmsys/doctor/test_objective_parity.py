@@ -61,33 +61,37 @@ IMAGES = ParityModel(
         | {"head": {"kind": "classification", "num_labels": 3, "pooling": "mean"}}
     ),
 )
-OTHER_ENGINES = {
-    f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
-    for engine, recompute in (
-        ("fsdp", "full"),
-        ("ddp", "none"),
-        ("bitwise", "none"),
-        ("zero-2", "none"),
-        ("accelerate", "selective"),
-    )
-} | {
-    f"{engine}, images": ParityCase(2, engine, (), "fp32", recompute, IMAGES, 2)
-    for engine, recompute in (
-        ("fsdp", "full"),
-        ("ddp", "none"),
-        ("bitwise", "none"),
-        ("zero-2", "none"),
-        ("zero-3", "none"),
-        ("accelerate", "selective"),
-    )
-} | {
-    "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
-    "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
-    "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
-    "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
-    "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
-    "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
-}
+OTHER_ENGINES = (
+    {
+        f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
+        for engine, recompute in (
+            ("fsdp", "full"),
+            ("ddp", "none"),
+            ("bitwise", "none"),
+            ("zero-2", "none"),
+            ("accelerate", "selective"),
+        )
+    }
+    | {
+        f"{engine}, images": ParityCase(2, engine, (), "fp32", recompute, IMAGES, 2)
+        for engine, recompute in (
+            ("fsdp", "full"),
+            ("ddp", "none"),
+            ("bitwise", "none"),
+            ("zero-2", "none"),
+            ("zero-3", "none"),
+            ("accelerate", "selective"),
+        )
+    }
+    | {
+        "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
+        "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
+        "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
+        "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
+        "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
+        "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
+    }
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,16 @@
 """Reformer: hashed attention and reversible layers against transformers, and what they save, generate and reject."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
-from llmsys.model import layer_stack
+from llmsys.model import layer_stack, reversible
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
@@ -111,13 +113,28 @@ def test_the_backward_pass_equals_that_of_saved_states(length: int, monkeypatch:
     model, tokens_BT, gradients = build_model().double().train(), draw_tokens(length), []
     documents_BT = torch.zeros_like(tokens_BT)
     documents_BT[0, length // 2 :], documents_BT[1, -2:] = 1, -1
-    for run in (layer_stack.run_reversible_blocks, run_plainly):
+    for run in (reversible.run_reversible_blocks, run_plainly):
         monkeypatch.setattr(layer_stack, "run_reversible_blocks", run)
         model.zero_grad()
         model(tokens_BT, documents_BT=documents_BT)[documents_BT >= 0].logsumexp(-1).sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_long_rows_hash_by_pairs() -> None:
+    """Shorter rows have one hash, with two buckets for each chunk."""
+    attention = LshAttentionConfig(chunk_length=4)
+    assert [attention.list_directions(length) for length in (24, 256, 4096)] == [[6], [64], [23, 23]]
+    assert (attention.count_directions(4096), attention.count_directions(24)) == (64, 6)
+    model = build_model(max_position_embeddings=400, position={"kind": "none"}).double().train()
+    tokens_BT = torch.randint(0, 40, (1, 400), generator=torch.Generator().manual_seed(0))
+    hash_positions = model.blocks[0].get_submodule("attention")._sort_positions
+    order = hash_positions(torch.randn(1, 400, 2, 8, dtype=torch.float64), None)
+    assert torch.equal(
+        order.sorted_BHN.view(1, 2, HASHES, -1).sort(-1).values, torch.arange(400).expand(1, 2, HASHES, -1)
+    )
+    model(tokens_BT).logsumexp(-1).sum().backward()
 
 
 def test_documents_do_not_see_each_other() -> None:
@@ -132,7 +149,7 @@ def test_saved_memory_does_not_grow_with_depth() -> None:
     kept = []
     for layers in (2, 6):
         model = build_model(num_hidden_layers=layers, attention={"kind": "multi_head"}).train()
-        kept.append(measure_kept_bytes(lambda: model(draw_tokens()), *model.parameters(), *model.buffers()))
+        kept.append(measure_kept_bytes(partial(model, draw_tokens()), *model.parameters(), *model.buffers()))
     assert kept[0] == kept[1]
 
 
@@ -177,7 +194,10 @@ def test_models_that_do_not_fit_are_rejected(changes: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"activation_checkpoint": "full"}}, "full recomputes blocks, as model.residual.kind=reversible does"),
+        (
+            {"train": {"activation_checkpoint": "full"}},
+            "full recomputes blocks, as model.residual.kind=reversible does",
+        ),
         ({"train": {"compile": "block"}}, "block is not proven with model.residual.kind=reversible"),
         ({"engine": {"kind": "deepspeed", "zero_stage": 3}}, "Use zero_stage=2, or engine.kind=torch"),
         ({"layout": {"tensor": 2}}, "model.attention.kind=lsh needs full sequences on each rank"),

@@ -57,3 +57,14 @@ def test_without_gradients_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(activation_offload, "_HostCopy", None)
     with torch.no_grad():
         assert torch.equal(model(build_tiny_tokens(2, 9)), expected)
+
+
+def test_slices_of_one_tensor_are_copied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
+    record = activation_offload._BlockRecord(torch.nn.Module(), set(), None, activation_offload._CopyStreams())
+    whole = torch.arange(8.0)
+    packed = [record.pack(part) for part in (whole[:4], whole[4:], whole[4:], whole.reshape(4, 2)[:, 0])]
+    record.release_originals()
+    restored = [record.unpack(one).tolist() for one in packed]
+    assert restored == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [0, 2, 4, 6]]
+    assert packed[1][1] is packed[2][1], "an equal tensor travels once"

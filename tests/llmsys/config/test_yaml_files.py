@@ -5,7 +5,7 @@ import time
 import pytest
 
 from llmsys.config.merge import read_overrides
-from llmsys.config.yaml_parser import dump_yaml, format_inline, parse_yaml
+from llmsys.config.yaml_files import dump_yaml, format_inline, parse_yaml
 from llmsys.errors import ConfigError
 
 

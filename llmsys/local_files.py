@@ -1,0 +1,275 @@
+"""Files of this machine: parse their paths, write them atomically, and lock a folder for one writer.
+
+`Path("s3://bucket/run")` would be a folder called `s3:`, so URLs are rejected where a local path is meant. A file name
+read from a record, index or manifest is untrusted: it may be `../x` or `/etc/x`.
+
+Reads/Writes: `.lock` in a locked folder; a temporary file beside a file that is written.
+
+Invariants:
+- A reader of an atomically written file sees the old file or the complete new one.
+- Two commands never write one folder at the same time. The error of the second names the process that holds the lock.
+- The kernel releases the lock when its holders die, so a crash leaves nothing to clean up.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmsys.errors import ConfigError, DataError
+from llmsys.log import get_logger, redact_secrets
+
+
+def is_plain_file_name(name: object) -> bool:
+    """Return True for the name of a file in one folder: no separator, no parent, nothing absolute.
+
+    Args:
+        name: A value of any type, as read.
+
+    Returns:
+        False for control characters too.
+    """
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        return False
+    return not any(character in "/\\" or ord(character) < ord(" ") for character in name)
+
+
+_REMOTE = re.compile(r"[a-z][a-z0-9+.\-]*(?:::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
+
+
+def is_remote(path: str) -> bool:
+    """Return whether an input is a URL and not a path.
+
+    Args:
+        path: a path or URL; chained URLs of fsspec (`simplecache::s3://…`) count.
+
+    Returns:
+        True for a URL.
+    """
+    return _REMOTE.match(path) is not None
+
+
+# One slash is enough: that is what a Path has left of two. A single letter is a drive.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*:/")
+
+
+def find_url_violation(path: object) -> str | None:
+    """Return why a path is a URL and what to do. None when it is a local path."""
+    text = str(path)
+    found = _URL.match(text)
+    if found is None:
+        return None
+    scheme, rest = found.group()[:-2], text[found.end() :].lstrip("/")
+    shown = redact_secrets(f"{scheme}://{rest}")
+    if scheme.lower() == "file":
+        return f"{shown} is a URL, but a local path is needed. Write it as /{rest}"
+    return (
+        f"{shown} is a URL, but a local path is needed. Copy the file, or mount the storage, and give that "
+        f"path (a folder that is really called {scheme}: needs its absolute path)"
+    )
+
+
+def check_local_path(value: object) -> object:
+    """Validate a local path, as a pydantic validator.
+
+    Args:
+        value: The value of a field, of any type.
+
+    Returns:
+        The value, unchanged.
+
+    Raises:
+        ValueError: The value is a URL.
+    """
+    if isinstance(value, str | Path) and (problem := find_url_violation(value)):
+        raise ValueError(problem)
+    return value
+
+
+def require_local_path(text: str, asked_by: str) -> Path:
+    """Parse a local path.
+
+    Args:
+        text: The path as the user wrote it.
+        asked_by: The option or key, for the error message.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: The text is a URL.
+    """
+    if problem := find_url_violation(text):
+        raise ConfigError(f"{asked_by}: {problem}.")
+    return Path(text)
+
+
+def parse_local_path(text: str) -> Path:
+    """Parse a local path, as a `type=` for argparse.
+
+    Args:
+        text: The command-line argument.
+
+    Returns:
+        The path.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is a URL.
+    """
+    if problem := find_url_violation(text):
+        raise argparse.ArgumentTypeError(f"{problem}.")
+    return Path(text)
+
+
+# Mode of files that record an environment: readable only by their owner.
+PRIVATE = 0o600
+
+
+def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a small file to a temporary name, sync it and rename it.
+
+    Args:
+        path: The final name. Its folder is created when missing.
+        data: The complete content.
+        mode: The permissions from the first byte on. None leaves them to the umask.
+
+    Raises:
+        DataError: The file cannot be written. The temporary file is removed.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.unlink(missing_ok=True)  # one of an earlier process would keep its mode
+        with open(
+            aside, "wb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else mode)
+        ) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # nothing was made where nothing may be removed
+            aside.unlink(missing_ok=True)
+        raise DataError(describe_write_error(path, error)) from error
+    sync_folder(path.parent)
+
+
+def describe_write_error(path: Path, error: OSError) -> str:
+    """Return the error message for a file that could not be written.
+
+    Args:
+        path: The final name of the file.
+        error: The cause.
+
+    Returns:
+        The cause and the next step.
+    """
+    return (
+        f"{path} could not be written: {error.strerror or error}. No partial file was left under that name. "
+        "Free space or repair the folder, then run the same command again to continue."
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a rename in it survives a power failure.
+
+    Args:
+        folder: The folder of the renamed file.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+LOCK_NAME = ".lock"
+MOUNTS = Path("/proc/mounts")
+
+
+@contextmanager
+def lock_folder(folder: Path, wait_seconds: float = 10.0) -> Iterator[int]:
+    """Hold the lock of a folder for the `with` block.
+
+    Args:
+        folder: The folder. Created when missing.
+        wait_seconds: Seconds to wait for a lock that another process holds.
+
+    Yields:
+        The file descriptor of the lock. Child processes may keep it open.
+
+    Raises:
+        DataError: The folder cannot be written or its file system cannot lock.
+        DataError: The lock is not free after `wait_seconds`. The message names the process id of the holder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(
+            f"{folder} is not a writable folder: {error.strerror}. Use another folder (run.folder, "
+            "data.folder), or make this one writable."
+        ) from None
+    try:
+        _acquire_lock(handle, folder, wait_seconds)
+        # only the holder writes here, so that the number names it
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
+    deadline = time.monotonic() + wait_seconds
+    is_logged = False
+    while True:
+        try:
+            # it belongs to the open file, so children that inherit the descriptor hold it too
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                raise DataError(_describe_lockless(folder, error)) from None
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        if time.monotonic() >= deadline:
+            raise DataError(
+                f"{folder} is being written by process {holder}, and two commands cannot write one folder. "
+                f"Wait until it finishes, or end it (kill {holder}), then run the same command again."
+            )
+        if not is_logged:
+            get_logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
+            is_logged = True
+        time.sleep(0.05)
+
+
+def _describe_lockless(folder: Path, error: OSError) -> str:
+    """Return the error message for a file system without locks: its type, its mount point and the fixes."""
+    kind, place = find_mount(folder)
+    return (
+        f"{folder} lies on {kind} mounted at {place}, where flock does not work ({error.strerror}), and "
+        "without a lock two commands could write the same folder. Mount it with locks (Lustre: -o flock; NFS: "
+        "version 4, or without nolock and with lockd running), or name a folder on another file system "
+        "(run.folder, data.folder)."
+    )
+
+
+def find_mount(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
+    """Return the type and the mount point of the file system of a folder."""
+    try:
+        rows = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return "a file system", "an unknown place"
+    whole = folder.resolve()
+    # /proc/mounts writes a space as \040
+    places = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
+    around = [(place, kind) for place, kind in places if place == whole or place in whole.parents]
+    if not around:
+        return "a file system", "an unknown place"
+    place, kind = max(reversed(around), key=lambda one: len(one[0].parts))  # of two at one place, the later one
+    return kind, str(place)

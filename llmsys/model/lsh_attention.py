@@ -124,8 +124,8 @@ class LshAttention(Float32BufferModule):
         index_BHRTK = order.places_BHRT[..., None].expand(-1, -1, -1, -1, self.head_dim)
         y_BHRTK = y_BHCLK.flatten(2, 3).unflatten(2, (rounds, -1)).gather(3, index_BHRTK)
         shares_BHRT = weight_BHRT.softmax(2).to(y_BHRTK.dtype)
-        y_BHTK = (y_BHRTK * shares_BHRT[..., None]).sum(2)
-        return y_BHTK[:, :, :length].transpose(1, 2)
+        y_BTHK: Tensor = (y_BHRTK * shares_BHRT[..., None]).sum(2)[:, :, :length].transpose(1, 2)
+        return y_BTHK
 
     def _cut(self, x_BHNX: Tensor) -> Tensor:
         cut_BHCLX: Tensor = x_BHNX.unflatten(2, (-1, self.attention.chunk_length))

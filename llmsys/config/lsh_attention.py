@@ -108,7 +108,7 @@ class LshAttentionConfig(BaseAttentionConfig):
         yield SavedTensor("values", size, "product")
         yield SavedTensor("attention output", size, "pointwise")
         order = 2 * 8 * shape.sequences * scores.heads * self.count_hashes(shape.length)
-        yield SavedTensor(HASH_ORDER, order, "attention")
+        yield SavedTensor(HASH_ORDER, order, "input")
 
     def find_violations(
         self, model: ModelShape, *, family: str, position: str, window: int | None

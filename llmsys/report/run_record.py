@@ -119,6 +119,7 @@ class RunRecord:
     samples: dict[int, Event] = field(default_factory=dict)
     checkpoints: dict[int, Event] = field(default_factory=dict)
     profiles: dict[int, Event] = field(default_factory=dict)
+    branch: Event | None = None
     finish: Event | None = None
     last_step: Event | None = None
     prediction: Event | None = None
@@ -148,6 +149,8 @@ class RunRecord:
             self._add_start(event)
         elif kind == "finish":
             self.finish = event
+        elif kind == "branch":
+            self.branch = event
         elif kind == "prediction":
             self._set_prediction(event)
         elif kind == "measured":

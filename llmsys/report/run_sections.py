@@ -18,6 +18,7 @@ from llmsys.report.cost_sections import (
     build_prediction_section,
     build_profile_section,
 )
+from llmsys.report.family_section import build_family_section
 from llmsys.report.html_markup import (
     Html,
     build_details,
@@ -52,6 +53,7 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
         _build_compressor_section(record),
         asked,
         training,
+        build_family_section(record),
         predicted,
         profiled,
         _build_experts_section(record),

@@ -54,7 +54,8 @@ class Trainer:
         checkpointing: saver of checkpoints.
         control: step guard, stop request and watchdog.
         observability: events, trackers and meters.
-        steps_done: steps before the first one to train; the step of the checkpoint that was resumed.
+        steps_done: steps before the first one to train; the step of the checkpoint that was resumed or branched from.
+        is_resumed: whether the run folder has the checkpoint of that step.
         has_trained: whether this process has taken a step.
     """
 
@@ -66,6 +67,7 @@ class Trainer:
     control: RunControl
     observability: Observability
     steps_done: int = 0
+    is_resumed: bool = False
     has_trained: bool = False
 
     def train(self) -> EvaluationResult:
@@ -76,8 +78,8 @@ class Trainer:
             LlmsysError: steps were skipped that `train.on_bad_step` does not allow to skip.
         """
         began = time.perf_counter()
-        if self.config.train.on_bad_step == "rewind" and self.steps_done == 0:
-            self._save_checkpoint()  # a rewind from step 1 needs a checkpoint to return to
+        if self.config.train.on_bad_step == "rewind" and not self.is_resumed:
+            self._save_checkpoint()  # a rewind from the first step needs a checkpoint to return to
         with self._build_progress() as progress:
             while self.steps_done < self.config.num_steps:
                 self._train_until_rewind(progress)
@@ -170,7 +172,7 @@ class Trainer:
     def _evaluate(self) -> EvaluationResult:
         self.observability.step_meter.mark_other_work()
 
-        def compute_logits(batch: Batch) -> Tensor:
+        def compute_logits(batch: Batch) -> Tensor | None:
             self.control.watchdog.report_phase(self.steps_done, "evaluation")
             return self.engine.compute_logits(batch)
 

@@ -67,14 +67,17 @@ class Checkpointing:
     Attributes:
         saver: writes checkpoints at once or in the background.
         run_state: settings and fingerprints that a resumed run must share.
+        parent: the step of another run that this one branched from, see branch_point.py; None for a run of its own.
     """
 
     saver: CheckpointSaver
     run_state: dict[str, Any]
+    parent: dict[str, Any] | None = None
 
     def save_state(self, state: EngineState, steps_done: int, **record: Any) -> None:
         """Save the state after `steps_done` steps; `record` goes into `state.json`. Collective."""
-        self.saver.save_state(state, steps_done, self.run_state, **record)
+        parent = {} if self.parent is None else {"parent": self.parent}
+        self.saver.save_state(state, steps_done, self.run_state, **parent, **record)
 
     def rewind(self, engine: Engine, step_guard: StepGuard, step: int) -> int:
         """Load the newest complete checkpoint after step `step` was skipped; return the step it was saved at.

@@ -1,4 +1,4 @@
-"""Rules between the architecture and other sections of a run: lengths, images, and reversible layers."""
+"""Rules between the architecture and other sections of a run: images, and reversible layers."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -42,10 +42,6 @@ class RunSections(Protocol):
         """Global batch."""
 
     @property
-    def sequence_lengths(self) -> tuple[int, int]:
-        """Tokens of one window at the encoder and at the decoder."""
-
-    @property
     def train(self) -> TrainConfig:
         """Budget and precision."""
 
@@ -60,19 +56,9 @@ def find_architecture_violations(run: RunSections) -> Iterator[Violation]:
     Args:
         run: the run.
     """
-    yield from _find_length_violations(run)
     yield from _find_image_violations(run)
     if run.model.residual.is_reversible:
         yield from _find_reversible_violations(run.train, run.engine)
-
-
-def _find_length_violations(run: RunSections) -> Iterator[Violation]:
-    longest = run.model.max_position_embeddings
-    given = run.batch.model_fields_set | {"sequence_length"}
-    for name, length in zip(("sequence_length", "target_sequence_length"), run.sequence_lengths, strict=True):
-        if length > longest and name in given and not run.model.interpolates_positions:
-            text = f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
-            yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
 
 
 def _find_reversible_violations(train: TrainConfig, engine: EngineConfig) -> Iterator[Violation]:

@@ -32,6 +32,7 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
+    find_length_violations,
     find_optimizer_violations,
     find_retention_violations,
     find_torch_violations,
@@ -102,7 +103,11 @@ class RunConfig(Section):
         return self.objective.count_lengths(length) or (length, (target or length) if is_pair else length)
 
     def _find_violations(self) -> Iterator[Violation]:
-        yield from find_architecture_violations(self)
+        yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
+        kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
+        given = self.model.patches, getattr(self.objective, "augmentation", None)
+        if kinds & {"images", "none", "reversible"} or given != (None, None):
+            yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
         yield from find_weight_violations(self.tokenizer, self.data.kind)

@@ -1,4 +1,4 @@
-"""Run `llmsys prepare`: turn crawl shards, pairs or labelled texts into a tokenizer and token shards."""
+"""Run `llmsys prepare`: turn crawl shards, pairs, labelled texts or images into token shards."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
-NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts"}
+NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts", "images": "images"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

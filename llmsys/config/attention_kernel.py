@@ -81,6 +81,7 @@ class AttentionTraits:
         is_cached: Keys come from a key-value cache.
         is_training: A backward pass follows.
         is_banded: Blocks of queries see the blocks around them, by a table of a few windows (Longformer).
+        has_lsh: Chunks of sorted positions are weighted by their normalizers (Reformer).
     """
 
     dtype: AttentionDtype
@@ -99,6 +100,7 @@ class AttentionTraits:
     is_cached: bool = False
     is_training: bool = True
     is_banded: bool = False
+    has_lsh: bool = False
 
     @property
     def needs_rules(self) -> bool:
@@ -135,6 +137,8 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     Returns:
         The kernel, the reason, and what it costs where a faster one is impossible.
     """
+    if traits.has_lsh:
+        return KernelChoice("eager", "chunks of sorted positions, computed again in the backward pass")
     if device.kind == "cpu":
         return _choose_on_cpu(traits)
     if traits.is_banded:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.architecture_constraints import find_architecture_violations
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
 from llmsys.config.checkpoint import CheckpointConfig
@@ -18,7 +19,7 @@ from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
-from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
+from llmsys.config.objective import LossConfig, ObjectiveConfig, find_scope_violations, get_needs, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations, find_run_sharding_violations
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
@@ -29,6 +30,7 @@ from llmsys.config.run_constraints import (
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
+    find_length_violations,
     find_optimizer_violations,
     find_retention_violations,
     find_torch_violations,
@@ -99,13 +101,11 @@ class RunConfig(Section):
         return self.objective.count_lengths(length) or (length, (target or length) if is_pair else length)
 
     def _find_violations(self) -> Iterator[Violation]:
-        longest, lengths = self.model.max_position_embeddings, self.sequence_lengths
-        for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
-            if length > longest and name in self.batch.model_fields_set | {"sequence_length"}:
-                text = (
-                    f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
-                )
-                yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
+        yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
+        kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
+        given = self.model.patches, getattr(self.objective, "augmentation", None)
+        if kinds & {"images", "none", "reversible"} or given != (None, None):
+            yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
         yield from find_weight_violations(self.tokenizer, self.data.kind)
@@ -142,18 +142,16 @@ class RunConfig(Section):
 
     def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind
-        family, wanted_head, data = NEEDS[kind]
+        family, wanted_head, legal = get_needs(kind)
         if "objective" in self.model_fields_set and (family, wanted_head) != (self.model.family, head):
             yield Violation(
                 "objective.kind",
                 f"{kind} needs family={family} with head={wanted_head}, but the model is {self.model.family} "
                 f"with {head}. Leave objective out, or change model.family and model.head.",
             )
-        elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
-            legal = (data, "mixture") if data == "crawl" else (data,)
-            if self.data.kind not in legal:
-                wanted = format_choices([f"data.kind={name}" for name in legal])
-                yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
+        elif {"data", "model"} <= self.model_fields_set and head == wanted_head and self.data.kind not in legal:
+            wanted = format_choices([f"data.kind={name}" for name in legal])
+            yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         if self.model_fields_set & {"batch", "data"}:
             yield from find_scope_violations(self.objective, self.model, self.batch, self.layout)
         find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations
@@ -259,7 +257,7 @@ class RunConfig(Section):
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
         settings = self.engine.kind, train.reproducibility, self.layout.ring_size, self.model.rnn
         plain = settings == ("torch", "fast", 1, None) and train.activation_checkpoint != "offload"
-        chosen = "block" if has_triton and plain else "none"
+        chosen = "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

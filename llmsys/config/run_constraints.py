@@ -5,6 +5,7 @@ Each violation names the value, the rule and the remedy. Rules of the axes are i
 
 from collections.abc import Iterator
 
+from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
@@ -14,6 +15,21 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import LayoutError
+
+
+def find_length_violations(model: ModelConfig, batch: BatchConfig, lengths: tuple[int, int]) -> Iterator[Violation]:
+    """Yield the sequences that are longer than the model allows.
+
+    Args:
+        model: the `model:` section.
+        batch: the `batch:` section.
+        lengths: tokens of one window at the encoder and at the decoder.
+    """
+    longest, given = model.max_position_embeddings, batch.model_fields_set | {"sequence_length"}
+    for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
+        if length > longest and name in given and not model.interpolates_positions:
+            text = f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
+            yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
 
 
 def find_generation_violations(generation: GenerationConfig, model: ModelConfig) -> Iterator[Violation]:

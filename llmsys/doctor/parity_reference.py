@@ -2,7 +2,7 @@
 
 A single row has no padding, so no count of tokens can depend on the other rows of a batch.
 
-The rows are windows of text, masked windows, translations and labelled texts.
+The rows are windows of text, masked windows, translations, labelled texts and labelled images.
 
 Invariants:
 - A step's content is a function of (parity model, step). Ranks, micro-batches and engine change only which rank holds a
@@ -37,7 +37,9 @@ from llmsys.config.objective import (
     TranslationConfig,
 )
 from llmsys.config.optimizer import AdamWConfig
+from llmsys.config.patches import BYTE_VALUES
 from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.images import ImageCollator, ImageLayout
 from llmsys.data.masking import SegmentPairs, TokenMasker
 from llmsys.data.packed_windows import WindowBatch
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, TranslationCollator
@@ -71,6 +73,17 @@ class ToyTokens:
 
 
 @dataclass(frozen=True)
+class ToyImages:
+    """Images of `num_values` bytes, as a function of their index."""
+
+    num_values: int
+
+    def get_tokens(self, document: int, /) -> NDArray[np.int64]:
+        """Return the bytes of one image."""
+        return build_permutation(self.num_values, derive_order_key("doctor", "image", document)) % BYTE_VALUES
+
+
+@dataclass(frozen=True)
 class ToyLabels:
     """A label for each text."""
 
@@ -85,7 +98,7 @@ class ToyLabels:
 class ToyPairs:
     """Sources and targets in place of a prepared dataset."""
 
-    sources: ToyTokens
+    sources: ToyTokens | ToyImages
     targets: ToyTokens | ToyLabels
 
 
@@ -157,6 +170,9 @@ def _build_pairs(model: ModelConfig) -> tuple[ToyPairs, MakeBatch]:
     longest = ParityModel("", model).length
     source = ToyTokens("source", model.embedding.source_vocab_size or model.vocab_size, longest)
     match model.head:
+        case ClassificationHeadConfig(num_labels=labels) if (patches := model.patches) is not None:
+            images = ToyImages(patches.num_channels * patches.image_size**2)
+            return ToyPairs(images, ToyLabels(labels)), ImageCollator(ImageLayout(patches.image_size, patches))
         case ClassificationHeadConfig() as head:
             return ToyPairs(source, ToyLabels(head.num_labels)), ClassificationCollator(OPENING)
         case LmHeadConfig() | MlmHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():

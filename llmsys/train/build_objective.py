@@ -18,6 +18,7 @@ from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
 from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
+from llmsys.data.images import ImageCollator, build_image_layout
 from llmsys.data.length_buckets import LengthBuckets
 from llmsys.data.masking import ReadWindows, SegmentPairs, SpanCorruptor, TokenMasker, WindowTransform
 from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
@@ -75,6 +76,7 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
                 _build_collator(config, objective, tokenizer),
                 data_ranks=ranks,
                 data_rank=data_rank,
+                augmentation=_build_augmentation(config, objective, pairs),
             )
         case unreachable:
             assert_never(unreachable)
@@ -224,12 +226,16 @@ def build_run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
 
 
 def _open_checked_pairs(config: RunConfig, objective: PairObjective, split: str) -> SequencePairs:
-    pairs = open_pairs(config.data.folder, split)
+    layout = build_image_layout(config)
+    pairs = open_pairs(config.data.folder, split, None if layout is None else layout.num_positions)
     match objective:
         case TranslationConfig():
             pairs.require_lengths(config.batch.sequence_length, config.batch.counted_sequence_length)
         case ClassificationConfig():
-            pairs.require_lengths(config.batch.sequence_length, 1)
+            if layout is None:
+                pairs.require_lengths(config.batch.sequence_length, 1)
+            else:
+                layout.require_values(pairs)
             _check_labels(config, pairs)
         case unreachable:
             assert_never(unreachable)
@@ -248,9 +254,9 @@ def _check_labels(config: RunConfig, pairs: SequencePairs) -> None:
 def _build_length_buckets(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> LengthBuckets:
     match objective:
         case TranslationConfig():  # counted in target tokens (Vaswani 2017, 5.1)
-            counted, other = pairs.targets.lengths, pairs.sources.lengths
+            counted, other = pairs.targets.lengths, pairs.source_lengths
         case ClassificationConfig():  # counted in tokens of text; a label is no sequence
-            counted, other = pairs.sources.lengths, pairs.targets.lengths
+            counted, other = pairs.source_lengths, pairs.targets.lengths
         case unreachable:
             assert_never(unreachable)
     batch, key = config.batch, (pairs.fingerprint, config.run.seed)
@@ -262,9 +268,19 @@ def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Toke
         case TranslationConfig():
             return TranslationCollator(get_start_token(config))
         case ClassificationConfig():
-            return ClassificationCollator(tokenizer.eos_id)
+            layout = build_image_layout(config)
+            return ClassificationCollator(tokenizer.eos_id) if layout is None else ImageCollator(layout)
         case unreachable:
             assert_never(unreachable)
+
+
+def _build_augmentation(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> WindowTransform | None:
+    layout = build_image_layout(config)
+    if layout is None or not isinstance(objective, ClassificationConfig) or objective.augmentation is None:
+        return None
+    from llmsys.data.image_augmentation import ImageAugmenter  # torchvision, which is optional
+
+    return ImageAugmenter(objective.augmentation, layout, (pairs.fingerprint, config.run.seed))
 
 
 def _build_transform(

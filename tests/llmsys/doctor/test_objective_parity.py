@@ -84,6 +84,15 @@ NEXT_SENTENCE = ParityModel(
         }
     ),
 )
+IMAGES = ParityModel(
+    "labels of images",
+    ModelConfig.model_validate(
+        LABELS.model.model_dump()
+        | {"moe": None, "vocab_size": 256, "position": {"kind": "learned"}, "max_position_embeddings": 5}
+        | {"patches": {"image_size": 4, "patch_size": 2}, "num_hidden_layers": 1}
+        | {"head": {"kind": "classification", "num_labels": 3, "pooling": "mean"}}
+    ),
+)
 OTHER_ENGINES = (
     {
         f"{engine}, {subject.name}": ParityCase(2, engine, (), "fp32", "none", subject, 2)
@@ -97,6 +106,17 @@ OTHER_ENGINES = (
             ("ddp", "none"),
             ("bitwise", "none"),
             ("zero-2", "none"),
+            ("accelerate", "selective"),
+        )
+    }
+    | {
+        f"{engine}, images": ParityCase(2, engine, (), "fp32", recompute, IMAGES, 2)
+        for engine, recompute in (
+            ("fsdp", "full"),
+            ("ddp", "none"),
+            ("bitwise", "none"),
+            ("zero-2", "none"),
+            ("zero-3", "none"),
             ("accelerate", "selective"),
         )
     }
@@ -117,7 +137,7 @@ def expected() -> bytes:
     return pickle.dumps(
         {
             subject.name: compute_reference_trajectory(subject)
-            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE)
+            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE, IMAGES)
         }
     )
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from llmsys.config.objective import MaskedLmConfig, NextSentenceConfig, SpanCorruptionConfig
-from llmsys.data.batch import IGNORED, PADDING, Batch
-from llmsys.data.packed_windows import WindowBatch
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.sequence_pairs import build_pair_batch
 from llmsys.data.shuffle import derive_order_key, hash_splitmix64
 
@@ -133,7 +133,7 @@ class SegmentPairs:
         """
         if len(run_T) < 2:
             return run_T, run_T[:0], IGNORED
-        bits_3 = _draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 3)[0]
+        bits_3 = draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 3)[0]
         cut = 1 + int(bits_3[0] % np.uint64(len(run_T) - 1))
         if bits_3[1] / 2.0**64 < self.config.next_sentence_prob:
             return run_T[:cut], run_T[cut:], FOLLOWS

@@ -128,8 +128,7 @@ class Transformer(LayerStack):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        labels_B = next_sentence_B if self.training else None
-        return self._compute_output(x_BTD, new, labels_B, finish, context.real_BT)
+        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish, context.real_BT)
 
     def _compute_output(
         self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None, real_BT: Tensor | None

@@ -125,7 +125,7 @@ def infer_objective(
 
 
 def find_scope_violations(objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig) -> Iterator[Violation]:
-    """Yield a violation where documents of one window are to be kept apart, and nothing does.
+    """Yield the violations of documents that are to be kept apart, or whole, where the objective does not.
 
     Args:
         objective: the `objective:` section.
@@ -139,6 +139,9 @@ def find_scope_violations(objective: ObjectiveConfig, model: ModelConfig, batch:
     if batch.attention_scope == "document" and (found := [choice for choice, is_mixed in mixes.items() if is_mixed]):
         text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
         yield Violation("batch.attention_scope", text)
+    if batch.packing != "concatenate" and objective.uses_windows and not isinstance(objective, NextTokenConfig):
+        text = f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not know. Use concatenate."
+        yield Violation("batch.packing", text)
 
 
 class LossConfig(Section):

@@ -26,8 +26,10 @@ from llmsys.config.parallel_layout import (
     find_run_sharding_violations,
 )
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
+from llmsys.config.python_code import PythonCode, compute_code_digest
 from llmsys.config.ring_constraints import find_ring_violations
 from llmsys.config.run_constraints import (
+    find_average_violations,
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
@@ -126,24 +128,8 @@ class RunConfig(Section):
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         parts = self.model, self.engine, self.train, self.generation
         yield from find_pipeline_violations(self.layout.pipeline, *parts, windows=windows)
-        yield from self._find_average_violations()
+        yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
-
-    def _find_average_violations(self) -> Iterator[Violation]:
-        if not self.train.ema_half_life_tokens:
-            return
-        if self.engine.kind == "deepspeed":
-            yield Violation(
-                "train.ema_half_life_tokens",
-                f"{self.train.ema_half_life_tokens} needs access to single weights, but DeepSpeed keeps flat "
-                "shards. Use engine.kind=torch, or checkpoint.average_last, or 0.",
-            )
-        if self.checkpoint.average_last:
-            yield Violation(
-                "train.ema_half_life_tokens",
-                f"{self.train.ema_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} "
-                "both average weights. Set one of them to 0.",
-            )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, model, length = self.layout, self.model, self.batch.sequence_length
@@ -225,10 +211,9 @@ class RunConfig(Section):
             train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
-        if self.train.branch_from is not None:
-            train["branch_from"] = stored["train"]["branch_from"]
-        if self.train.grow_model:
-            train["grow_model"] = True
+        train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
+        if self.batch.packing != "concatenate":
+            batch["packing"] = self.batch.packing
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
@@ -239,6 +224,8 @@ class RunConfig(Section):
             }
         if self.factors.is_active:
             sections["factors"] = stored["factors"]
+        if isinstance(self.schedule, PythonCode):
+            sections["schedule"]["digest"] = compute_code_digest(self.schedule)
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}

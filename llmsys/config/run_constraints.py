@@ -33,6 +33,26 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
 FSDP, COMPILED = "engine.data_parallel=fsdp", ("train.compile", "block", "none")
 
 
+def find_average_violations(
+    train: TrainConfig, engine: EngineConfig, checkpoint: CheckpointConfig
+) -> Iterator[Violation]:
+    """Yield the violations of a moving average of the weights."""
+    if not train.ema_half_life_tokens:
+        return
+    if engine.kind == "deepspeed":
+        yield Violation(
+            "train.ema_half_life_tokens",
+            f"{train.ema_half_life_tokens} needs access to single weights, but DeepSpeed keeps flat "
+            "shards. Use engine.kind=torch, or checkpoint.average_last, or 0.",
+        )
+    if checkpoint.average_last:
+        yield Violation(
+            "train.ema_half_life_tokens",
+            f"{train.ema_half_life_tokens} and checkpoint.average_last={checkpoint.average_last} "
+            "both average weights. Set one of them to 0.",
+        )
+
+
 def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:
     """Yield the violations of the torch and accelerate engines that hold for every number of ranks."""
     if is_replicated(engine):

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING
 from llmsys.errors import ConfigError, DataError
 from llmsys.token_shards import TokenShards, open_tokens
 

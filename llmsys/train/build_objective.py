@@ -3,7 +3,7 @@
 The one file that maps an objective to its data. Everything is opened and checked before a model is built.
 """
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.objective import (
@@ -15,6 +15,7 @@ from llmsys.config.objective import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
+from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.length_buckets import LengthBuckets
 from llmsys.data.masking import SpanCorruptor, TokenMasker, WindowTransform
@@ -147,27 +148,41 @@ def _build_source_evaluator(
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
-    packed = [build_source_windows(shards, length, seed) for shards in dataset.sources]
+    packed = [build_source_windows(shards, length, seed, config.batch.packing) for shards in dataset.sources]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
     stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
     return MixtureWindows(packed, dataset.names, stages)
 
 
-def build_source_windows(shards: TokenShards, length: int, seed: int) -> SourceWindows:
+def build_source_windows(
+    shards: TokenShards,
+    length: int,
+    seed: int,
+    packing: Literal["concatenate", "best_fit", "first_fit"] = "concatenate",
+) -> SourceWindows:
     """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
 
     Args:
         shards: the training split.
         length: positions to predict in a window.
         seed: seed of the order.
+        packing: `batch.packing`.
 
     Returns:
         The windows of all epochs.
 
     Raises:
         DataError: the split has too few tokens for a window.
+        ConfigError: documents of order 1 are to be packed.
     """
+    if packing != "concatenate":
+        if shards.manifest.order == 1:
+            raise ConfigError(
+                f"batch.packing={packing} needs token files with page tables, and {shards.folder} was prepared by an "
+                "earlier version. Run llmsys prepare CONFIG again, or use batch.packing=concatenate."
+            )
+        return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing)
     match shards.manifest.order:
         case 1:
             return PackedDocuments(shards, length=length, seed=seed)

@@ -6,6 +6,7 @@ Invariants:
 """
 
 import resource
+import sys
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,8 @@ def read_resident_memory(field_name: str) -> int:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        # macOS counts bytes, other systems KiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field_name))
 
 

@@ -11,8 +11,10 @@ from pydantic import BaseModel
 
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds, get_kind, list_section_types
+from tests.helpers.paths import ROOT
 
 Settings = dict[str, Any]
+TEMPLATES = ROOT / "launch" / "commands" / "templates"
 
 # T positions of a window and of a source; two steps of two windows fill the budget several times over.
 LENGTH = 16
@@ -184,6 +186,7 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose("schedule", "wsd", {"decay_tokens": 8 * LENGTH}),
     _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),
     _choose("schedule", "noam", {"warmup_steps": 4}),
+    _choose("schedule", "python", {"path": f"{TEMPLATES}/schedule.py:Stairs"}),
     *_choose_each("engine", "torch", "deepspeed", "accelerate"),
     *_choose_each("layout.pipeline_schedule", "gpipe", "1f1b", "interleaved", layout__pipeline=2),
 ])  # fmt: skip
@@ -198,6 +201,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.url", "none"),
     _choose("data.url", "lists", {"hosts": {"entries": ["blocked.example"]}}),
     *_choose_each("data.extract", "article", "resiliparse", "trafilatura"),
+    _choose("data.extract", "python", {"path": f"{TEMPLATES}/extractor.py:Paragraphs"}),
     *_choose_each("data.unicode", "none", "ftfy", "nfc"),
     *_choose_each("data.rules[]", "gopher_repetition", "gopher_quality", "c4", "c4_datatrove", "c4_dolma",
                   "line_corrections", "fineweb_quality", "native_text"),
@@ -205,6 +209,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     _choose("data.rules[]", "fasttext_classifier", {"model": "model.bin", "label": "good", "min_score": 0.5}),
     _choose("data.rules[]", "linear_classifier", {"model": "model.npz", "label": "good", "min_score": 0.5}),
     _choose("data.rules[]", "perplexity", {"model": "model.arpa", "backend": "arpa"}),
+    _choose("data.rules[]", "python", {"path": f"{TEMPLATES}/rule.py:NoRecipes"}),
     *_choose_each("data.deduplicate.url", "url", "none"),
     *_choose_each("data.deduplicate.exact", "text", "none"),
     _choose("data.deduplicate.repeated_segments", "paragraphs"),

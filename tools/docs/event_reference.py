@@ -18,6 +18,7 @@ WRITERS = {"log_event", "_log_event"}  # and EventWriter.write
 
 KINDS = {
     "start": "The run began, or began again; `resumed_from` is then the step of its checkpoint.",
+    "branch": "The run began at a step of another run (`train.branch_from`).",
     "prediction": "What the estimate says about this run on this device.",
     "step": "An optimizer step, every `train.log_every_steps` and at the first and last step.",
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",
@@ -37,6 +38,7 @@ KINDS = {
 }
 # Fields that a call passes as a mapping (`**fields`) instead of by name.
 MAPPED = {
+    "branch": "run checkpoint parent_steps tokens moments data_order changes grown new unused",
     "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
     "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
@@ -64,7 +66,10 @@ FIELDS = {
     "batch_tokens": "Tokens of this step over all ranks.",
     "bits_per_byte": "Bits that the model needs per UTF-8 byte of the held-out text.",
     "busiest": "Largest `imbalance` of a layer.",
+    "changes": "Settings that differ from the parent's.",
+    "checkpoint": "Checkpoint that the run branched from.",
     "data": "Fingerprint, documents and tokens of the dataset; of a mixture by dataset.",
+    "data_order": "Whether the data continue where the parent stopped.",
     "data_wait_seconds": "Longest wait of a rank for its batch.",
     "dead": "Experts that no token requested.",
     "dead_experts": "Sum of `dead`.",
@@ -81,6 +86,7 @@ FIELDS = {
     "failed": "Tasks that failed in every attempt.",
     "folder": "Folder of the checkpoint.",
     "gradient_norm": "Norm of the gradient over all ranks, before clipping.",
+    "grown": "Tensors that were made from smaller ones of the parent.",
     "gzip_bits_per_byte": "Bits per byte of `gzip -9` on the same text.",
     "imbalance": "Load of the busiest expert over the mean.",
     "init": "Version of the initial values.",
@@ -92,7 +98,9 @@ FIELDS = {
     "memory_allocated_bytes": "Peak bytes of tensors; accelerators only.",
     "memory_bytes": "Peak reserved memory of the fullest rank; on CPUs its resident set.",
     "modelled_seconds": "Predicted step time without the fitted residual.",
+    "moments": "Whether the optimizer's moments are those of the parent, or why not.",
     "named": "Ranks that hang.",
+    "new": "Tensors with initial values, which the parent lacks.",
     "noise_covariance_trace": "Trace of the covariance of a token's gradient.",
     "noise_gradient_squared": "Squared norm of the gradient without noise.",
     "noise_scale_tokens": "Gradient noise scale: the batch size at which noise and gradient are equal.",
@@ -101,6 +109,7 @@ FIELDS = {
     "num_documents": "Number of documents of the step.",
     "parameters": "Parameters of the model.",
     "parameters_active": "Parameters that one token uses.",
+    "parent_steps": "Step of the parent.",
     "peak_allocated_bytes": "Peak bytes of tensors; accelerators only.",
     "peak_bytes": "Peak memory above that in use before the model was built, on the fullest rank.",
     "perplexity": "`exp(loss)`.",
@@ -113,6 +122,7 @@ FIELDS = {
     "reproducibility": "`train.reproducibility`.",
     "resumed_from": "Step of the checkpoint; null for a new run.",
     "router_z": "Mean squared log-sum-exp of the router's logits.",
+    "run": "Folder of the parent.",
     "samples": "Prompts and texts.",
     "seconds": "Duration; of a step that of the slowest rank, with its wait for data.",
     "sequences": "First and last number of the step's sequences.",
@@ -131,6 +141,7 @@ FIELDS = {
     "tokens": "Tokens of the run so far.",
     "tokens_per_second": "Tokens of all ranks per second.",
     "tokens_per_step": "Tokens of a full step.",
+    "unused": "Tensors of the parent that the model lacks.",
     "utilisation": "Share of the peak FLOP/s of all ranks; null where the device is unknown.",
     "utilisation_of": "FLOPs convention, device and dtype of `utilisation`.",
     "why_no_time": "Why there is no predicted time.",

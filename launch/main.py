@@ -6,13 +6,14 @@ Exit status: 2 after an error that the user can fix, with one message; 130 after
 the statuses of launch/train.py.
 """
 
+import argparse
 import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, build_parser
+from launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, VerbParser
 from llmsys import __version__
 from llmsys.errors import LlmsysError, to_data_error
 
@@ -61,6 +62,34 @@ def format_help() -> str:
         "  -V, --version  the version\n\n"
         f"example: {VERBS['show'].example}\n"
     )
+
+
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one verb: the arguments of every verb, and its own.
+
+    Args:
+        name: one of `VERBS`.
+
+    Returns:
+        The parser, which has imported the module of the verb.
+    """
+    verb = VERBS[name]
+    parser = VerbParser(
+        prog=f"llmsys {name}",
+        description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
+        epilog=f"example: {verb.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # an abbreviation could change its meaning with every new option
+        allow_abbrev=False,
+    )
+    if verb.takes_config:
+        parser.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if verb.config_optional else None)
+        parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    importlib.import_module(f"launch.commands.{name}").add_arguments(parser)
+    if name == "completion":  # it completes the options of all verbs, and is below this module
+        parser.set_defaults(build_parser=build_parser)
+    return parser
 
 
 def _run_command(name: str, words: Sequence[str]) -> int:

@@ -6,10 +6,10 @@ The script holds every word, so that the Tab key starts no Python. Print it agai
 import argparse
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
-from launch.commands.verbs import VERBS, build_parser
+from launch.commands.verbs import VERBS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script; with --json, its words."""
-    words = collect_words()
+    words = collect_words(arguments.build_parser)
     scripts = {"bash": format_bash, "zsh": format_zsh, "fish": format_fish}
     print(json.dumps(words._asdict()) if arguments.json else scripts[arguments.shell](words))
     return 0
 
 
-def collect_words() -> CompletionWords:
+def collect_words(build_parser: Callable[[str], argparse.ArgumentParser]) -> CompletionWords:
     """Return the words of every verb, shipped config and key of a run config."""
     from llmsys.config.run import RunConfig
     from llmsys.config.yaml_files import list_config_names

@@ -1,11 +1,7 @@
-"""The verbs of the `llmsys` command: help, examples and parsers.
-
-Imports only the module that a verb names: `llmsys VERB --help` loads no config.
-"""
+"""The verbs of the `llmsys` command with their help and examples, and the errors of their parsers."""
 
 import argparse
 import difflib
-import importlib
 import re
 from typing import NamedTuple, NoReturn
 
@@ -160,29 +156,3 @@ class VerbParser(argparse.ArgumentParser):
             hint = f" Did you mean {close[0]}?" if close else ""
         example = (self.epilog or "").strip().splitlines()[-1]
         raise ConfigError(f"{self.prog}: {message.rstrip('.')}.{hint} {example}. See: {self.prog} --help")
-
-
-def build_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one verb: the arguments of every verb, and its own.
-
-    Args:
-        name: one of `VERBS`.
-
-    Returns:
-        The parser, which has imported the module of the verb.
-    """
-    verb = VERBS[name]
-    parser = VerbParser(
-        prog=f"llmsys {name}",
-        description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
-        epilog=f"example: {verb.example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # an abbreviation could change its meaning with every new option
-        allow_abbrev=False,
-    )
-    if verb.takes_config:
-        parser.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if verb.config_optional else None)
-        parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    importlib.import_module(f"launch.commands.{name}").add_arguments(parser)
-    return parser

@@ -7,11 +7,12 @@ import pytest
 
 from launch.commands.completion import collect_words, format_bash, format_fish, format_zsh
 from launch.commands.verbs import VERBS
+from launch.main import build_parser
 from llmsys.config.merge import read_overrides
 from llmsys.config.run import RunConfig
 from llmsys.config.section import find_default_kind
 
-WORDS = collect_words()
+WORDS = collect_words(build_parser)
 COMPLETE = """
 COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); compopt() { echo "nospace"; }
 _llmsys; printf '%s\n' "${COMPREPLY[@]}"

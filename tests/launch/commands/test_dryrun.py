@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands.dryrun import build_request, parse_cluster
-from launch.commands.verbs import build_parser
-from launch.main import main
+from launch.main import build_parser, main
 from llmsys.config.load import read_config
 from llmsys.errors import ConfigError
 from llmsys.estimate.device_profile import FOLDER

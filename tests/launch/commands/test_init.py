@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from launch.commands.init import TEMPLATES
-from launch.commands.verbs import build_parser
-from launch.main import main
+from launch.main import build_parser, main
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from tests.helpers.example_run import write_dataset, write_run

@@ -5,7 +5,6 @@ Invariants:
 """
 
 import gc
-import resource
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +52,7 @@ from llmsys.train.checkpoint_saver import HostStateCopy
 from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import find_bf16_support, select_precision
+from llmsys.train.step_metrics import read_resident_memory
 
 # The first step makes the optimizer's state and FSDP's buffers; the second is a steady one.
 NUM_STEPS = 2
@@ -120,8 +120,7 @@ class RankSession:
             host_bytes = self._copy_state(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
         torch.distributed.destroy_process_group()
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        return SessionOutcome(counts, host_bytes, rss)
+        return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"))
 
     def _prepare_torch(self) -> None:
         recorder = self.recorder

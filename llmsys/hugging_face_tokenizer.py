@@ -8,7 +8,7 @@ Invariants:
 - Padding and truncation of the file are disabled. Everything runs on the calling thread.
 - Text survives as far as the file's normalizer and decoder allow: byte-level BPE keeps it, NFC and lower-casing do not.
 
-Only this file imports the library, and only when a tokenizer.json is opened.
+Only this file and data_pipeline/tokenize/train_wordpiece.py import the library, when they need it.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Train one SentencePiece model for both sides of the training pairs.
+"""Train one tokenizer for both sides of the training pairs.
 
 The sample is the pairs with the smallest hashes of their ids, both sides of each, as for documents.
 """
@@ -11,14 +11,14 @@ import numpy as np
 
 from data_pipeline.core.document_schema import count_text_bytes, hash_positions
 from data_pipeline.executors.base import Report
-from data_pipeline.tokenize.train_sentencepiece import fit_sentencepiece
-from llmsys.config.tokenizer import SentencePieceConfig
+from data_pipeline.tokenize.train_sentencepiece import fit_tokenizer
+from llmsys.config.tokenizer import TrainedTokenizerConfig
 from llmsys.errors import DataError
 from llmsys.token_shards import read_batches
 
 
 def train_pair_tokenizer(
-    report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, sides: Sequence[str]
+    report: Report, *, sources: Sequence[Path], folder: Path, config: TrainedTokenizerConfig, sides: Sequence[str]
 ) -> dict[str, Any]:
     """Train a tokenizer on pairs and publish the model. Progress is in pairs.
 
@@ -40,9 +40,7 @@ def train_pair_tokenizer(
         raise DataError(
             "no training pair is left to train a tokenizer on. Give more input, or correct the dropped pairs."
         )
-    return fit_sentencepiece(
-        _iter_sample_texts(report, sources, limit, sides), folder=folder, config=config, sample=sample
-    )
+    return fit_tokenizer(_iter_sample_texts(report, sources, limit, sides), folder, config, sample)
 
 
 def _select_sample(files: Sequence[Path], limit_bytes: int, sides: Sequence[str]) -> tuple[int, dict[str, int]]:

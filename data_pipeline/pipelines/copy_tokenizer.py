@@ -13,9 +13,14 @@ from data_pipeline.core.staging import get_write_path
 from data_pipeline.executors.base import Report
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Task
-from data_pipeline.tokenize.tokenizer_files import SENTENCEPIECE_FILES, publish_json_tokenizer, publish_sentencepiece
+from data_pipeline.tokenize.tokenizer_files import (
+    JSON_FILES,
+    SENTENCEPIECE_FILES,
+    publish_json_tokenizer,
+    publish_sentencepiece,
+)
 from llmsys.config.tokenizer import FileTokenizerConfig
-from llmsys.tokenizer import JSON_NAME, find_model_file, load_tokenizer
+from llmsys.tokenizer import find_model_file, load_tokenizer
 
 
 def build_copy_task(runner: StageRunner, folder: Path, config: FileTokenizerConfig) -> Task:
@@ -28,7 +33,7 @@ def build_copy_task(runner: StageRunner, folder: Path, config: FileTokenizerConf
         from llmsys.special_tokens import CONFIG_NAME
 
         depends_on.append(compute_json_digest(build_tokenizer_files(file, config.eos_token)[CONFIG_NAME].decode()))
-        names = (JSON_NAME, CONFIG_NAME, "made.json")
+        names = JSON_FILES
     job = partial(copy_tokenizer, folder=get_write_path(folder, "tokenizer"), config=config)
     return Task("tokenizer/model", depends_on, [f"tokenizer/{name}" for name in names], job, 1)
 

@@ -15,11 +15,11 @@ from data_pipeline.stages.near_thresholds import (
 )
 from data_pipeline.tokenize.encode_documents import encode_file
 from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_index, write_token_file
-from data_pipeline.tokenize.tokenizer_files import SENTENCEPIECE_FILES
-from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
+from data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
+from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, TokenizerConfig
 from llmsys.manifest_section import ThresholdReport
 from llmsys.token_file import get_page_table_path
 
@@ -32,12 +32,13 @@ def run_tokenizer_stage(
         from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 
         return stage("tokenizer", [build_copy_task(runner, data.folder, config)], "file")[0]
-    outputs = [f"tokenizer/{name}" for name in SENTENCEPIECE_FILES]
+    assert not isinstance(config, NoTokenizer)  # a config of texts has one
+    outputs = [f"tokenizer/{name}" for name in list_tokenizer_files(config)]
     folder = get_write_path(data.folder, "tokenizer")
     settings = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
     split = data.split
     sources = [find_output(data.folder, record.outputs[0].name) for record in collected]
-    job = partial(train_sentencepiece, sources=sources, folder=folder, config=config, split=split)
+    job = partial(train_document_tokenizer, sources=sources, folder=folder, config=config, split=split)
     depends_on = [settings, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
     rows = sum(record.result["documents_rows"] for record in collected)
     return stage("tokenizer", [Task("tokenizer/model", depends_on, outputs, job, rows)], "document")[0]

@@ -36,7 +36,12 @@ _COMMON = (
     "llmsys/arrow_file.py",
     "llmsys/manifest_section.py",
 )
-_TOKENIZER = ("tokenize/train_sentencepiece.py", "pipelines/copy_tokenizer.py", "tokenize/tokenizer_files.py")
+_TOKENIZER = (
+    "tokenize/train_sentencepiece.py",
+    "tokenize/train_wordpiece.py",
+    "pipelines/copy_tokenizer.py",
+    "tokenize/tokenizer_files.py",
+)
 _ENCODE = tuple(
     f"tokenize/{name}.py"
     for name in (
@@ -135,6 +140,9 @@ PAIR_STAGES = {
         "pyarrow numpy sentencepiece tokenizers xxhash",
     ),
 }
+
+# The one stage of a dataset of images. The version of Pillow, which is optional, is in the keys of its tasks.
+IMAGE_STAGE = _describe_code(1, ("core/funnel.py", "images"), "pyarrow numpy")
 
 
 def compute_code_version(code: StageCode) -> str:

@@ -19,10 +19,25 @@ from typing import Any, Literal
 
 import sentencepiece
 
+from llmsys.config.tokenizer import TrainedTokenizerConfig, WordPieceConfig
+from llmsys.special_tokens import CONFIG_NAME
 from llmsys.token_shards import write_bytes_atomically
 from llmsys.tokenizer import JSON_NAME, MODEL_NAME, SentencePieceTokenizer, Tokenizer, load_tokenizer
 
 SENTENCEPIECE_FILES = (MODEL_NAME, "tokenizer.vocab", "made.json")
+JSON_FILES = (JSON_NAME, CONFIG_NAME, "made.json")
+
+
+def list_tokenizer_files(config: TrainedTokenizerConfig) -> tuple[str, ...]:
+    """List the files that a trained tokenizer has; the first is the tokenizer itself.
+
+    Args:
+        config: the tokenizer section of a run.
+
+    Returns:
+        Names in the tokenizer folder.
+    """
+    return JSON_FILES if isinstance(config, WordPieceConfig) else SENTENCEPIECE_FILES
 
 
 def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> dict[str, Any]:

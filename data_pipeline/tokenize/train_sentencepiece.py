@@ -1,4 +1,4 @@
-"""Train a SentencePiece model on a sample of the documents.
+"""Train a tokenizer on a sample of the documents; a SentencePiece model here, WordPiece in train_wordpiece.py.
 
 The sample is the documents with the smallest hashes of their ids, over all or per language.
 
@@ -14,7 +14,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from data_pipeline.executors.base import Report
 from data_pipeline.tokenize.tokenizer_files import publish_sentencepiece
 from llmsys.config.data import HeldoutSplitConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.tokenizer import SentencePieceConfig
+from llmsys.config.tokenizer import SentencePieceConfig, TrainedTokenizerConfig, WordPieceConfig
 from llmsys.errors import DataError
 from llmsys.token_shards import read_batches
 
@@ -60,7 +60,7 @@ class TrainingSample:
         return rows
 
 
-def draw_sample(sources: Sequence[Path], config: SentencePieceConfig, split: HeldoutSplitConfig) -> TrainingSample:
+def draw_sample(sources: Sequence[Path], config: TrainedTokenizerConfig, split: HeldoutSplitConfig) -> TrainingSample:
     """Choose about `sample_bytes` of text; the sample has no limits if there is no document for it."""
     weights = config.language_weights or {EVERY: 1.0}
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in weights}
@@ -109,8 +109,8 @@ TRAINING_THREADS = 4
 WHITESPACE = ("\n", "\n\n", "\t")
 
 
-def train_sentencepiece(
-    report: Report, *, sources: Sequence[Path], folder: Path, config: SentencePieceConfig, split: HeldoutSplitConfig
+def train_document_tokenizer(
+    report: Report, *, sources: Sequence[Path], folder: Path, config: TrainedTokenizerConfig, split: HeldoutSplitConfig
 ) -> dict[str, Any]:
     """Train a tokenizer on a sample of the documents and publish it.
 
@@ -118,14 +118,14 @@ def train_sentencepiece(
         report: progress callback, in documents.
         sources: document files.
         folder: the tokenizer folder to write.
-        config: size of the sample and options of SentencePiece.
+        config: size of the sample and options of the tokenizer.
         split: the split that holds documents out.
 
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
 
     Raises:
-        DataError: if there is no document to train on, or SentencePiece rejects the options.
+        DataError: if there is no document to train on, or the options do not fit the text.
     """
     sample = draw_sample(sources, config, split)
     if not sample.limits:
@@ -134,9 +134,33 @@ def train_sentencepiece(
             f"no document{languages} outside of the held-out ones is left to train a tokenizer on. Lower "
             "data.split.heldout_fraction, or give more input in data.inputs."
         )
-    return fit_sentencepiece(
-        _iter_sample_lines(report, sources, sample), folder=folder, config=config, sample=sample.facts
-    )
+    return fit_tokenizer(_iter_sample_lines(report, sources, sample), folder, config, sample.facts)
+
+
+def fit_tokenizer(
+    lines: Iterator[str], folder: Path, config: TrainedTokenizerConfig, sample: dict[str, Any]
+) -> dict[str, Any]:
+    """Train the tokenizer of a config on lines of text and publish it.
+
+    Args:
+        lines: the text, without newlines.
+        folder: the tokenizer folder to write.
+        config: options of the tokenizer.
+        sample: numbers of documents and bytes, for `made.json` and messages.
+
+    Returns:
+        `fingerprint`, `vocab_size` and `eos_id`, for later stages.
+    """
+    match config:
+        case SentencePieceConfig():
+            return fit_sentencepiece(lines, folder=folder, config=config, sample=sample)
+        case WordPieceConfig():
+            # Imported here: the library is not needed otherwise.
+            from data_pipeline.tokenize.train_wordpiece import fit_wordpiece
+
+            return fit_wordpiece(lines, folder=folder, config=config, sample=sample)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def fit_sentencepiece(

@@ -29,6 +29,14 @@ class ModelShape(Protocol):
     """Widths of a model, named as the fields of ModelConfig, which satisfies it and which kinds cannot import."""
 
     @property
+    def family(self) -> str:
+        """Kind of the model, or of one of its stacks."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers of the stack."""
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the token embedding."""
 

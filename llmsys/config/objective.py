@@ -10,7 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.images import AugmentationConfig
 from llmsys.config.model import ModelConfig
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Section, Violation
 
 # What each objective needs: the model's family, its head, and the kind of the data.
@@ -18,9 +20,18 @@ NEEDS = {
     "next_token": ("decoder", "lm", "crawl"),
     "translation": ("encoder_decoder", "lm", "pairs"),
     "masked": ("encoder", "mlm", "crawl"),
+    "masked_next_sentence": ("encoder", "mlm", "crawl"),
     "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
+# Further kinds of data that serve in place of a kind.
+ALSO_LEGAL = {"crawl": ("mixture",), "labelled": ("images",)}
+
+
+def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the family and the head that an objective needs, and the legal kinds of its data."""
+    family, head, data = NEEDS[kind]
+    return family, head, (data, *ALSO_LEGAL.get(data, ()))
 
 
 class _BaseObjectiveConfig(Section):
@@ -48,10 +59,9 @@ class TranslationConfig(_BaseObjectiveConfig):
     has_padding: ClassVar[bool] = True
 
 
-class MaskedLmConfig(_BaseObjectiveConfig):
-    """Predict a random share of the tokens (BERT, Devlin 2018, 3.1): most are masked, some replaced, some unchanged."""
+class _BaseMaskedConfig(_BaseObjectiveConfig):
+    """Predict a random share of the tokens."""
 
-    kind: Literal["masked"] = "masked"
     uses_windows: ClassVar[bool] = True
     mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of the tokens to predict.")
     mask_replace_prob: float = Field(0.8, ge=0, le=1, description="Share of these that are replaced by the mask token.")
@@ -59,6 +69,26 @@ class MaskedLmConfig(_BaseObjectiveConfig):
         0.1, ge=0, le=1, description="Share of these that are replaced by a random token."
     )
     mask_token: str = Field("<mask>", min_length=1, description="Mask token of the tokenizer.")
+
+
+class MaskedLmConfig(_BaseMaskedConfig):
+    """Predict a random share of the tokens (BERT, Devlin 2018, 3.1): most are masked, some replaced, some unchanged."""
+
+    kind: Literal["masked"] = "masked"
+
+
+class NextSentenceConfig(_BaseMaskedConfig):
+    """Masked tokens, and whether the second of two segments follows the first (BERT, Devlin 2018, 3.1, task 2).
+
+    A row is [CLS] A [SEP] B [SEP] from the longest document of a window. B follows A there, or begins the longest
+    document of another window. The loss is the sum of both mean losses.
+    """
+
+    kind: Literal["masked_next_sentence"] = "masked_next_sentence"
+    has_padding: ClassVar[bool] = True
+    next_sentence_prob: float = Field(0.5, gt=0, lt=1, description="Share of the rows whose second segment follows.")
+    cls_token: str = Field("<cls>", min_length=1, description="First token of a row, of the tokenizer.")
+    sep_token: str = Field("<sep>", min_length=1, description="Token after each segment, of the tokenizer.")
 
 
 class SpanCorruptionConfig(_BaseObjectiveConfig):
@@ -92,14 +122,22 @@ class SpanCorruptionConfig(_BaseObjectiveConfig):
 
 
 class ClassificationConfig(_BaseObjectiveConfig):
-    """Predict the label of a text."""
+    """Predict the label of a text or an image."""
 
     kind: Literal["classification"] = "classification"
     has_padding: ClassVar[bool] = True
+    augmentation: AugmentationConfig | None = Field(
+        None, description="Random changes of training images. null: none. Needs the package torchvision."
+    )
 
 
 ObjectiveConfig = Annotated[
-    NextTokenConfig | TranslationConfig | MaskedLmConfig | SpanCorruptionConfig | ClassificationConfig,
+    NextTokenConfig
+    | TranslationConfig
+    | MaskedLmConfig
+    | NextSentenceConfig
+    | SpanCorruptionConfig
+    | ClassificationConfig,
     Field(discriminator="kind"),
 ]
 
@@ -124,14 +162,19 @@ def infer_objective(
     return ClassificationConfig() if head == "classification" else NextTokenConfig()
 
 
-def find_scope_violations(objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig) -> Iterator[Violation]:
-    """Yield a violation where documents of one window are to be kept apart, and nothing does.
+def find_scope_violations(
+    objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig, layout: ParallelLayout
+) -> Iterator[Violation]:
+    """Yield the violations of documents that are to be kept apart, or whole, where the objective does not.
 
     Args:
         objective: the `objective:` section.
         model: the `model:` section.
         batch: the `batch:` section.
+        layout: the `layout:` section.
     """
+    if isinstance(objective, NextSentenceConfig):
+        yield from _find_next_sentence_violations(objective, model, batch, layout)
     mixes = {
         f"model.attention.kind={model.attention.kind}": model.attention.mixes_documents and objective.uses_windows,
         f"objective.kind={objective.kind}": isinstance(objective, SpanCorruptionConfig),
@@ -139,6 +182,27 @@ def find_scope_violations(objective: ObjectiveConfig, model: ModelConfig, batch:
     if batch.attention_scope == "document" and (found := [choice for choice, is_mixed in mixes.items() if is_mixed]):
         text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
         yield Violation("batch.attention_scope", text)
+    if batch.packing != "concatenate" and objective.uses_windows and not isinstance(objective, NextTokenConfig):
+        text = f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not know. Use concatenate."
+        yield Violation("batch.packing", text)
+
+
+def _find_next_sentence_violations(
+    objective: NextSentenceConfig, model: ModelConfig, batch: BatchConfig, layout: ParallelLayout
+) -> Iterator[Violation]:
+    if model.head.kind == "mlm" and not model.head.next_sentence:
+        text = f"false has no output for objective.kind={objective.kind}. Use head: {{kind: mlm, pooler: true,"
+        yield Violation("model.head.next_sentence", f"{text} next_sentence: true}}, or objective.kind=masked.")
+    if model.embedding.token_types < 2:
+        text = f"{model.embedding.token_types} segments do not tell the two of objective.kind={objective.kind} apart"
+        yield Violation("model.embedding.token_types", f"{text}. Use 2.")
+    if batch.attention_scope != "document":
+        text = f"{batch.attention_scope} has no borders of documents, which segments are cut at"
+        yield Violation("batch.attention_scope", f"{text}. Use document, or objective.kind=masked.")
+    for axis in ("tensor", "context", "pipeline"):
+        if (size := getattr(layout, axis)) > 1:
+            text = f"{size} ranks share a row, and objective.kind={objective.kind} reads its first position"
+            yield Violation(f"layout.{axis}", f"{text}. Use {axis}=1 with shard, replicate or expert.")
 
 
 class LossConfig(Section):

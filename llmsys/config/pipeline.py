@@ -167,6 +167,7 @@ def _list_unproven_choices(model: ModelConfig) -> list[str]:
         f"model.head.kind={model.head.kind}": model.head.kind in ("classification", "features"),
         f"model.recurrence.kind={getattr(model.recurrence, 'kind', None)}": model.recurrence is not None,
         f"model.attention.kind={model.attention.kind}": model.attention.has_own_mask,
+        "model.residual.kind=reversible": model.residual.is_reversible,
         # T5's table is one parameter of all layers.
         f"model.position.kind={model.position.kind}": model.position.kind in ("relative_bias", "transformer_xl"),
     }
@@ -185,7 +186,7 @@ def find_pipeline_violations(
     """Yield the violations between a pipeline and the other sections, for every number of ranks.
 
     Args:
-        ranks: size of the pipeline axis, more than 1.
+        ranks: size of the pipeline axis; 1 has no rules.
         model: the `model:` section.
         engine: the `engine:` section.
         train: the `train:` section.
@@ -195,6 +196,8 @@ def find_pipeline_violations(
     Returns:
         An iterator over violations.
     """
+    if ranks == 1:
+        return
     whole = "or layout.pipeline=1"
     if engine.kind != "torch" or engine.data_parallel != "fsdp":
         value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"

@@ -1,14 +1,26 @@
-"""Tokenizer sections: train a SentencePiece model or use a file. Defines the tagged union `TokenizerConfig`.
+"""Tokenizer sections: train a SentencePiece or WordPiece model, or use a file. Defines the union `TokenizerConfig`.
 
 Option names are those of SentencePiece where it has the option.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+
+# Options of every tokenizer that is trained.
+_SAMPLE_BYTES: Any = Field(
+    100_000_000,
+    ge=1,
+    description="UTF-8 bytes of the training sample; documents are selected by the hash of their id.",
+)
+_LANGUAGE_WEIGHTS: Any = Field(
+    {},
+    description="Shares of the sample by language (ISO 639-1). Other languages are excluded; a language with "
+    "less text than its share is used in full. Default: no shares.",
+)
 
 
 class SentencePieceConfig(Section):
@@ -50,16 +62,8 @@ class SentencePieceConfig(Section):
     user_defined_symbols: tuple[str, ...] = Field(
         (), description="User-defined pieces, which are never split, such as <|user|>."
     )
-    sample_bytes: int = Field(
-        100_000_000,
-        ge=1,
-        description="UTF-8 bytes of the training sample; documents are selected by the hash of their id.",
-    )
-    language_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        {},
-        description="Shares of the sample by language (ISO 639-1). Other languages are excluded; a language with "
-        "less text than its share is used in full. Default: no shares.",
-    )
+    sample_bytes: int = _SAMPLE_BYTES
+    language_weights: dict[str, Annotated[float, Field(gt=0)]] = _LANGUAGE_WEIGHTS
 
     @model_validator(mode="after")
     def _check_symbols(self) -> Self:
@@ -80,6 +84,35 @@ class SentencePieceConfig(Section):
                 )
 
 
+WORDPIECE_SYMBOLS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""First pieces of every trained WordPiece vocabulary, in BERT's order. [SEP] ends documents."""
+
+
+class WordPieceConfig(Section):
+    """A WordPiece vocabulary in BERT's format, trained by the library `tokenizers` on the kept training documents.
+
+    Words are split at spaces and punctuation, and Chinese characters are words. Text is not restored exactly.
+    """
+
+    kind: Literal["wordpiece"] = "wordpiece"
+    vocab_size: int = Field(
+        30_522, ge=32, le=1 << 20, description="Vocabulary size, including special tokens and characters."
+    )
+    lowercase: bool = Field(True, description="Lower all letters and strip their accents (BERT uncased).")
+    min_frequency: int = Field(2, ge=1, description="Least count of a pair of pieces that becomes a piece.")
+    limit_alphabet: int = Field(
+        1_000, ge=1, description="Number of characters in the vocabulary; words with others are unknown."
+    )
+    special_tokens: tuple[str, ...] = Field(
+        (), description="Special tokens after [PAD], [UNK], [CLS], [SEP] and [MASK]."
+    )
+    sample_bytes: int = _SAMPLE_BYTES
+    language_weights: dict[str, Annotated[float, Field(gt=0)]] = _LANGUAGE_WEIGHTS
+
+
+TrainedTokenizerConfig = SentencePieceConfig | WordPieceConfig
+
+
 class FileTokenizerConfig(Section):
     """An existing SentencePiece model or tokenizer.json. It is copied into the dataset folder."""
 
@@ -96,11 +129,19 @@ class FileTokenizerConfig(Section):
     )
 
 
+class NoTokenizer(Section):
+    """No tokenizer: images have no text."""
+
+    kind: Literal["none"] = "none"
+
+
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
     """Yield a violation if language weights are set for data without language labels."""
-    if isinstance(tokenizer, SentencePieceConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
+    if isinstance(tokenizer, TrainedTokenizerConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
         message = f"data.kind={data} has no languages. Leave the weights out."
         yield Violation("tokenizer.language_weights", message)
 
 
-TokenizerConfig = Annotated[SentencePieceConfig | FileTokenizerConfig, Field(discriminator="kind")]
+TokenizerConfig = Annotated[
+    SentencePieceConfig | WordPieceConfig | FileTokenizerConfig | NoTokenizer, Field(discriminator="kind")
+]

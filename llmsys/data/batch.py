@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmsys.data.packed_windows import WindowBatch
+from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import hash_splitmix64
 from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
 
@@ -26,9 +26,6 @@ from llmsys.model.document_lengths import DocumentLengths, build_document_length
 # Target without a loss, as in torch's cross entropy.
 IGNORED = -100
 
-# Document number of padding; no token of a document attends to it.
-PADDING = -1
-
 
 class TokenCounts(NamedTuple):
     """Numbers of a batch that a step divides its losses by."""
@@ -36,6 +33,7 @@ class TokenCounts(NamedTuple):
     valid_targets: int
     tokens: int
     source_tokens: int
+    labelled_pairs: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,7 @@ class Batch:
         source_BS: Token ids of the source.
         source_documents_BS: Document numbers of the source.
         token_types_BT: Segment of each token.
+        next_sentence_B: 0 where the second segment follows the first, 1 where it does not, IGNORED: not known.
         document_lengths: Lengths of the documents, see `count_documents`.
         source_document_lengths: Lengths of the documents of the source.
         real_BT: False at padding, for batches whose padding has no document number. None: `documents_BT` marks it.
@@ -63,6 +62,7 @@ class Batch:
     source_BS: Tensor | None = None
     source_documents_BS: Tensor | None = None
     token_types_BT: Tensor | None = None
+    next_sentence_B: Tensor | None = None
     real_BT: Tensor | None = None
     document_lengths: DocumentLengths | None = None
     source_document_lengths: DocumentLengths | None = None
@@ -84,7 +84,7 @@ class Batch:
 
     @cached_property
     def token_counts(self) -> TokenCounts:
-        """The three counts. `map_tensors` and `to` carry them along, so that nobody waits for a device to count."""
+        """The four counts. `map_tensors` and `to` carry them along, so that nobody waits for a device to count."""
         real_BT = self.real_BT
         if real_BT is None and self.documents_BT is not None:
             real_BT = self.documents_BT >= 0
@@ -93,7 +93,8 @@ class Batch:
             source_tokens = int((self.source_documents_BS >= 0).sum())
         else:
             source_tokens = 0 if self.source_BS is None else self.source_BS.numel()
-        return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens)
+        pairs = 0 if self.next_sentence_B is None else int((self.next_sentence_B != IGNORED).sum())
+        return TokenCounts(int((self.targets_BT != IGNORED).sum()), tokens, source_tokens, pairs)
 
     def count_documents(self) -> Self:
         """Return the batch with the lengths of its documents, which attention on an accelerator takes; on the host."""
@@ -135,6 +136,7 @@ def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
         torch.from_numpy(np.ascontiguousarray(array))
         for array in (rows.tokens[:, :-1], rows.tokens[:, 1:], rows.documents[:, :-1])
     )
+    targets_BT = targets_BT.masked_fill(documents_BT == PADDING, IGNORED)
     return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)
 
 

@@ -6,11 +6,14 @@ Invariants:
 - The batches do not depend on the number of ranks, and are the same in every evaluation.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.masking import WindowTransform
+from llmsys.data.packed_windows import WindowBatch
 from llmsys.data.sequence_pairs import MakeBatch, SequencePairs
 from llmsys.token_shards import TokenShards
 
@@ -65,6 +68,12 @@ class HeldoutWindows:
         real_BT = None if bool((targets_BT != IGNORED).all()) else targets_BT != IGNORED
         return Batch(tokens_BT, targets_BT, documents_BT if self.separate_documents else None, real_BT=real_BT)
 
+    def get_rows(self, numbers: Sequence[int]) -> WindowBatch:
+        """Return windows of `length + 1` tokens, counted on from the first after the last."""
+        starts = np.asarray(numbers)[:, None] % self.windows * self.length
+        places = (starts + np.arange(self.length + 1)) % len(self.stream)
+        return WindowBatch(self.stream[places], np.searchsorted(self.ends, places, side="right"))
+
 
 class MaskedHeldoutWindows:
     """The windows of `HeldoutWindows`, with hidden tokens or missing spans."""
@@ -89,7 +98,7 @@ class HeldoutPairs:
         count = len(pairs)
         if max_tokens:
             count = max(1, int(np.searchsorted(np.cumsum(pairs.targets.lengths), max_tokens, side="right")))
-        lengths = pairs.targets.lengths[:count], pairs.sources.lengths[:count]
+        lengths = pairs.targets.lengths[:count], pairs.source_lengths[:count]
         self.order = np.lexsort((lengths[1], lengths[0])).tolist()
         self.num_rows = count
 

@@ -8,7 +8,7 @@ Invariants:
   masks as the uninterrupted one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,16 +16,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmsys.config.objective import MaskedLmConfig, SpanCorruptionConfig
+from llmsys.config.objective import MaskedLmConfig, NextSentenceConfig, SpanCorruptionConfig
 from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.sequence_pairs import build_pair_batch
 from llmsys.data.shuffle import derive_order_key, hash_splitmix64
 
 # T positions
 
+ReadWindows = Callable[[Sequence[int]], WindowBatch]
+"""Windows of these numbers, such as `WindowDataset.get_rows`."""
+
 
 class WindowTransform(Protocol):
-    """A function of windows and their numbers."""
+    """A function of windows, or of images, and their numbers over all epochs."""
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
         """Return the batch of the objective. Positions without a target are padding."""
@@ -36,7 +40,7 @@ class WindowTransform(Protocol):
 class TokenMasker:
     """The masking of windows. `protected_token`, which closes documents, is never chosen."""
 
-    config: MaskedLmConfig
+    config: MaskedLmConfig | NextSentenceConfig
     mask_token: int
     protected_token: int
     vocab_size: int
@@ -60,7 +64,7 @@ class TokenMasker:
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the chosen positions of window `number`, and the tokens that the model sees there."""
-        random_3T = _draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
+        random_3T = draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
         eligible = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
         count = round(len(eligible) * self.config.mlm_probability)
         chosen = np.sort(eligible[np.argsort(random_3T[0, eligible], kind="stable")[:count]])
@@ -70,6 +74,85 @@ class TokenMasker:
         replaced = ~masked & (share < self.config.mask_replace_prob + self.config.random_replace_prob)
         seen = np.where(masked, self.mask_token, np.where(replaced, any_token, tokens_T[chosen]))
         return chosen, seen
+
+
+FOLLOWS, DOES_NOT_FOLLOW = 0, 1  # as in BERT's released code
+PARTNERS = 1 << 10  # the second segment of a row is from one of so many windows after its own
+
+
+@dataclass(frozen=True)
+class SegmentPairs:
+    """Rows of two segments, [CLS] A [SEP] B [SEP], with hidden tokens and a label: B follows A, or does not.
+
+    Attributes:
+        masker: Masks the tokens of both segments.
+        cls_token: First token of a row.
+        sep_token: Token after each segment.
+        read_windows: Reads the window of a second segment.
+    """
+
+    masker: TokenMasker
+    config: NextSentenceConfig
+    cls_token: int
+    sep_token: int
+    read_windows: ReadWindows
+
+    def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
+        """Return rows of the length of the windows; `numbers` are the numbers of its windows."""
+        assert batch.documents_BT is not None
+        shape = tuple(batch.tokens_BT.shape)
+        tokens_BT, types_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        documents_BT, labels_B = np.full(shape, PADDING), np.full(shape[0], IGNORED)
+        valid_BT = (batch.targets_BT != IGNORED).numpy()
+        targets_BT = np.full(shape, IGNORED)
+        for row, number in enumerate(numbers):
+            run = self._select_longest_run(batch.tokens_BT[row].numpy(), batch.documents_BT[row].numpy(), valid_BT[row])
+            first, second, labels_B[row] = self.choose_segments(run[: shape[1] - 3], number)
+            marks = [[self.cls_token], first, [self.sep_token], second, [self.sep_token]]
+            pieces = np.concatenate(marks).astype(np.int64)
+            end, border = len(pieces), len(first) + 2
+            is_text_T = np.ones(end, bool)
+            is_text_T[[0, border - 1, end - 1]] = False
+            chosen, seen = self.masker.choose_masked_positions(pieces, number, is_text_T)
+            targets_BT[row, chosen] = pieces[chosen]
+            pieces[chosen] = seen
+            tokens_BT[row, :end], types_BT[row, border:end], documents_BT[row, :end] = pieces, 1, 0
+        tokens, targets, documents, types, labels = map(
+            torch.from_numpy, (tokens_BT, targets_BT, documents_BT, types_BT, labels_B)
+        )
+        return Batch(tokens, targets, documents, token_types_BT=types, next_sentence_B=labels)
+
+    def choose_segments(
+        self, run_T: NDArray[np.int64], number: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Return both segments of window `number` and their label.
+
+        Args:
+            run_T: Tokens of one document; fewer than two make a first segment without a label.
+            number: Number of the window.
+        """
+        if len(run_T) < 2:
+            return run_T, run_T[:0], IGNORED
+        bits_3 = draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 3)[0]
+        cut = 1 + int(bits_3[0] % np.uint64(len(run_T) - 1))
+        if bits_3[1] / 2.0**64 < self.config.next_sentence_prob:
+            return run_T[:cut], run_T[cut:], FOLLOWS
+        partner = self.read_windows([number + 1 + int(bits_3[2] % np.uint64(PARTNERS))])
+        other_T, documents_T = partner.tokens[0, :-1], partner.documents[0, :-1]
+        other_T = self._select_longest_run(other_T, documents_T, np.ones(len(other_T), bool))
+        if not len(other_T):
+            return run_T[:cut], run_T[cut:], FOLLOWS
+        return run_T[:cut], other_T[: len(run_T) - cut], DOES_NOT_FOLLOW
+
+    def _select_longest_run(
+        self, tokens_T: NDArray[np.int64], documents_T: NDArray[np.int64], valid_T: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Return the tokens of the document with most tokens in a window, without the token that opens it."""
+        inside_T = valid_T & (tokens_T != self.masker.protected_token)
+        if not inside_T.any():
+            return tokens_T[:0]
+        numbers, counts = np.unique(documents_T[inside_T], return_counts=True)
+        return tokens_T[inside_T & (documents_T == numbers[counts.argmax()])]
 
 
 @dataclass(frozen=True)
@@ -103,7 +186,7 @@ class SpanCorruptor:
         if length < 2:
             return np.array([self.end_token]), np.array([IGNORED])
         noise, spans = self.config.count_noise(length)
-        random_2T = _draw_random_bits(derive_order_key("spans", *self.key, number), 2, length)
+        random_2T = draw_random_bits(derive_order_key("spans", *self.key, number), 2, length)
         kept, missing = (
             _cut_randomly(total, spans, bits) for total, bits in zip((length - noise, noise), random_2T, strict=True)
         )
@@ -121,7 +204,7 @@ def _cut_randomly(total: int, parts: int, bits_T: NDArray[np.uint64]) -> NDArray
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-def _draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
+def draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
     """Return pseudo-random 64-bit numbers, (rows, columns): a bijective hash of the index, seeded by the key."""
     indices = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
     with np.errstate(over="ignore"):

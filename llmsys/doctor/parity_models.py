@@ -25,8 +25,9 @@ from llmsys.config.head import (
     PermutationHeadConfig,
 )
 from llmsys.config.model import ModelConfig
-from llmsys.config.objective import ObjectiveConfig, infer_objective
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.config.objective import NextSentenceConfig, ObjectiveConfig, infer_objective
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
@@ -47,8 +48,10 @@ class ParityModel:
 
     @property
     def objective(self) -> ObjectiveConfig:
-        """The objective that the model is made for."""
-        return infer_objective({"model": self.model})
+        """The objective that the model is made for: every loss that its heads have."""
+        head = self.model.head
+        has_pairs = head.kind == "mlm" and head.next_sentence and self.model.embedding.token_types > 1
+        return NextSentenceConfig() if has_pairs else infer_objective({"model": self.model})
 
     @property
     def has_windows(self) -> bool:

@@ -42,7 +42,7 @@ from llmsys.engine.engine import Engine, Loss
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import find_largest_micro_batch
-from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.software_profile import MemoryProfile, has_triton
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
 from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
@@ -88,7 +88,7 @@ class RankSession:
         if config.train.matmul_dtype != "compute":
             require_fp8(DEVICE)
         precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
-        config = config.resolve_precision(precision, why)
+        config = config.resolve_precision(precision, why).resolve_compile(has_triton(profile))
         self.layout: ParallelLayout = config.resolve_layout(request.world_size)
         self.config = self._resolve_micro_sequences(config)
         self.num_micro_batches = compute_micro_batch(self.config, self.layout)[1]

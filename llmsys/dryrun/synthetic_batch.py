@@ -17,6 +17,7 @@ from llmsys.config.head import ClassificationHeadConfig
 from llmsys.config.objective import (
     ClassificationConfig,
     MaskedLmConfig,
+    NextSentenceConfig,
     NextTokenConfig,
     SpanCorruptionConfig,
     TranslationConfig,
@@ -68,6 +69,11 @@ def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, .
             targets_BT = torch.full_like(tokens_BT, IGNORED)
             targets_BT[:, : max(1, round(share * length))] = 0
             return MarkedBatch(tokens_BT, targets_BT, _number_documents(config, sequences, length, documents))
+        case NextSentenceConfig(mlm_probability=share):
+            targets_BT = torch.full_like(tokens_BT, IGNORED)
+            targets_BT[:, : max(1, round(share * length))] = 0
+            zeros_BT, labels_B = torch.zeros_like(tokens_BT), torch.zeros(sequences, dtype=torch.int64)
+            return MarkedBatch(tokens_BT, targets_BT, zeros_BT, token_types_BT=zeros_BT, next_sentence_B=labels_B)
         case TranslationConfig():
             source_BS = torch.zeros(sequences, source, dtype=torch.int64)
             return MarkedBatch(

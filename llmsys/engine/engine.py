@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from llmsys.data.batch import Batch
+from llmsys.data.batch import Batch, TokenCounts
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.process_group import all_reduce_sum
 
@@ -101,13 +101,14 @@ class Engine(Protocol):
 
 
 def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tensor:
-    """Return the valid targets, real tokens and real source tokens of a step over all ranks, float32 (3,). Collective.
+    """Return valid targets, real tokens, real source tokens and labelled pairs of a step, float32 (4,). Collective.
 
     Losses are divided by the first. Auxiliary losses are divided by the tokens that a layer sees: the third in the
-    encoder of an encoder-decoder, otherwise the second. Exact up to 16 million.
+    encoder of an encoder-decoder, otherwise the second. The next-sentence loss is divided by the fourth. Sums over all
+    ranks, exact up to 16 million.
     """
-    counts = [(batch.num_valid_targets, batch.num_tokens, batch.num_source_tokens) for batch in batches]
-    sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * 3
+    counts = [batch.token_counts for batch in batches]
+    sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * len(TokenCounts._fields)
     return all_reduce_sum(_copy_to_device(sums, device)).clamp_(min=1)
 
 

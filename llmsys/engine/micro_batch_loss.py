@@ -53,6 +53,8 @@ def compute_loss_share(
     nats = forward(**batch.to_model_inputs(), finish=compute_head_loss, **stage)
     total = nats + compute_mtp_loss(model)
     auxiliary = model.compute_auxiliary_share(counts[1], counts[2], stage.get("layers"))
+    if batch.next_sentence_B is not None:
+        auxiliary = auxiliary + model.get_submodule("next_sentence").take_loss() / counts[3]
     return total / counts[0] + auxiliary, nats.detach()
 
 

@@ -87,6 +87,9 @@ def iter_block_groups(config: RunConfig, shape: ActivationShape) -> Iterator[Blo
 
 
 def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) -> Iterator[BlockGroup]:
+    if model.rnn is not None:
+        yield BlockGroup("recurrent", prefix, (0,), [list(model.rnn.iter_saved_tensors(model, shape))])
+        return
     groups: dict[tuple[bool, bool, str], list[int]] = {}
     for layer in range(model.num_hidden_layers):
         key = (model.is_moe_layer(layer), model.uses_rope(layer), model.get_layer_type(layer))
@@ -115,7 +118,7 @@ def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
     Returns:
         Booleans for every pair of positions.
     """
-    if not shape.has_documents or not shape.has_mask_rules:
+    if not shape.has_documents or not shape.has_mask_rules or model.rnn is not None:
         return 0
     stack = model.encoder_model if model.family == "encoder_decoder" else model
     kernels = (choose_attention_memory(stack, layer, shape) for layer in range(stack.num_hidden_layers))

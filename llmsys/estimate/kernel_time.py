@@ -21,7 +21,7 @@ from llmsys.config.module_tensors import ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.estimate.device_profile import DeviceProfile, Number
-from llmsys.estimate.flops import count_flops, count_visible_pairs, iter_document_lengths
+from llmsys.estimate.flops import Convention, count_flops, count_visible_pairs, iter_document_lengths
 from llmsys.estimate.model_tensors import is_head_tied, list_model_tensors
 from llmsys.estimate.software_profile import SoftwareProfile
 
@@ -95,9 +95,10 @@ SCORE_BYTES, SCORE_BYTES_BACKWARD = 14, 22  # per score, unfused: written, scale
 
 @dataclass(frozen=True)
 class KernelSeconds:
-    """Seconds of one micro-batch forward, by kind, over all blocks of the model and outside them; not yet divided by
-    stages. `attention_backward` is without recomputation, `attention_repeated` what selective checkpointing repeats;
-    `launches` counts kernels forward."""
+    """Seconds of one micro-batch forward, by kind, in blocks and outside them; not yet divided by stages.
+
+    `attention_backward` is without recomputation, `attention_repeated` what selective checkpointing repeats; `launches`
+    counts kernels forward."""
 
     matmul: float
     grouped: float
@@ -123,24 +124,30 @@ class KernelSeconds:
 def estimate_kernel_seconds(bench: KernelContext) -> KernelSeconds:
     """The seconds of one micro-batch forward."""
     rows = [row for row in list_model_tensors(bench.model) if row.input is not None and len(row.shape) > 1]
-    blocks = [row for row in rows if row.layers]
+    blocks = [row for row in rows if row.name.startswith(("blocks", "encoder.blocks", "prediction"))]
     attention, backward, repeated = _estimate_attention_seconds(bench)
     layers = sum(row.num_copies * row.steps for row in blocks if row.name.endswith("o_proj.weight"))
     return KernelSeconds(
         matmul=sum(_estimate_tensor_matmul_seconds(bench, row) for row in blocks if row.input != "visit"),
         grouped=sum(_estimate_grouped_matmul_seconds(bench, row) for row in blocks if row.input == "visit"),
         attention=attention,
-        elementwise=_estimate_elementwise_seconds(bench, layers),
+        elementwise=_estimate_elementwise_seconds(bench, layers)
+        + _count_recurrent_kernels(bench) * bench.device.efficiency.launch_seconds,
         loss=_estimate_loss_seconds(bench),
         head=sum(_estimate_tensor_matmul_seconds(bench, row, head=True) for row in rows if not row.layers)
         + _estimate_tied_head_seconds(bench),
         attention_backward=backward,
         attention_repeated=repeated,
-        launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0)),
+        launches=layers * (LAUNCHES + (LAUNCHES_MOE if bench.model.moe else 0)) + _count_recurrent_kernels(bench),
     )
 
 
 LAUNCHES, LAUNCHES_MOE = 30, 40  # kernels of one block forward in eager mode, and what routing adds
+
+
+def _count_recurrent_kernels(bench: KernelContext) -> int:
+    model, shape = bench.model, bench.shape
+    return 0 if model.rnn is None else model.rnn.count_kernels(model, model.encoder_model, shape.length, shape.source)
 
 
 def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, *, head: bool = False) -> float:
@@ -152,12 +159,11 @@ def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, 
     else:
         outputs /= layout.tensor
     vectors = {
-        "token": shape.num_tokens / layout.context,
         "source": shape.sequences * shape.source / layout.context,
         "sequence": shape.sequences,
         "distance": 2 * shape.length - 1,
         "encoder_distance": 2 * shape.source - 1,
-    }[row.input or "token"]
+    }.get(row.input or "token", shape.num_tokens / layout.context)
     return row.num_copies * row.steps * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
 
 
@@ -170,11 +176,9 @@ def _estimate_grouped_matmul_seconds(bench: KernelContext, row: ParameterTensor)
     experts = moe.num_experts / layout.expert
     inputs, outputs = row.shape[-2:]
     # Bytes: the weights of all local experts are read, whatever each of them is visited by.
-    one = (
-        bench.estimate_matmul_seconds(visits / experts, inputs, outputs, grouped=True)
-        - bench.device.efficiency.launch_seconds
-    )
-    return row.num_copies * (experts * one + bench.device.efficiency.launch_seconds)
+    launch = bench.device.efficiency.launch_seconds
+    one = bench.estimate_matmul_seconds(visits / experts, inputs, outputs, grouped=True) - launch
+    return row.num_copies * (experts * one + launch)
 
 
 def _estimate_tied_head_seconds(bench: KernelContext) -> float:
@@ -202,14 +206,8 @@ def _estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, flo
     if bench.software.attention == "chosen" and device.compute_capability is not None:
         return _estimate_chosen_attention_seconds(bench, AttentionDevice("cuda", device.compute_capability))
     fused = bench.software.attention != "unfused"
-    counted = count_flops(
-        model,
-        shape.source,
-        1,
-        "causal" if fused else "full",
-        target_length=shape.length,
-        documents=shape.documents,
-    )
+    convention: Convention = "causal" if fused else "full"
+    counted = count_flops(model, shape.source, 1, convention, target_length=shape.length, documents=shape.documents)
     operations = counted.attention * shape.sequences / ranks
     number: Number = shape.dtype
     if not fused:
@@ -246,14 +244,15 @@ def _iter_attention_layers(model: ModelConfig, shape: MicroBatchShape) -> Iterat
     stacks = [(model.encoder_model, shape.source, True)] if is_pair else []
     for stack, length, is_packed in [*stacks, (model, shape.length, shape.has_documents and not is_pair)]:
         depth = 0 if stack.multi_token_prediction is None else stack.multi_token_prediction.depth
-        for layer in [*range(stack.num_hidden_layers), *[stack.num_hidden_layers - 1] * depth]:
+        layers = stack.num_hidden_layers if stack.rnn is None else 0
+        for layer in [*range(layers), *[layers - 1] * depth]:
             kind, window = stack.get_layer_type(layer), stack.get_attention_window(layer)
             lengths = iter_document_lengths(length, shape.documents if is_packed else ())
             pairs = sum(count_visible_pairs(one, window, causal=stack.family != "encoder") for one in lengths)
             yield describe_self_attention(stack, kind, dtype=dtype, length=length, has_documents=is_packed), pairs
     if is_pair:
         crossed = describe_cross_attention(model, dtype=dtype, length=shape.source, has_documents=True)
-        yield from [(crossed, shape.length * shape.source)] * model.num_hidden_layers
+        yield from [(crossed, shape.length * shape.source)] * (model.num_hidden_layers if model.rnn is None else 1)
 
 
 def _estimate_layer_seconds(

@@ -22,6 +22,8 @@ Rows = Iterator[ParameterTensor]
 def list_model_tensors(model: ModelConfig) -> list[ParameterTensor]:
     """Return all parameters of the model, tied ones once."""
     rows = [ParameterTensor("embed.weight", (model.vocab_size, model.hidden_size), "embedding")]
+    if model.patches is not None:
+        rows = list(model.patches.iter_parameters(model.hidden_size))
     if (source := model.embedding.source_vocab_size) is not None:
         rows.append(ParameterTensor("source_embed.weight", (source, model.hidden_size), "embedding"))
     if model.family == "encoder_decoder":
@@ -64,6 +66,9 @@ def _iter_stack_tensors(model: ModelConfig) -> Rows:
     yield from model.attention.iter_stack_parameters(model)
     if model.embedding.norm:
         yield from model.norm.iter_parameters("embedding_norm", model.hidden_size)
+    if model.rnn is not None:
+        yield from model.rnn.iter_parameters(model)
+        return
     steps = model.num_hidden_layers // model.num_blocks
     dense = tuple(layer for layer in range(model.num_blocks) if not model.is_moe_layer(layer))
     for layers in filter(None, (dense, tuple(model.moe_layers))):
@@ -237,8 +242,10 @@ def _apply_textbook_rules(model: ModelConfig, non_embedding: int) -> tuple[Textb
     """Kaplan 2020, table 1: N = 2·d·L·(2·d_attn + d_ff), which is 12·L·d² for d_attn = d and d_ff = 4d.
 
     Both assume a two-matrix feed-forward, full key-value heads and no cross-attention; L counts the blocks of both
-    stacks. SwiGLU and experts are outside what they know.
+    stacks. SwiGLU and experts are outside what they know, and recurrent layers have no blocks.
     """
+    if model.rnn is not None:
+        return ()
     hidden, layers = model.hidden_size, model.num_blocks
     if model.family == "encoder_decoder":
         layers += model.encoder_model.num_blocks

@@ -48,6 +48,7 @@ class KeyValueCache:
     Attributes:
         padding_B: Number of empty slots on the left of each row.
         memory: Encoder output, taken from the first forward pass that has one.
+        states: States of recurrent layers after the last position, each (B, …).
     """
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int, *, padding_B: Tensor | None = None) -> None:
@@ -63,6 +64,7 @@ class KeyValueCache:
         self.capacity = capacity
         self.length = 0
         self.memory: EncoderOutput | None = None
+        self.states: Tensors = ()
         # Allocated like the first that comes: under mixed precision the dtype is not that of the parameters.
         self._slots: dict[int | str, Tensors] = {}
         self._source: dict[int, Tensors] = {}
@@ -86,6 +88,7 @@ class KeyValueCache:
         self.padding_B = self.padding_B[chosen.cpu()]
         self._slots = {key: _select_rows(kept, chosen) for key, kept in self._slots.items()}
         self._source = {key: _select_rows(kept, chosen) for key, kept in self._source.items()}
+        self.states = _select_rows(self.states, chosen)
         if self.memory is not None:
             self.memory = self.memory.select_rows(chosen)
 

@@ -16,6 +16,7 @@ from llmsys.config.norm import (
     ParallelBlockConfig,
     PostNormConfig,
     PreNormConfig,
+    ReversibleConfig,
     SandwichNormConfig,
 )
 from llmsys.config.position import (
@@ -34,7 +35,10 @@ from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.long_attention import LengthProjection, build_shared_length_projection
 from llmsys.model.normalization import build_norm
+from llmsys.model.patch_embedding import build_learned_positions
 from llmsys.model.recurrence import build_recurrence
+from llmsys.model.reversible import run_reversible_blocks
+from llmsys.model.rnn import build_recurrent_stack
 from llmsys.model.transformer_block import TransformerBlock
 
 # B rows, T positions, D width
@@ -53,7 +57,7 @@ class LayerStack(nn.Module):
         self._add_positions(config)
         self.length_proj: LengthProjection | None = build_shared_length_projection(config)
         self.embedding_norm = build_norm(config, width) if config.embedding.norm else None
-        self.blocks = nn.ModuleList(TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks))
+        self.blocks = nn.ModuleList(_build_blocks(config, alpha))
         self.recurrence = build_recurrence(config)
         self.norm = build_norm(config, width) if _has_final_norm(config) else None
         self.shared = ContextBuilder(config)
@@ -61,7 +65,7 @@ class LayerStack(nn.Module):
     def _add_positions(self, config: ModelConfig) -> None:
         match config.position:
             case LearnedPositionConfig() as position:
-                self.positions = LearnedPositionEmbedding(config, position)
+                self.positions = build_learned_positions(config, position)
             case SinusoidalPositionConfig() as position:
                 self.sinusoids = SinusoidalPositionEmbedding(config, position)
             case RelativeBiasConfig() as position:
@@ -106,6 +110,8 @@ class LayerStack(nn.Module):
             x_BTD = self._prepare_embedding(x_BTD, positions_BTD if self.recurrence is None else None)
         if self.recurrence is not None:
             x_BTD = self.recurrence(self.blocks[0], x_BTD, positions_BTD, context)
+        elif self.config.residual.is_reversible:
+            x_BTD = run_reversible_blocks(self.select_blocks(layers), x_BTD, context)
         else:
             for block in self.select_blocks(layers):
                 x_BTD = block(x_BTD, context)
@@ -136,11 +142,20 @@ class LayerStack(nn.Module):
         return apply_dropout(x_BTD, probability, self.training)
 
 
+def _build_blocks(config: ModelConfig, alpha: float) -> list[nn.Module]:
+    """Return the blocks with weights of their own; recurrent layers are one block together."""
+    if config.rnn is not None:
+        return [build_recurrent_stack(config, config.rnn)]
+    return [TransformerBlock(config, layer, alpha=alpha) for layer in range(config.num_blocks)]
+
+
 def _has_final_norm(config: ModelConfig) -> bool:
+    if config.rnn is not None:
+        return False
     match config.residual:
         case PostNormConfig() | DeepNormConfig() as residual:
             return residual.final_norm
-        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig():
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
             return True
         case unreachable:
             assert_never(unreachable)

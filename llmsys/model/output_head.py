@@ -1,6 +1,6 @@
 """Output heads: hidden states to logits, and the modules on the first token (pooler, classifier)."""
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,51 @@ class MlmHead(nn.Module):
         return F.linear(self.prepare_hidden(x_BTD), self.weight, self.bias)
 
 
+class NextSentenceHead(nn.Linear):
+    """BERT's two logits from the pooled vector: the second segment follows the first (0), or it does not (1).
+
+    Attributes:
+        nats_sum: Loss of the step so far, summed over labelled rows.
+        num_correct: Labelled rows whose likelier logit is right.
+        num_pairs: Labelled rows.
+    """
+
+    nats_sum: Tensor
+    num_correct: Tensor
+    num_pairs: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 2)
+        self._nats: Tensor | None = None
+        for name in ("nats_sum", "num_correct", "num_pairs"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+
+    def record_loss(self, pooled_BD: Tensor, labels_B: Tensor) -> None:
+        """Keep the loss of a training forward, and add it to the counters. Negative labels are left out."""
+        logits_B2 = self(pooled_BD).float()
+        self._nats = F.cross_entropy(logits_B2, labels_B, reduction="sum")
+        with torch.no_grad():
+            self.nats_sum += self._nats
+            self.num_correct += (logits_B2.argmax(-1) == labels_B).sum()
+            self.num_pairs += (labels_B >= 0).sum()
+
+    def take_loss(self) -> Tensor:
+        """Return the loss of the last training forward in nats, summed over labelled rows, once."""
+        nats, self._nats = self._nats, None
+        if nats is None:
+            raise RuntimeError("no training forward with next_sentence_B has run since the last call")
+        return nats
+
+    def get_step_counters(self) -> tuple[Tensor, ...]:
+        """Return the counters of the step so far: nats, correct rows, rows. The buffers themselves, not copies."""
+        return self.nats_sum, self.num_correct, self.num_pairs
+
+    def reset_buffers(self) -> None:
+        """Set the counters to zero, after a step or after `to_empty`."""
+        for counter in self.get_step_counters():
+            counter.zero_()
+
+
 def build_head(config: ModelConfig) -> nn.Module | None:
     """Build the map from hidden states to logits over the vocabulary; None for heads without one.
 
@@ -107,14 +152,25 @@ def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
     """Build the modules on the first token, by their names in the model: pooler, next_sentence, classifier."""
     width = config.hidden_size
     match config.head:
-        case ClassificationHeadConfig(num_labels=num_labels):
-            return {"pooler": nn.Linear(width, width), "classifier": nn.Linear(width, num_labels)}
+        case ClassificationHeadConfig(num_labels=num_labels, pooling=pooling):
+            dense: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if pooling is None else {}
+            return dense | {"classifier": nn.Linear(width, num_labels)}
         case MlmHeadConfig() as head:
             pooler: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if head.pooler else {}
-            return pooler | ({"next_sentence": nn.Linear(width, 2)} if head.next_sentence else {})
+            return pooler | ({"next_sentence": NextSentenceHead(width)} if head.next_sentence else {})
         case FeaturesHeadConfig() as head:
             return {"pooler": nn.Linear(width, width)} if head.pooler else {}
         case LmHeadConfig() | PermutationHeadConfig():
             return {}
         case unreachable:
             assert_never(unreachable)
+
+
+def pool_positions(x_BTD: Tensor, pooling: Literal["first", "mean"], real_BT: Tensor | None) -> Tensor:
+    """Return one vector of each sequence, (B, D): the first, or the mean of all but padding (`real_BT` is False)."""
+    if pooling == "first":
+        return x_BTD[:, 0]
+    if real_BT is None:
+        return x_BTD.mean(1)
+    weights_BT1 = real_BT[..., None].to(x_BTD.dtype)
+    return (x_BTD * weights_BT1).sum(1) / weights_BT1.sum(1).clamp(min=1)

@@ -10,16 +10,15 @@ Invariants:
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from llmsys.config.head import ClassificationHeadConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.norm import DeepNormConfig
 from llmsys.errors import ConfigError
-from llmsys.model.deepnorm import compute_deepnorm_constants
+from llmsys.model.deepnorm import compute_deepnorm_alpha
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
@@ -28,7 +27,8 @@ from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
-from llmsys.model.output_head import build_extras, build_head
+from llmsys.model.output_head import build_extras, build_head, pool_positions
+from llmsys.model.patch_embedding import build_input_embedding
 from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
@@ -44,16 +44,16 @@ class Transformer(LayerStack):
 
     def __init__(self, config: ModelConfig) -> None:
         """Build on the current default device, the meta device included (see `reset_buffers`)."""
-        super().__init__(config, alpha=_compute_deepnorm_alpha(config))
-        self.embed = TokenEmbedding(config.vocab_size, config.hidden_size)
+        super().__init__(config, alpha=compute_deepnorm_alpha(config))
+        self.embed = build_input_embedding(config)
         self.embedding_scale = get_embedding_scale(config)
         source, types = config.embedding.source_vocab_size, config.embedding.token_types
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
-        encoder = config.family == "encoder"
-        self.token_types = TokenEmbedding(types, config.hidden_size) if encoder and types else None
+        types = types if config.family == "encoder" else 0
+        self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
         self.encoder: LayerStack | None = None
         if config.family == "encoder_decoder":
-            self.encoder = LayerStack(config.encoder_model, alpha=_compute_deepnorm_alpha(config, encoder=True))
+            self.encoder = LayerStack(config.encoder_model, alpha=compute_deepnorm_alpha(config, encoder=True))
         self.head = build_head(config)
         for name, module in build_extras(config).items():
             self.add_module(name, module)
@@ -79,6 +79,7 @@ class Transformer(LayerStack):
         source_documents_BS: Tensor | None = None,
         source_document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
+        next_sentence_B: Tensor | None = None,
         real_BT: Tensor | None = None,
         memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
@@ -91,24 +92,23 @@ class Transformer(LayerStack):
         In training mode `predicted` then holds the outputs of multi-token prediction, see `_run_prediction_modules`.
 
         Args:
-            tokens_BT: Token ids, integer; in an encoder-decoder those of the target.
+            tokens_BT: Token ids, integer; in an encoder-decoder those of the target; bytes of patches (B, N, P).
             documents_BT: Document number of each token; tokens of other documents are hidden. None: one document.
                 Padding is a document of its own. Added positions count from the start of each document.
             document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
+            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss` in training.
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
-            cache: Keys and values of earlier calls, extended in place; tokens_BT then holds the new tokens only. Source
-                or memory are given with the first call and kept.
+            cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It keeps source or memory.
             finish: Called with head and hidden states; its result is returned in place of logits.
             layers: Run only these, a stage of a pipeline, and return hidden states unless the last is among them.
             hidden_BTD: The hidden states of the stage before.
 
         Raises:
-            ConfigError: More positions than the model or the cache has, documents together with a cache, or a source
-                that is missing, given twice or not supported.
+            ConfigError: Too many positions, documents together with a cache, or a source missing or given twice.
         """
         source = source_documents_BS, source_document_lengths
         encoded = None if source_BS is None else self.encode_source(source_BS, *source)
@@ -128,12 +128,18 @@ class Transformer(LayerStack):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        return self._compute_output(x_BTD, new, finish)
+        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish, context.real_BT)
 
-    def _compute_output(self, x_BTD: Tensor, new: int, finish: Finish | None) -> Tensor:
-        """Return the result of `forward` for the last `new` positions."""
-        labels = isinstance(self.config.head, ClassificationHeadConfig)
-        hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
+    def _compute_output(
+        self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None, real_BT: Tensor | None
+    ) -> Tensor:
+        """Return the result of `forward` for the last `new` positions; of images, for all."""
+        if isinstance(self.config.head, ClassificationHeadConfig):
+            hidden_BTD = self._compute_class_logits(x_BTD, self.config.head.pooling, real_BT)
+        else:
+            hidden_BTD = self.apply_final_norm(x_BTD if self.config.patches is not None else x_BTD[:, -new:])
+        if labels_B is not None:
+            self.get_submodule("next_sentence").record_loss(self.pool_first_position(hidden_BTD), labels_B)
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -252,9 +258,8 @@ class Transformer(LayerStack):
             return tokens_BT
         cache.require_capacity(tokens_BT.shape[1])
         cache.append_layer("tokens", tokens_BT)
-        return (
-            cache.reset_and_get_tokens(tokens_BT) if rotations.must_recompute(cache, tokens_BT.shape[1]) else tokens_BT
-        )
+        must_recompute = rotations.must_recompute(cache, tokens_BT.shape[1])
+        return cache.reset_and_get_tokens(tokens_BT) if must_recompute else tokens_BT
 
     def _run_prediction_modules(
         self, head: nn.Module, tokens_BT: Tensor, x_BTD: Tensor, context: ForwardContext, finish: Finish | None
@@ -271,10 +276,15 @@ class Transformer(LayerStack):
             predicted.append(head(hidden_BTD) if finish is None else finish(head, hidden_BTD, k))
         return predicted
 
-    def _compute_class_logits(self, x_BTD: Tensor) -> Tensor:
-        """Return BERT's class logits: pooler, dropout, linear layer."""
+    def _compute_class_logits(
+        self, x_BTD: Tensor, pooling: Literal["first", "mean"] | None, real_BT: Tensor | None
+    ) -> Tensor:
+        """Return class logits: one vector of the sequence, dropout, linear layer."""
         hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
-        pooled_BD = apply_dropout(self.pool_first_position(hidden_BTD), self.config.dropout.final, self.training)
+        pooled_BD = (
+            self.pool_first_position(hidden_BTD) if pooling is None else pool_positions(hidden_BTD, pooling, real_BT)
+        )
+        pooled_BD = apply_dropout(pooled_BD, self.config.dropout.final, self.training)
         logits: Tensor = self.get_submodule("classifier")(pooled_BD)
         return logits
 
@@ -288,8 +298,3 @@ class Transformer(LayerStack):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie_weights()
         return self
-
-
-def _compute_deepnorm_alpha(config: ModelConfig, *, encoder: bool = False) -> float:
-    has_deepnorm = isinstance(config.residual, DeepNormConfig)
-    return compute_deepnorm_constants(config, encoder=encoder).alpha if has_deepnorm else 1.0

@@ -1,6 +1,6 @@
 """Expert load over all ranks: update the balancing bias after each step, and report the balance.
 
-The mean depth of positions that halt by themselves is counted likewise.
+The mean depth of positions that halt by themselves, and the next-sentence loss, are counted likewise.
 
 Invariants:
 - Sums over tokens are taken in the forward pass, reduced over ranks once per step, and reset. Layout and gradient
@@ -17,6 +17,7 @@ from torch import Tensor
 from llmsys.config.moe import AuxiliaryLossConfig, BiasBalancingConfig, NoBalancingConfig
 from llmsys.model.load_balancing import update_balance_bias
 from llmsys.model.moe_layer import MoELayer
+from llmsys.model.output_head import NextSentenceHead
 from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.process_group import all_reduce_sum
@@ -153,6 +154,24 @@ def measure_mean_depth(model: Transformer) -> dict[str, Tensor]:
     for layer in layers.values():
         layer.reset_counts()
     return dict(zip(layers, sums_L2[:, 0] / sums_L2[:, 1].clamp(min=1), strict=True))
+
+
+@torch.no_grad()
+def measure_next_sentence(model: Transformer) -> dict[str, Tensor]:
+    """Return loss and accuracy of the next-sentence head in this step over all ranks, and reset them. Collective.
+
+    Args:
+        model: the model.
+
+    Returns:
+        `next_sentence_loss` in nats per row and `next_sentence_accuracy`, scalars on the device; empty without a head.
+    """
+    head = getattr(model, "next_sentence", None)
+    if not isinstance(head, NextSentenceHead):
+        return {}
+    nats, correct, pairs = all_reduce_sum(torch.stack(head.get_step_counters()).double())
+    head.reset_buffers()
+    return {"next_sentence_loss": nats / pairs.clamp(min=1), "next_sentence_accuracy": correct / pairs.clamp(min=1)}
 
 
 def _split_sums(sums_LS: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:

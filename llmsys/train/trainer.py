@@ -25,7 +25,13 @@ from llmsys.parallel.device_setup import trim_allocator
 from llmsys.parallel.process_group import all_gather_object, get_rank
 from llmsys.progress import Progress
 from llmsys.train.evaluator import EvaluationResult
-from llmsys.train.expert_load import ExpertLoad, measure_mean_depth, set_balance_factor, update_expert_balance
+from llmsys.train.expert_load import (
+    ExpertLoad,
+    measure_mean_depth,
+    measure_next_sentence,
+    set_balance_factor,
+    update_expert_balance,
+)
 from llmsys.train.run_checks import hash_state_if_bitwise
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
 
@@ -129,7 +135,7 @@ class Trainer:
             result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
         self.observability.end_step(result)
         experts = update_expert_balance(self.engine.module, result.is_applied)
-        depth = measure_mean_depth(self.engine.module)
+        measured = measure_mean_depth(self.engine.module) | measure_next_sentence(self.engine.module)
         self.steps_done = number
         seconds = time.perf_counter() - began
         self.observability.step_meter.record_step(number, seconds)
@@ -140,7 +146,7 @@ class Trainer:
         shown = self.observability.format_progress(batch_tokens)
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
         if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
-            self._log_step(batches, result, rate, seconds, experts, depth)
+            self._log_step(batches, result, rate, seconds, experts, measured)
         self.observability.log_profile(number)
         if result.is_applied:
             guard.record_accepted(number, result)
@@ -264,7 +270,7 @@ class Trainer:
         rate: float,
         seconds: float,
         experts: ExpertLoad,
-        depth: dict[str, Tensor],
+        measured: dict[str, Tensor],
     ) -> None:
         loader, step = self.data.loader, self.steps_done - 1
         self.observability.log_step(
@@ -277,7 +283,7 @@ class Trainer:
             wait_seconds=loader.wait_seconds,
             batch_digest=self.data.hash_batches(batches, self.engine.device),
             **loader.get_step_metrics(step),
-            **{name: float(steps) for name, steps in depth.items()},
+            **{name: float(value) for name, value in measured.items()},
         )
         if experts:
             self._log_event("experts", tokens=self.tokens_done, **experts.to_dict())

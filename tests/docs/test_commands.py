@@ -17,7 +17,8 @@ import yaml
 
 import launch.commands.train
 import llmsys.config.load
-from launch.main import VERBS, build_parser, main
+from launch.commands.verbs import VERBS
+from launch.main import build_parser, main
 from llmsys.config.load import load_run_config, read_config
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_fields, list_section_types

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.main import VERBS
+from launch.commands.verbs import VERBS
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import get_kind, list_section_types

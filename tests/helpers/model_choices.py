@@ -39,6 +39,13 @@ ORIGINAL = {
     "embedding": {"scale": "sqrt_hidden_size"},
     "tie_word_embeddings": True,
 }
+RECURRENT = {
+    "family": "encoder_decoder",
+    "intermediate_size": 0,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "position": {"kind": "none"},
+}
 
 DECODERS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -178,6 +185,11 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
         "residual": {"kind": "sandwich"},
         "position": {"kind": "transformer_xl"},
     },
+    "lstm": RECURRENT | {"rnn": {"kind": "lstm"}, "tie_word_embeddings": True},
+    "gru, additive, another encoder": RECURRENT
+    | {"rnn": {"kind": "gru", "score": "additive"}, "encoder": {"num_hidden_layers": 1}},
+    "elman, not fed": RECURRENT | {"rnn": {"kind": "elman", "input_feeding": False}, "num_hidden_layers": 3},
+    "lstm, additive, not fed": RECURRENT | {"rnn": {"kind": "lstm", "score": "additive", "input_feeding": False}},
     "output, alibi": {"family": "encoder_decoder", "residual": {"kind": "output"}, "position": {"kind": "alibi"}},
 }
 

@@ -132,6 +132,7 @@ ENCODERS: dict[str, Changes] = {
         "attention": {"kind": "linformer", "projected_length": 6, "sharing": "heads"},
         "head": {"kind": "features"},
     },
+    "hashed": {**BERT, "attention": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2}, "head": {"kind": "mlm"}},
     "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
     "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
 }
@@ -145,6 +146,13 @@ ORIGINAL: Changes = {
     "feed_forward": {"kind": "relu", "bias": True},
     "tie_word_embeddings": True,
 }
+RECURRENT: Changes = {
+    "family": "encoder_decoder",
+    "intermediate_size": 0,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "position": {"kind": "none"},
+}
 PAIRS: dict[str, Changes] = {
     "original": ORIGINAL,
     "universal in both stacks": {**ORIGINAL, "recurrence": {"kind": "adaptive"}, "encoder": {"num_hidden_layers": 2}},
@@ -155,6 +163,13 @@ PAIRS: dict[str, Changes] = {
         "head_dim": 10,
         "position": {"kind": "relative_bias", "buckets": 8},
         "feed_forward": {"kind": "geglu_tanh"},
+    },
+    "lstm": {**RECURRENT, "rnn": {"kind": "lstm"}, "tie_word_embeddings": True},
+    "gru, additive": {**RECURRENT, "rnn": {"kind": "gru", "score": "additive"}, "encoder": {"num_hidden_layers": 2}},
+    "elman, not fed, two vocabularies": {
+        **RECURRENT,
+        "rnn": {"kind": "elman", "input_feeding": False},
+        "embedding": {"source_vocab_size": 30},
     },
     "another encoder": {
         **ORIGINAL,

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from llmsys.config.objective import SpanCorruptionConfig
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.masking import SpanCorruptor
+from llmsys.data.packed_windows import PADDING
 from llmsys.data.sequence_pairs import pad_sequences
 
 SHAPE: dict[str, Any] = {
@@ -20,6 +21,10 @@ MODELS = {
         "encoder": {"num_hidden_layers": 2},
     },
     "masked": SHAPE | {"family": "encoder", "head": {"kind": "mlm"}, "position": {"kind": "learned"}},
+    "masked_next_sentence": SHAPE | {
+        "family": "encoder", "head": {"kind": "mlm", "pooler": True, "next_sentence": True},
+        "position": {"kind": "learned"}, "embedding": {"token_types": 2},
+    },
     "classification": SHAPE | {
         "family": "encoder", "head": {"kind": "classification", "num_labels": 3}, "position": {"kind": "learned"},
     },
@@ -48,5 +53,9 @@ def build_batch(objective: str, step: int, group: int, rows: Sequence[int]) -> B
         corruptor = SpanCorruptor(SpanCorruptionConfig(), (2, 3, 39), end_token=1, start_token=0, key=("test",))
         windows = Batch(source_BS, source_BS.masked_fill(documents_BS == PADDING, IGNORED))
         return corruptor.mask_batch(windows, [100 * step + row for row in rows])
+    pairs: dict[str, Any] = {}
+    if objective == "masked_next_sentence":
+        labels = [int(left[row][0]) % 2 for row in rows] or [IGNORED]
+        pairs = {"token_types_BT": source_BS % 2, "next_sentence_B": torch.tensor(labels)}
     chosen = (source_BS % 3 == 0) & (documents_BS != PADDING) & bool(rows)
-    return Batch(source_BS.where(~chosen, 3), source_BS.where(chosen, IGNORED), documents_BS)
+    return Batch(source_BS.where(~chosen, 3), source_BS.where(chosen, IGNORED), documents_BS, **pairs)

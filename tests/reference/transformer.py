@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from llmsys.config.model import ModelConfig
+from tests.reference import rnn
 from tests.reference.attention import Parameters, Vectors, compute_cross_attention, compute_self_attention
 from tests.reference.layers import apply_activation, apply_dense, apply_linear, apply_norm
 from tests.reference.moe import compute_mixture
@@ -75,6 +76,10 @@ def stack(
         x = [one + added_position(config, p, prefix, place(documents, t)) for t, one in enumerate(x)]
     if config.embedding.norm:
         x = [apply_norm(config, p, f"{prefix}embedding_norm", one) for one in x]
+    if config.rnn is not None and config.family == "encoder":
+        return rnn.encode(config, p, prefix, x, documents)
+    if config.rnn is not None:
+        return rnn.decode(config, p, x, memory or [], sources or [])
     if config.recurrence is not None:
         return recurrent(config, p, prefix, x, documents, types, alpha, memory, sources)
     for layer in range(config.num_hidden_layers):

@@ -33,6 +33,7 @@ READMES = (
     "llmsys/README.md",
     "llmsys/model/README.md",
     "llmsys/data/README.md",
+    "llmsys/optim/README.md",
     "llmsys/parallel/README.md",
     "llmsys/engine/README.md",
     "llmsys/train/README.md",

@@ -51,7 +51,7 @@ def stop(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     "where",
     [
-        "data_pipeline.tokenize.train_sentencepiece.train_sentencepiece",
+        "data_pipeline.tokenize.train_sentencepiece.train_document_tokenizer",
         "data_pipeline.pipelines.build_manifest._compute_usage",
         "encode_file",
     ],
@@ -62,8 +62,8 @@ def test_an_interrupted_change_leaves_the_published_dataset_whole(
     folder = Path(shutil.copytree(published, tmp_path / "data"))
     before = hash_files(folder)
     names = {
-        "data_pipeline.tokenize.train_sentencepiece.train_sentencepiece": (
-            "data_pipeline.pipelines.output_stages.train_sentencepiece"
+        "data_pipeline.tokenize.train_sentencepiece.train_document_tokenizer": (
+            "data_pipeline.pipelines.output_stages.train_document_tokenizer"
         ),
         "encode_file": "data_pipeline.pipelines.output_stages.encode_file",
     }

@@ -12,7 +12,7 @@ import pytest
 from data_pipeline.core.document_schema import build_document_schema, hash_positions, is_heldout
 from data_pipeline.tokenize.encode_documents import encode_file
 from data_pipeline.tokenize.shuffle_documents import SPLITS, TokenFilePlan, plan_files, write_token_file
-from data_pipeline.tokenize.train_sentencepiece import train_sentencepiece
+from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
 from llmsys.config.data import CrawlConfig, HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig
 from llmsys.errors import DataError
@@ -63,7 +63,7 @@ def rows() -> Rows:
 def model(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     source = write_documents(folder / "documents.arrow", rows)
-    train_sentencepiece(silent, sources=[source], folder=folder, config=CONFIG, split=DATA.split)
+    train_document_tokenizer(silent, sources=[source], folder=folder, config=CONFIG, split=DATA.split)
     return folder / "tokenizer.model"
 
 
@@ -179,7 +179,7 @@ def test_a_split_without_documents_has_no_files(tmp_path: Path) -> None:
 
 def test_training_twice_gives_the_same_bytes(rows: Rows, model: Path, tmp_path: Path) -> None:
     source = write_documents(tmp_path / "documents.arrow", rows, batch_rows=4)
-    train_sentencepiece(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)
+    train_document_tokenizer(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)
     for name in ("tokenizer.model", "tokenizer.vocab", "made.json"):
         assert (tmp_path / name).read_bytes() == (model.parent / name).read_bytes()
     pieces = (tmp_path / "tokenizer.vocab").read_text().splitlines()
@@ -197,7 +197,7 @@ def test_the_sample_is_the_smallest_hashes_and_never_held_back(rows: Rows, tmp_p
     in_file_order = [row for row in rows if row in sampled]
     for folder, part, split in ((everything, rows, DATA.split), (chosen, in_file_order, NONE_HELD)):
         source = write_documents(folder / "documents.arrow", part)
-        train_sentencepiece(silent, sources=[source], folder=folder, config=config, split=split)
+        train_document_tokenizer(silent, sources=[source], folder=folder, config=config, split=split)
     facts = json.loads((everything / "made.json").read_text())
     assert facts["sample"] == {"documents": 20, "bytes": size}
     assert (everything / "tokenizer.model").read_bytes() == (chosen / "tokenizer.model").read_bytes()
@@ -206,4 +206,4 @@ def test_the_sample_is_the_smallest_hashes_and_never_held_back(rows: Rows, tmp_p
 def test_nothing_to_train_on_is_one_message(tmp_path: Path) -> None:
     source = write_documents(tmp_path / "documents.arrow", [])
     with pytest.raises(DataError, match=r"is left to train a tokenizer on\. Lower data\.split\.heldout_fraction"):
-        train_sentencepiece(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)
+        train_document_tokenizer(silent, sources=[source], folder=tmp_path, config=CONFIG, split=DATA.split)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from data_pipeline.core.document_schema import build_document_schema, hash_positions, is_heldout
-from data_pipeline.tokenize.train_sentencepiece import draw_sample, fit_sentencepiece, train_sentencepiece
+from data_pipeline.tokenize.train_sentencepiece import draw_sample, fit_sentencepiece, train_document_tokenizer
 from llmsys.config.data import HeldoutSplitConfig
 from llmsys.config.tokenizer import SentencePieceConfig, find_weight_violations
 from llmsys.errors import DataError
@@ -76,7 +76,7 @@ def test_languages_that_no_document_has_are_named(tmp_path: Path) -> None:
     source = write(tmp_path / "documents.arrow", 1)
     config = SentencePieceConfig(language_weights={"fr": 1})
     with pytest.raises(DataError, match=r"no document in fr outside of the held-out ones is left"):
-        train_sentencepiece(_silent, sources=[source], folder=tmp_path, config=config, split=SPLIT)
+        train_document_tokenizer(_silent, sources=[source], folder=tmp_path, config=config, split=SPLIT)
 
 
 def _silent(amount: float, dropped: int) -> None:
@@ -140,7 +140,7 @@ def test_a_model_has_the_same_bytes_on_any_number_of_cores(name: str, tmp_path: 
     for allowed in (cores, {min(cores)}):
         os.sched_setaffinity(0, allowed)
         try:
-            train_sentencepiece(_silent, sources=[source], folder=tmp_path, config=config, split=SPLIT)
+            train_document_tokenizer(_silent, sources=[source], folder=tmp_path, config=config, split=SPLIT)
         finally:
             os.sched_setaffinity(0, cores)
         models.append((tmp_path / "tokenizer.model").read_bytes())

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from llmsys.config.objective import MaskedLmConfig, SpanCorruptionConfig
-from llmsys.data.batch import Batch
-from llmsys.data.masking import SpanCorruptor, TokenMasker
+from llmsys.config.objective import MaskedLmConfig, NextSentenceConfig, SpanCorruptionConfig
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.masking import PARTNERS, SegmentPairs, SpanCorruptor, TokenMasker
+from llmsys.data.packed_windows import WindowBatch
 
 MASK, END, VOCABULARY, LENGTH = 3, 2, 5000, 128
 
@@ -110,3 +111,71 @@ def test_spans_are_a_function_of_seed_and_window_alone_and_leave_padding_out() -
     assert restore_text(source.tolist(), target.tolist()) == batch.tokens_BT[3, :40].tolist()
     assert (padded.targets_BT[4] == -100).all(), "one token is no text"
     assert padded.real_BT[3].sum() == len(target)
+
+
+CLS, SEP = 8, 9
+
+
+def read_numbered_windows(numbers: list[int]) -> WindowBatch:
+    """Window n: the end of a document of n - 1, then tokens 10 + 200 n, 11 + 200 n, … of a document of its own."""
+    tokens, documents = np.zeros((len(numbers), LENGTH + 1), np.int64), np.zeros((len(numbers), LENGTH + 1), np.int64)
+    for row, number in enumerate(numbers):
+        tokens[row] = 10 + 200 * number + np.arange(LENGTH + 1)
+        tokens[row, :20] -= 200
+        tokens[row, 20], documents[row, 20:] = END, 1
+    return WindowBatch(tokens, documents)
+
+
+def build_pairs(count: int, seed: int = 0, first: int = 1) -> Batch:
+    config = NextSentenceConfig(mlm_probability=0.15)
+    masker = TokenMasker(config, MASK, END, VOCABULARY, ("f00d", seed))
+    numbers = list(range(first, first + count))
+    tokens, documents = (torch.from_numpy(array) for array in read_numbered_windows(numbers))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:].clone(), documents[:, :-1])
+    return SegmentPairs(masker, config, CLS, SEP, read_numbered_windows).mask_batch(batch, numbers)  # type: ignore[arg-type]
+
+
+def test_half_of_the_second_segments_follow_and_the_others_are_from_other_windows() -> None:
+    made = build_pairs(400)
+    assert made.next_sentence_B is not None
+    assert made.token_types_BT is not None
+    assert float(made.next_sentence_B.float().mean()) == pytest.approx(0.5, abs=0.06)
+    true = made.targets_BT.where(made.targets_BT != IGNORED, made.tokens_BT)
+    cuts = set()
+    for row in range(400):
+        tokens, types = true[row][made.documents_BT[row] == 0], made.token_types_BT[row]
+        border = tokens.tolist().index(SEP)
+        assert (tokens[0], tokens[-1], len(tokens)) == (CLS, SEP, LENGTH - 21 + 3), "one document, without its opening"
+        assert torch.equal(
+            types, torch.arange(LENGTH).gt(border).logical_and(torch.arange(LENGTH) < len(tokens)).long()
+        )
+        first, second = tokens[1:border], tokens[border + 1 : -1]
+        assert first.tolist() == list(range(31 + 200 * (row + 1), 31 + 200 * (row + 1) + len(first)))
+        if made.next_sentence_B[row] == 0:
+            assert second[0] == first[-1] + 1
+        else:
+            assert 0 < int(second[0] - 31) // 200 - (row + 1) <= PARTNERS
+        assert (second.diff() == 1).all()
+        cuts.add(border)
+    assert len(cuts) > 60, "the border is drawn anew in every row"
+    hidden = made.targets_BT != IGNORED
+    assert (hidden.sum(1) == round(0.15 * (LENGTH - 21))).all()
+    assert not hidden[(true == CLS) | (true == SEP)].any()
+
+
+def test_pairs_are_a_function_of_seed_and_window_alone() -> None:
+    whole, alone = build_pairs(8), build_pairs(1, first=5)
+    for name in ("tokens_BT", "targets_BT", "documents_BT", "token_types_BT", "next_sentence_B"):
+        assert torch.equal(getattr(alone, name)[0], getattr(whole, name)[4]), name
+    assert not torch.equal(build_pairs(8, seed=1).targets_BT, whole.targets_BT)
+
+
+def test_a_window_without_a_document_of_two_tokens_has_no_label() -> None:
+    config = NextSentenceConfig()
+    masker = TokenMasker(config, MASK, END, VOCABULARY, ("f00d", 0))
+    tokens_BT = torch.full((1, 8), END)
+    batch = Batch(tokens_BT, tokens_BT.clone(), torch.arange(8)[None])
+    made = SegmentPairs(masker, config, CLS, SEP, read_numbered_windows).mask_batch(batch, [0])  # type: ignore[arg-type]
+    assert made.next_sentence_B is not None
+    assert (made.next_sentence_B.tolist(), made.token_counts.labelled_pairs) == ([IGNORED], 0)
+    assert made.tokens_BT[0, :3].tolist() == [CLS, SEP, SEP]

@@ -16,7 +16,8 @@ from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import TrajectoryDistance, compare_to_reference
 from llmsys.doctor.parity_matrix import ParityCase
 from llmsys.doctor.parity_models import LABELS, MASKED, TRANSLATION, ParityModel
-from llmsys.doctor.parity_reference import Trajectory, build_micro_batches, compute_reference_trajectory, list_rows
+from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity_rows import build_micro_batches, list_rows
 from llmsys.model.transformer import Transformer
 from tests.helpers.ranks import run_ranks
 
@@ -52,23 +53,83 @@ UNIVERSAL = ParityModel(
         }
     ),
 )
-OTHER_ENGINES = {
-    f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
-    for engine, recompute in (
-        ("fsdp", "full"),
-        ("ddp", "none"),
-        ("bitwise", "none"),
-        ("zero-2", "none"),
-        ("accelerate", "selective"),
-    )
-} | {
-    "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
-    "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
-    "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
-    "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
-    "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
-    "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
+SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 16,
+    "initializer_range": 0.1,
 }
+RECURRENT = ParityModel(
+    "translation, recurrent",
+    ModelConfig.model_validate(
+        SMALL
+        | {
+            "family": "encoder_decoder",
+            "num_attention_heads": 1,
+            "position": {"kind": "none"},
+            "rnn": {"kind": "lstm", "score": "additive"},
+        }
+    ),
+)
+NEXT_SENTENCE = ParityModel(
+    "masked, next sentence",
+    ModelConfig.model_validate(
+        SMALL
+        | {
+            "family": "encoder",
+            "intermediate_size": 24,
+            "num_attention_heads": 2,
+            "head": {"kind": "mlm", "pooler": True, "next_sentence": True},
+            "embedding": {"token_types": 2},
+        }
+    ),
+)
+IMAGES = ParityModel(
+    "labels of images",
+    ModelConfig.model_validate(
+        LABELS.model.model_dump()
+        | {"moe": None, "vocab_size": 256, "position": {"kind": "learned"}, "max_position_embeddings": 5}
+        | {"patches": {"image_size": 4, "patch_size": 2}, "num_hidden_layers": 1}
+        | {"head": {"kind": "classification", "num_labels": 3, "pooling": "mean"}}
+    ),
+)
+OTHER_ENGINES = (
+    {
+        f"{engine}, {subject.name}": ParityCase(2, engine, (), "fp32", "none", subject, 2)
+        for engine in ("fsdp", "ddp", "bitwise", "zero-2", "accelerate")
+        for subject in (RECURRENT, NEXT_SENTENCE)
+    }
+    | {
+        f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
+        for engine, recompute in (
+            ("fsdp", "full"),
+            ("ddp", "none"),
+            ("bitwise", "none"),
+            ("zero-2", "none"),
+            ("accelerate", "selective"),
+        )
+    }
+    | {
+        f"{engine}, images": ParityCase(2, engine, (), "fp32", recompute, IMAGES, 2)
+        for engine, recompute in (
+            ("fsdp", "full"),
+            ("ddp", "none"),
+            ("bitwise", "none"),
+            ("zero-2", "none"),
+            ("zero-3", "none"),
+            ("accelerate", "selective"),
+        )
+    }
+    | {
+        "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
+        "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
+        "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
+        "zero-2 expert=2": ParityCase(2, "zero-2", (("expert", 2),), "fp32", "none", TRANSLATION, 2),
+        "zero-3": ParityCase(2, "zero-3", (), "fp32", "none", TRANSLATION, 2),
+        "accelerate": ParityCase(2, "accelerate", (), "fp32", "none", TRANSLATION, 2),
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +138,7 @@ def expected() -> bytes:
     return pickle.dumps(
         {
             subject.name: compute_reference_trajectory(subject)
-            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL)
+            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE, IMAGES)
         }
     )
 

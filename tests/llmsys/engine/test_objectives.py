@@ -20,6 +20,7 @@ from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.cross_entropy import build_training_loss
+from llmsys.train.expert_load import measure_next_sentence
 from tests.helpers.objective_batches import MODELS, SHAPE, build_batch
 from tests.helpers.ranks import run_ranks
 
@@ -116,6 +117,37 @@ def test_every_objective_follows_the_plain_run(world_size: int) -> None:
         for key, value in expected.items():
             allowed = 0.02 * RATE if key.startswith("parameter/") else 1e-4 * float(value.abs().max()) + 1e-9
             assert float((torch.from_numpy(state[key]) - value).abs().max()) <= allowed, f"{name}: {key}"
+
+
+def test_the_next_sentence_is_learnt_with_the_masks() -> None:
+    """The sum of both mean losses (Devlin 2018, A.2), over two micro-batches of unequal size."""
+    batches = [build_batch("masked_next_sentence", 0, 0, rows) for rows in (range(5), range(5, 7))]
+    results: list[dict[str, torch.Tensor | None]] = []
+    for is_plain in (False, True):
+        model = Transformer(ModelConfig.model_validate(MODELS["masked_next_sentence"]))
+        initialize_parameters(model, seed=1)
+        model.train()
+        if is_plain:
+            hidden = [model(**b.to_model_inputs(), finish=lambda head, hidden, places: hidden) for b in batches]
+            logits = torch.cat([model.get_submodule("head")(one).flatten(0, 1) for one in hidden])
+            pairs = torch.cat([model.compute_next_sentence_logits(one) for one in hidden])
+            labels = torch.cat([batch.next_sentence_B for batch in batches if batch.next_sentence_B is not None])
+            masked = cross_entropy(logits, torch.cat([batch.targets_BT.flatten() for batch in batches]))
+            second = cross_entropy(pairs, labels)
+            (masked + second).backward()
+            expected = {
+                "next_sentence_loss": second,
+                "next_sentence_accuracy": (pairs.argmax(1) == labels).double().mean(),
+            }
+        else:
+            counts = reduce_token_counts(batches, torch.device("cpu"))
+            for batch in batches:
+                compute_loss_share(model, model, batch, build_training_loss(LossConfig()), counts)[0].backward()
+            measured = measure_next_sentence(model)
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    torch.testing.assert_close(measured, expected, check_dtype=False)
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(gradient, results[1][name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("documents", [False, True])

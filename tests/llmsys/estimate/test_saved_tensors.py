@@ -41,7 +41,8 @@ BUILT = {name: changes for name, changes in VARIANTS.items() if "dense_layers" n
 @pytest.mark.parametrize("changes", BUILT.values(), ids=BUILT)
 def test_a_block_keeps_what_is_listed(changes: dict[str, Any], dtype: torch.dtype, request: Any) -> None:
     name = next(name for name, one in BUILT.items() if one is changes)
-    for policy in POLICIES:
+    # Recurrent layers have no blocks to compute again.
+    for policy in POLICIES[: 1 if "rnn" in changes else None]:
         measured, predicted = compare_saved_bytes(changes, dtype, policy, documents=False)
         if name in ABOVE:
             assert measured * 0.99 <= predicted <= 1.1 * measured, policy

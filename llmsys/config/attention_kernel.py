@@ -1,12 +1,11 @@
 """The decision table of attention: which kernel computes a layer on a device, why, and what it costs.
 
-Pure functions of a device and of a layer's traits, without torch: the model asks them when it builds its masks, and
-`llmsys show CONFIG --kernels` prints their answers.
+Pure functions of a device and a layer's traits, without torch. `llmsys show CONFIG --kernels` prints their answers.
 
 Invariants:
-- On an accelerator of compute capability 8.0 or later no kernel of training makes a tensor of length × length, but for
-  Transformer-XL's position scores, and for attention dropout where the mask is more than causal.
-- Where the fastest kernel cannot compute a layer, the choice names it, the kernel in its place, and the cost.
+- From compute capability 8.0 on no kernel of training makes a tensor of length × length, but for Transformer-XL's
+  position scores, and for attention dropout where the mask is more than causal.
+- Where the fastest kernel cannot compute a layer, the choice names it, the kernel in its place and the cost.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from typing import Literal
 from llmsys.config.key_split import can_split_keys, split_width
 from llmsys.config.section import round_up_to_power_of_two
 
-# varlen: flash attention over packed sequences (torch.nn.attention.varlen, or llmsys/model/varlen_kernel.py). flex:
-# flex_attention, compiled by Triton. sdpa: scaled_dot_product_attention (on CUDA: flash or cuDNN, with a table
-# memory-efficient). chunked: llmsys/model/cpu_attention.py. eager: plain operations.
+# varlen: flash attention over packed sequences (torch's, or llmsys/model/varlen_kernel.py). flex: by Triton. sdpa: on
+# CUDA flash or cuDNN, with a table memory-efficient. chunked: llmsys/model/cpu_attention.py. eager: plain operations.
 KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
 
 MaskKind = Literal["causal", "bidirectional", "prefix", "cross"]
@@ -29,7 +27,6 @@ MAX_FLASH_WIDTH = 256
 MAX_CONSUMER_BACKWARD_WIDTH = 192
 # Less shared memory: torch's flash backward refuses wider heads there.
 CONSUMER_CAPABILITIES = ((8, 6), (8, 9), (12, 0), (12, 1))
-
 # Queries and keys of one block of flex_attention's mask.
 FLEX_BLOCK = 128
 

@@ -108,9 +108,8 @@ class ModelConfig(Section):
 
     def get_layer_type(self, layer: int) -> LayerType:
         """Return the attention type of block `layer`."""
-        if not self.layer_types:
-            return "full_attention" if self.sliding_window is None else "sliding_attention"
-        return self.layer_types[layer % len(self.layer_types)]
+        default: LayerType = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return self.layer_types[layer % len(self.layer_types)] if self.layer_types else default
 
     def get_attention_window(self, layer: int) -> int | None:
         """Return the attention window of block `layer` in positions, itself included; None: unlimited."""
@@ -118,8 +117,7 @@ class ModelConfig(Section):
 
     def uses_rope(self, layer: int) -> bool:
         """Return whether block `layer` applies RoPE."""
-        position = self.position
-        return position.kind == "rope" and position.layers[layer % len(position.layers)]
+        return self.position.kind == "rope" and self.position.layers[layer % len(self.position.layers)]
 
     @property
     def rotary_channels(self) -> int:

@@ -38,7 +38,13 @@ from llmsys.config.run_constraints import (
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
 from llmsys.config.section import Section, Violation, format_choices, raise_violations
-from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
+from llmsys.config.tokenizer import (
+    FileTokenizerConfig,
+    NoTokenizer,
+    SentencePieceConfig,
+    TokenizerConfig,
+    find_weight_violations,
+)
 from llmsys.config.train import (
     FlopsConfig,
     GenerationConfig,
@@ -159,7 +165,7 @@ class RunConfig(Section):
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
-        if not both_given or self.tokenizer.kind == "file":
+        if not both_given or isinstance(self.tokenizer, FileTokenizerConfig | NoTokenizer):
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:

@@ -20,7 +20,6 @@ from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.images import ImageCollator, build_image_layout
 from llmsys.data.length_buckets import LengthBuckets
-from llmsys.data.masking import ReadWindows, SegmentPairs, SpanCorruptor, TokenMasker, WindowTransform
 from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
@@ -30,13 +29,17 @@ from llmsys.errors import ConfigError
 from llmsys.paged_token_shards import require_paged
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
+from llmsys.train.build_transform import (
+    HidingObjective,
+    PairObjective,
+    build_augmentation,
+    build_transform,
+    get_start_token,
+)
 from llmsys.train.evaluator import ALONE, Evaluator, RowRanks, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
 from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
-
-PairObjective = TranslationConfig | ClassificationConfig
-HidingObjective = MaskedLmConfig | NextSentenceConfig | SpanCorruptionConfig
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
@@ -76,7 +79,7 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
                 _build_collator(config, objective, tokenizer),
                 data_ranks=ranks,
                 data_rank=data_rank,
-                augmentation=_build_augmentation(config, objective, pairs),
+                augmentation=build_augmentation(config, objective, pairs),
             )
         case unreachable:
             assert_never(unreachable)
@@ -89,7 +92,7 @@ def _build_window_steps(
     windows, masking = _build_windows(config, dataset), None
     if hidden is not None:
         key = (windows.fingerprint, config.run.seed)
-        masking = _build_transform(config, hidden, dataset.tokenizer, key, windows.get_rows)
+        masking = build_transform(config, hidden, dataset.tokenizer, key, windows.get_rows)
     return WindowStepBatches(
         windows,
         build_run_plan(config, ranks, data_rank),
@@ -145,7 +148,7 @@ def _build_source_evaluator(
     if hidden is None:
         return HeldoutEvaluator(config, shards, tokenizer, row_ranks)
     windows = build_heldout_windows(config, shards, tokenizer)
-    masking = _build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows)
+    masking = build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows)
     return TargetEvaluator(MaskedHeldoutWindows(windows, masking), row_ranks, config.evaluation_sequences)
 
 
@@ -194,18 +197,6 @@ def build_source_windows(
             return StreamWindows(require_paged(shards), length=length, seed=seed)
         case unreachable:
             assert_never(unreachable)
-
-
-def get_start_token(config: RunConfig) -> int:
-    """Return the token that starts every target of an encoder-decoder.
-
-    Args:
-        config: the config of the run.
-
-    Returns:
-        `model.encoder.decoder_start_token_id`; 0 where the model has no encoder section.
-    """
-    return 0 if config.model.encoder is None else config.model.encoder.decoder_start_token_id
 
 
 def build_run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
@@ -272,50 +263,3 @@ def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Toke
             return ClassificationCollator(tokenizer.eos_id) if layout is None else ImageCollator(layout)
         case unreachable:
             assert_never(unreachable)
-
-
-def _build_augmentation(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> WindowTransform | None:
-    layout = build_image_layout(config)
-    if layout is None or not isinstance(objective, ClassificationConfig) or objective.augmentation is None:
-        return None
-    from llmsys.data.image_augmentation import ImageAugmenter  # torchvision, which is optional
-
-    return ImageAugmenter(objective.augmentation, layout, (pairs.fingerprint, config.run.seed))
-
-
-def _build_transform(
-    config: RunConfig,
-    objective: HidingObjective,
-    tokenizer: Tokenizer,
-    key: tuple[str | int, ...],
-    read_windows: ReadWindows,
-) -> WindowTransform:
-    match objective:
-        case MaskedLmConfig() | NextSentenceConfig():
-            [mask] = _find_tokens(tokenizer, [objective.mask_token], "objective.mask_token")
-            masker = TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
-            if isinstance(objective, MaskedLmConfig):
-                return masker
-            marks = _find_tokens(
-                tokenizer, [objective.cls_token, objective.sep_token], "objective.cls_token, sep_token"
-            )
-            return SegmentPairs(masker, objective, *marks, read_windows)
-        case SpanCorruptionConfig():
-            _, spans = objective.count_noise(config.batch.sequence_length)
-            names = [objective.sentinel_token.replace("{}", str(span)) for span in range(spans)]
-            sentinels = _find_tokens(tokenizer, names, "objective.sentinel_token")
-            return SpanCorruptor(objective, tuple(sentinels), tokenizer.eos_id, get_start_token(config), key)
-        case unreachable:
-            assert_never(unreachable)
-
-
-def _find_tokens(tokenizer: Tokenizer, names: list[str], field: str) -> list[int]:
-    found = [tokenizer.find_piece_id(name) for name in names]
-    if None in found:
-        missing = names[found.index(None)]
-        raise ConfigError(
-            f"{field}={missing} is not a token of the tokenizer. Train a tokenizer with it: set "
-            f"tokenizer.control_symbols=[{', '.join(names)}] and run llmsys prepare CONFIG. "
-            f"For an existing tokenizer, set {field} to its own name, such as [MASK]."
-        )
-    return [number for number in found if number is not None]

@@ -89,7 +89,14 @@ def read_peak_memory(device: torch.device) -> tuple[int, int]:
 
 
 def read_resident_memory(field_name: str) -> int:
-    """Return VmRSS (now) or VmHWM (peak) of this process in bytes; the peak where the system has no /proc."""
+    """Return the resident memory of this process.
+
+    Args:
+        field_name: `VmRSS` for that of now, `VmHWM` for the peak.
+
+    Returns:
+        Bytes; the peak where the system has no /proc.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

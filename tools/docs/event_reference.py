@@ -19,7 +19,7 @@ WRITERS = {"log_event", "_log_event"}  # and EventWriter.write
 KINDS = {
     "start": "The run began, or began again; `resumed_from` is then the step of its checkpoint.",
     "branch": "The run began at a step of another run (`train.branch_from`).",
-    "prediction": "What the estimate says about this run on this device.",
+    "prediction": "The estimate of this run on this device.",
     "step": "An optimizer step, every `train.log_every_steps` and at the first and last step.",
     "profile": "A step was recorded with torch's profiler (`train.profile`).",
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",

@@ -16,7 +16,8 @@ from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import TrajectoryDistance, compare_to_reference
 from llmsys.doctor.parity_matrix import ParityCase
 from llmsys.doctor.parity_models import LABELS, MASKED, TRANSLATION, ParityModel
-from llmsys.doctor.parity_reference import Trajectory, build_micro_batches, compute_reference_trajectory, list_rows
+from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity_rows import build_micro_batches, list_rows
 from llmsys.model.transformer import Transformer
 from tests.helpers.ranks import run_ranks
 

@@ -46,7 +46,7 @@ check: install  ## Check format, lint, names and docstrings, types and import di
 docs: install  ## Build the documentation into site/, warnings being errors
 	@$(BIN)/python tools/install.py --extra docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo 'docs: open site/index.html, or run $(BIN)/mkdocs serve'
+	@echo 'docs: open site/index.html; with search: $(BIN)/mkdocs serve'
 
 format: install  ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .

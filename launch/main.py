@@ -12,129 +12,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from launch.commands.verbs import CONFIG_HELP, OVERRIDE_HELP, VERBS, VerbParser
 from llmsys import __version__
 from llmsys.errors import LlmsysError, to_data_error
 
 # the last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them
 MENDABLE, INTERRUPTED, OUTPUT_CLOSED = 2, 130, 141
-
-
-class CommandSpec(NamedTuple):
-    """Help text of a verb. Its module is launch.commands.NAME.
-
-    A verb about folders takes no config (`takes_config=False`): its module names its own arguments.
-    """
-
-    summary: str
-    example: str
-    config_optional: bool = False
-    takes_config: bool = True
-
-
-VERBS = {
-    "demo": CommandSpec(
-        "run every step on a sample crawl, from web pages to a report: 4 to 7 minutes on two cores",
-        "llmsys demo --folder demo --engine deepspeed",
-        takes_config=False,
-    ),
-    "prepare": CommandSpec(
-        "turn crawl shards into clean documents, a tokenizer and token shards",
-        "llmsys prepare train/demo data.executor.workers=2",
-    ),
-    "tokenizer": CommandSpec(
-        "train the tokenizer on the documents that preparation kept",
-        "llmsys tokenizer train/demo tokenizer.vocab_size=8_192",
-    ),
-    "train": CommandSpec(
-        "train on this machine, from the start or from the newest checkpoint",
-        "llmsys train train/demo engine.kind=deepspeed run.folder=demo/deepspeed",
-    ),
-    "preflight": CommandSpec(
-        "check hosts before launch: ssh, versions, clocks, disks, network, layout, data",
-        "llmsys preflight train/demo nodes=first:8,second:8",
-    ),
-    "launch": CommandSpec(
-        "train on several hosts or under Slurm, or print the commands",
-        "llmsys launch train/demo nodes=127.0.0.1:2 --print",
-    ),
-    "evaluate": CommandSpec(
-        "measure the newest checkpoint on held-out documents",
-        "llmsys evaluate train/demo evaluation.max_tokens=50_000 --json",
-    ),
-    "generate": CommandSpec(
-        "continue prompts with the newest checkpoint",
-        "llmsys generate train/demo --prompt 'The kernel' generation.temperature=0.7",
-    ),
-    "translate": CommandSpec(
-        "translate lines with the newest checkpoint of an encoder-decoder",
-        "llmsys translate train/multi30k --input sentences.txt generation.num_beams=5",
-    ),
-    "estimate": CommandSpec(
-        "estimate parameters, FLOPs, memory and, on a device, time and cost, before a run starts",
-        "llmsys estimate train/demo batch.sequence_length=1024 --json",
-    ),
-    "plan": CommandSpec(
-        "find the fastest layouts that fit a cluster, and why the others do not",
-        "llmsys plan model/llama3.1-8b gpus=64 device=h100-sxm batch.sequence_length=8192 batch.sequences=256",
-    ),
-    "dryrun": CommandSpec(
-        "run the training step of one rank of any cluster without a GPU: memory, collectives, waits, kernels",
-        "llmsys dryrun train/llama-8b-64xh100 nodes=8:8 rank=17 device=h100-sxm",
-    ),
-    "scale": CommandSpec(
-        "recommend model size and tokens for a compute budget, or fit a scaling law to your runs",
-        "llmsys scale budget=1e21 unique_tokens=2e9",
-        takes_config=False,
-    ),
-    "calibrate": CommandSpec(
-        "measure this machine into a device profile for estimates",
-        "llmsys calibrate --output mine.yaml --processes 2",
-        takes_config=False,
-    ),
-    "reconcile": CommandSpec(
-        "compare predicted with measured step time and memory; --update fits a device profile",
-        "llmsys reconcile runs/a runs/b --update mine.yaml",
-        takes_config=False,
-    ),
-    "inspect": CommandSpec(
-        "verify a prepared dataset, decode samples of it, and trace tokens to their pages",
-        "llmsys inspect demo/data --samples 100",
-        takes_config=False,
-    ),
-    "report": CommandSpec(
-        "write one HTML page about a dataset and a run",
-        "llmsys report train/demo --output demo/report.html",
-    ),
-    "doctor": CommandSpec(
-        "check on this machine that engines and layouts agree (parity), crashes lose nothing (crash), and "
-        "devices compute right (device)",
-        "llmsys doctor parity --processes 1,2",
-        takes_config=False,
-    ),
-    "trace": CommandSpec(
-        "list the documents of a step, or the steps and checkpoints that saw a document",
-        "llmsys trace train/demo step=100",
-    ),
-    "replay": CommandSpec(
-        "rerun one step from the nearest checkpoint and compare it with the recorded values",
-        "llmsys replay train/demo step=100",
-    ),
-    "convert": CommandSpec(
-        "convert a Hugging Face folder to a run folder, or a run folder to a Hugging Face folder",
-        "llmsys convert downloads/Qwen3-0.6B runs/qwen3",
-        takes_config=False,
-    ),
-    "show": CommandSpec(
-        "print the resolved config, and mark what differs from the defaults",
-        "llmsys show train/demo optimizer.learning_rate=3e-4",
-        config_optional=True,
-    ),
-}
-
-CONFIG_HELP = "path of a YAML file or config.json, or a name under configs/ such as train/demo"
-OVERRIDE_HELP = "a value of the config, such as batch.sequence_length=1024"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,9 +65,16 @@ def format_help() -> str:
 
 
 def build_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one verb: the arguments of every verb, and its own."""
+    """Return the parser of one verb: the arguments of every verb, and its own.
+
+    Args:
+        name: one of `VERBS`.
+
+    Returns:
+        The parser, which has imported the module of the verb.
+    """
     verb = VERBS[name]
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog=f"llmsys {name}",
         description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
         epilog=f"example: {verb.example}",
@@ -196,6 +87,8 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         parser.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDE_HELP)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     importlib.import_module(f"launch.commands.{name}").add_arguments(parser)
+    if name == "completion":  # it completes the options of all verbs, and is below this module
+        parser.set_defaults(build_parser=build_parser)
     return parser
 
 

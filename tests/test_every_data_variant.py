@@ -18,7 +18,7 @@ from data_pipeline.graph.stage_runner import build_executor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.rules.classifier import train_linear_model
 from data_pipeline.rules.hashed_features import FeatureConfig
-from llmsys.config.data import MixtureConfig
+from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.multiple_choice import read_questions
 from llmsys.errors import ConfigError, LlmsysError
@@ -26,6 +26,7 @@ from llmsys.report.html_page import write_report
 from llmsys.tokenizer import load_tokenizer
 from tests.helpers.config_variants import ConfigVariant, build_settings, list_variants
 from tests.helpers.tiny_crawl import make_crawl, write_sentences
+from tests.helpers.tiny_images import write_images
 
 DATA = [variant for variant in list_variants() if variant.path.split(".")[0] == "data"]
 TOKENIZERS = [variant for variant in list_variants() if variant.path == "tokenizer"]
@@ -49,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "labels.tsv").write_text(
         "".join(f"{'abc'[i % 3]}\t{line}\n" for i, line in enumerate(write_sentences(choose, 40)))
     )
+    write_images(made / "images.npz")
     (made / "items.jsonl").write_text(json.dumps({"q": " ".join(write_sentences(choose, 4))}) + "\n")
     (made / "pairs.jsonl").write_text('{"good": "she runs", "bad": "she run"}\n')
     (made / "choices.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 1}\n')
@@ -68,6 +70,8 @@ def build_data_config(folder: Path, settings: dict[str, Any], output: Path) -> R
         data = {"folder": output, "executor": {"kind": "inline"}} | data
     if data["kind"] == "crawl":
         data = {"inputs": [str(folder / "crawl/*.warc.gz")], "split": {"heldout_fraction": 0.3}} | data
+    if data["kind"] == "images":  # no text, so no tokenizer
+        return RunConfig.model_validate(settings | {"data": data})
     tokenizer = {"kind": "sentencepiece"} | settings.get("tokenizer", {})
     changes: dict[str, Any] = {"data": data, "tokenizer": tokenizer}
     if tokenizer["kind"] == "sentencepiece":
@@ -109,6 +113,9 @@ def test_prepare_and_report(
 def test_tokenizer(variant: ConfigVariant, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     prepare_dataset(build_data_config(folder, build_settings(variant), tmp_path / "data"))
+    if variant.kind == "none":  # images have no text
+        assert not (tmp_path / "data" / "tokenizer").exists()
+        return
     tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer")
     assert tokenizer.decode(tokenizer.encode("old bridges near water")) == "old bridges near water"
     assert "pieces occur in no document" in write_report(None, tmp_path / "data", tmp_path / "report.html").read_text()

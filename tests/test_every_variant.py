@@ -61,8 +61,10 @@ NOT_TRAINED = NOT_BUILT | {"model.head.kind=features"}
 # No model type of Hugging Face has these: the export is rejected.
 NOT_EXPORTED = NOT_BUILT | {
     "model.residual.kind=deepnorm",
+    "model.residual.kind=reversible",
     "model.attention.kind=longformer",
     "model.attention.kind=linformer",
+    "model.attention.kind=lsh",
     "model.recurrence.kind=fixed",
     "model.recurrence.kind=adaptive",
     "model.rnn.kind=elman",

@@ -30,7 +30,7 @@ PROGRESS_SECONDS = 1.0 if sys.stdout.isatty() else 15.0  # between two lines abo
 
 
 class InstallState(NamedTuple):
-    """Inputs of an environment: its path, the hash of the files that list its content, and extras beside EXTRAS."""
+    """Inputs of an environment: its path, the hash of the files that list its content, and extras besides EXTRAS."""
 
     place: str
     content: str
@@ -114,14 +114,14 @@ def describe_progress(written: str) -> str:
         return f"writing {installing[-1].count(',') + 1} packages"
     # `Processing` is a wheel of a local folder
     found = sum(line.startswith(("Collecting ", "Processing ")) for line in lines)
-    # pip names the size behind the file: `Downloading torch-2.13.0-cp311-….whl (183.2 MB)`
+    # pip names the size after the file: `Downloading torch-2.13.0-cp311-….whl (183.2 MB)`
     loads = [line.split()[1:] for line in lines if line.lstrip().startswith("Downloading ")]
     now = f", now {loads[-1][0].rpartition('/')[2]} {' '.join(loads[-1][1:])}".rstrip() if loads else ""
     return f"{found} packages found{now}" if found else ""
 
 
 def wait_for_command(process: "subprocess.Popen[bytes]", log: Path, start: int) -> int:
-    """Return the exit status of a command, and print what its log says since `start` until then.
+    """Return the exit status of a command, and print its progress until then, from its log after `start`.
 
     A terminal shows one line that changes every second; elsewhere a line appears every 15 seconds.
     """

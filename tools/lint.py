@@ -59,7 +59,7 @@ PREFIXES = frozenset({"is", "are", "has", "can", "must", "may", "uses", "needs",
 # Names that torch, the standard library or another library calls.
 FOREIGN = frozenset(
     """
-    main forward backward backward_one_chunk extra_repr state_dict readable seekable writable readinto tolist
+    main error forward backward backward_one_chunk extra_repr state_dict readable seekable writable readinto tolist
     """.split()  # noqa: SIM905 -- a list of words reads as prose
 )
 QUESTION = re.compile(r"(What|Whether|Which|How|Where|Who|Why)\b")

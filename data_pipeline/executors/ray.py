@@ -52,10 +52,10 @@ class RayExecutor:
                     include_dashboard=False,
                     logging_level=logging.ERROR,
                 )
-            except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            except Exception as error:  # of many types, plain Exception among them where a node does not come up
                 raise DataError(
                     f"no Ray cluster responds at data.executor.address={address or 'local'}: {error}. Start "
-                    "one with `ray start --head`, or correct the address."
+                    "one with `ray start --head`, correct the address, or use data.executor.kind=local."
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.nodes: set[str] = set()

@@ -29,6 +29,7 @@ from data_pipeline.extract.page_limits import LimitViolation, Nesting, find_limi
 from llmsys.config.cleaning import (
     ArticleExtractorConfig,
     ExtractConfig,
+    PythonExtractorConfig,
     ResiliparseExtractorConfig,
     TrafilaturaExtractorConfig,
 )
@@ -175,6 +176,10 @@ def build_extractor(config: ExtractConfig) -> Extractor:
             return build_resiliparse_extractor(config)
         case TrafilaturaExtractorConfig():
             return build_trafilatura_extractor(config)
+        case PythonExtractorConfig():
+            from data_pipeline.extract.python_extractor import build_python_extractor
+
+            return build_python_extractor(config)
         case unreachable:
             assert_never(unreachable)
 

@@ -12,16 +12,19 @@ from typing import Any, assert_never
 
 from data_pipeline.core.journal import Journal
 from data_pipeline.language.rules_by_language import list_dictionaries
-from llmsys.config.cleaning import TrafilaturaExtractorConfig
+from data_pipeline.rules.python_rule import load_python_rule
+from llmsys.config.cleaning import PythonExtractorConfig, TrafilaturaExtractorConfig
 from llmsys.config.custom_rules import (
     ANY_LANGUAGE,
     BadWordsConfig,
     FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
+    PythonRuleConfig,
 )
 from llmsys.config.data import CrawlConfig
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
+from llmsys.config.python_code import compute_code_digest
 from llmsys.config.quality_rules import (
     FinewebQualityConfig,
     GopherQualityConfig,
@@ -102,6 +105,7 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
             | LineCorrectionsConfig()
             | FinewebQualityConfig()
             | NativeTextConfig()
+            | PythonRuleConfig()
         ):
             return
         case unreachable:
@@ -110,7 +114,7 @@ def _iter_rule_libraries(rule: RuleConfig) -> Iterator[str]:
 
 
 def list_extractor_versions(data: CrawlConfig) -> list[str]:
-    """Return the versions of libraries that only the configured extractor needs.
+    """Return the versions of libraries that only the configured extractor needs, or the digest of the user's own code.
 
     Args:
         data: The crawl section of a run.
@@ -119,8 +123,13 @@ def list_extractor_versions(data: CrawlConfig) -> list[str]:
         `package==version` entries for the key of the extract tasks. Empty for extractors that are always installed.
 
     Raises:
-        ConfigError: If the library is not installed.
+        ConfigError: If the library is not installed, or the user's class cannot be used.
     """
+    if isinstance(data.extract, PythonExtractorConfig):
+        from data_pipeline.extract.python_extractor import load_python_extractor
+
+        load_python_extractor(data.extract)
+        return [compute_code_digest(data.extract)]
     if not isinstance(data.extract, TrafilaturaExtractorConfig):
         return []
     from data_pipeline.extract.extractor import get_trafilatura_version
@@ -185,6 +194,9 @@ def require_resource_files(data: CrawlConfig) -> None:
                 f"{key}: {path} {what} (in {Path.cwd()}). Correct the path; relative paths start in the "
                 "working directory."
             )
+    for rule in data.rules:
+        if isinstance(rule, PythonRuleConfig):
+            load_python_rule(rule)
 
 
 def compute_file_digests(journal: Journal, files: Sequence[Path]) -> list[str]:

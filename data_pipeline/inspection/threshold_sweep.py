@@ -16,6 +16,7 @@ from data_pipeline.language.rules_by_language import load_language_profiles
 from data_pipeline.rules.chain import list_thresholds
 from data_pipeline.rules.rule import ThresholdTest
 from llmsys.arrow_file import read_columns, read_schema
+from llmsys.config.custom_rules import PythonRuleConfig
 from llmsys.config.language import DEFAULT, LanguageConfig, list_known_codes
 from llmsys.config.migration import to_current_names
 from llmsys.config.quality_rules import RuleConfig
@@ -78,7 +79,7 @@ def sweep_threshold(folder: Path, wanted: str) -> ThresholdSweep:
     else:
         rules = _resolve_rules(manifest, folder, kind, field)
         tried = [_find_threshold_test(rule, field, value, name) for rule in rules for value in values]
-    now = sorted({getattr(rule, field) for rule in rules})
+    now = sorted({getattr(_get_settings(rule), field) for rule in rules})
     limit = next((test for test in tried if test is not None), None)
     if limit is None:
         raise DataError(
@@ -131,8 +132,9 @@ def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> l
     if rule is None:
         there = ", ".join(one.title for one in rules) or "none"
         raise DataError(f"{folder} was prepared without the rule {kind}. Its rules: {there}; and {LANGUAGE_SCORE}.")
-    if field not in type(rule).model_fields:
-        fields = ", ".join(name for name in type(rule).model_fields if name.startswith(("min_", "max_")))
+    known = type(_get_settings(rule)).model_fields
+    if field not in known:
+        fields = ", ".join(name for name in known if name.startswith(("min_", "max_")))
         raise DataError(f"{kind} has no field {field}. Its thresholds: {fields}.")
     language = _read_language(manifest)
     profiles = load_language_profiles(language, list_known_codes(language.kind))
@@ -142,6 +144,15 @@ def _resolve_rules(manifest: Manifest, folder: Path, kind: str, field: str) -> l
     return list(dict.fromkeys(profile.localize_rule(rule) for profile in own)) or [rule]
 
 
+def _get_settings(rule: Any) -> Any:
+    """Return the object whose fields are the thresholds of a rule: its section, or the user's own object."""
+    if isinstance(rule, PythonRuleConfig):
+        from data_pipeline.rules.python_rule import load_python_rule  # runs the user's code
+
+        return load_python_rule(rule)
+    return rule
+
+
 def _read_language(manifest: Manifest) -> LanguageConfig:
     return LanguageConfig.model_validate(to_current_names(manifest.config["data"]["language"], "data.language"))
 
@@ -149,7 +160,12 @@ def _read_language(manifest: Manifest) -> LanguageConfig:
 def _find_threshold_test(rule: Any, field: str, value: float, name: str) -> ThresholdTest | None:
     """Return the test whose threshold follows the field, None if this value changes none."""
     try:
-        changed = _RULE.validate_python(rule.model_dump() | {field: value})
+        values = rule.model_dump()
+        if isinstance(rule, PythonRuleConfig):
+            values["options"] = rule.options | {field: value}
+        else:
+            values[field] = value
+        changed = _RULE.validate_python(values)
     except ValidationError as error:
         raise DataError(f"{name}={value:g} is invalid: {error.errors()[0]['msg']}.") from None
     # Compare all tests of the rule: the name of a field does not tell which test reads it.

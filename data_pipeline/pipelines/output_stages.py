@@ -19,7 +19,7 @@ from data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
 from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.tokenizer import FileTokenizerConfig, TokenizerConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, TokenizerConfig
 from llmsys.manifest_section import ThresholdReport
 from llmsys.token_file import get_page_table_path
 
@@ -32,6 +32,7 @@ def run_tokenizer_stage(
         from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 
         return stage("tokenizer", [build_copy_task(runner, data.folder, config)], "file")[0]
+    assert not isinstance(config, NoTokenizer)  # a config of texts has one
     outputs = [f"tokenizer/{name}" for name in list_tokenizer_files(config)]
     folder = get_write_path(data.folder, "tokenizer")
     settings = to_recorded_names(config.model_dump(mode="json"), "tokenizer")

@@ -54,7 +54,7 @@ def build_pairs_manifest(
         }
     )
     made: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
-    splits = dict(_iter_splits(outcome.encoded))
+    splits = dict(iter_pair_splits(outcome.encoded))
     if splits and not splits["train"].documents:
         raise DataError(f"every training pair is longer than data.max_tokens={data.max_tokens}. Raise it.")
     documents = _build_document_files(outcome.read)
@@ -82,7 +82,8 @@ def build_pairs_manifest(
     )
 
 
-def _iter_splits(encoded: dict[str, list[TaskRecord]]) -> Iterator[tuple[SplitName, Split]]:
+def iter_pair_splits(encoded: dict[str, list[TaskRecord]]) -> Iterator[tuple[SplitName, Split]]:
+    """Yield the splits of targets and of sources with their token files; nothing before there are tokens."""
     names: tuple[tuple[SplitName, str, str], ...] = (
         ("train", "train", "targets"),
         ("heldout", "heldout", "targets"),
@@ -105,7 +106,7 @@ def _iter_splits(encoded: dict[str, list[TaskRecord]]) -> Iterator[tuple[SplitNa
 def _build_document_files(found: dict[str, list[TaskRecord]]) -> DocumentFiles:
     records = [record for split in SPLITS for record in found[split]]
     return DocumentFiles(
-        files=tuple(_build_file_entry(record.outputs[0], sum(record.result["rows"])) for record in records)
+        files=tuple(build_file_entry(record.outputs[0], sum(record.result["rows"])) for record in records)
     )
 
 
@@ -113,7 +114,7 @@ def _build_dropped_files(outcome: PairStageRecords) -> DocumentFiles:
     read_files = [(record.outputs[1], record) for split in SPLITS for record in outcome.read[split]]
     encoded = [(record.outputs[2], record) for records in outcome.encoded.values() for record in records]
     return DocumentFiles(
-        files=tuple(_build_file_entry(made, _count_drops(record)) for made, record in [*read_files, *encoded])
+        files=tuple(build_file_entry(made, _count_drops(record)) for made, record in [*read_files, *encoded])
     )
 
 
@@ -121,7 +122,8 @@ def _count_drops(record: TaskRecord) -> int:
     return sum(drop["documents"] for drop in record.result["tally"]["drops"])
 
 
-def _build_file_entry(made: TaskOutput, rows: int) -> DocumentFile:
+def build_file_entry(made: TaskOutput, rows: int) -> DocumentFile:
+    """Return the manifest entry of a file of `rows` rows."""
     return DocumentFile(name=Path(made.name).name, rows=rows, size=made.size, digest=made.digest)
 
 

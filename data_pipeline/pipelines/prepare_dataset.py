@@ -4,8 +4,8 @@
                                                              │         tokens ─ manifest
                                                              └ tokenizer (before encode)
 
-Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Pairs have their own pipeline, see
-`pair_pipeline.py`.
+Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Pairs and images have pipelines
+of their own, see `pair_pipeline.py` and `image_pipeline.py`.
 
 Invariants:
     - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
@@ -21,7 +21,9 @@ from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
 from data_pipeline.readers.input_files import find_inputs
-from llmsys.config.data import CrawlConfig, MixtureConfig
+from llmsys.config.data import CrawlConfig
+from llmsys.config.images import ImagesConfig
+from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.errors import ConfigError
@@ -75,6 +77,10 @@ def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: list[str], unt
     if isinstance(data, CrawlConfig):
         return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until))
     assert not isinstance(data, MixtureConfig)  # prepare_dataset rejects it
+    if isinstance(data, ImagesConfig):
+        from data_pipeline.pipelines.image_pipeline import prepare_images
+
+        return prepare_images(data, runner)
     from data_pipeline.pipelines.pair_manifest import build_pairs_manifest  # most runs have no pairs
     from data_pipeline.pipelines.pair_pipeline import PairPipeline
 

@@ -141,6 +141,9 @@ PAIR_STAGES = {
     ),
 }
 
+# The one stage of a dataset of images. The version of Pillow, which is optional, is in the keys of its tasks.
+IMAGE_STAGE = _describe_code(1, ("core/funnel.py", "images"), "pyarrow numpy")
+
 
 def compute_code_version(code: StageCode) -> str:
     """Return a digest of the version of a stage and of the installed versions of its packages."""

@@ -98,6 +98,8 @@ _DATA_FILE = (
     ".parquet",
     ".arrow",
     ".feather",
+    ".txt",
+    ".md",
 )
 _LISTS_IN_LISTS = 8
 
@@ -231,9 +233,23 @@ def _list_remote_files(pattern: str, where: str) -> list[str]:
     return files
 
 
+def _find_pattern(folder: str) -> str | None:
+    """Return the pattern of the first data file of a folder, such as /*.parquet; None if there is none."""
+    for parent, below, names in os.walk(folder):
+        below.sort()
+        for name in sorted(names):
+            if ends := [end for end in _DATA_FILE if end in name and name.endswith((end, ".gz", ".zst", ".lz4"))]:
+                deep = "" if os.path.samefile(parent, folder) else f"/{_ANY_DEPTH}"
+                return f"{deep}/*{name[name.index(ends[0]) :]}"
+    return None
+
+
 def _format_no_match(pattern: str, folders: Sequence[str], where: str) -> str:
     if folders:
-        return f"{where}: '{pattern}' is a folder, not a file. Give the files in it: '{folders[0]}/*.warc.gz'."
+        inside = "/*.warc.gz" if is_remote(pattern) else _find_pattern(folders[0])
+        if inside is None:
+            return f"{where}: '{pattern}' is a folder without files to read. Give one with {', '.join(_DATA_FILE)}."
+        return f"{where}: '{pattern}' is a folder, not a file. Give the files in it: '{folders[0]}{inside}'."
     working_directory = "" if is_remote(pattern) else f" (in {Path.cwd()})"
     fix = (
         "Correct the address."

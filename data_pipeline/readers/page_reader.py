@@ -1,7 +1,8 @@
 """Read the pages of one file of any supported format: the entry point of this package.
 
-Formats: WARC, WET, ARC, JSON lines, parquet, Arrow; plain or compressed with gzip, zstd or lz4; a path or a URL. The
-format is detected from the first bytes, and from the name only where they do not decide.
+Formats: WARC, WET, ARC, JSON lines, parquet, Arrow, plain text; all but text and tables may be compressed with gzip,
+zstd or lz4; a path or a URL. The format is detected from the first bytes, and from the name only where they do not
+decide.
 
 Invariants:
 - No input raises. A failure is a `SkippedRecord` with file, offset and reason, and reading continues after it.
@@ -28,6 +29,8 @@ _BY_NAME = {
     ".arrow": "arrow",
     ".feather": "arrow",
     ".arc": "arc",
+    ".txt": "text",
+    ".md": "text",
 }
 _HEAD = 4_096
 
@@ -92,7 +95,7 @@ def _iter_file_records(
         from data_pipeline.readers.json_lines import read_json_lines
 
         yield from read_json_lines(source, magic, limit, config)
-    elif kind in ("parquet", "arrow") and magic:
+    elif kind in ("parquet", "arrow", "text") and magic:
         yield SkippedRecord(source.path, 0, f"a {kind} file inside another compression: decompress it first")
     elif kind == "parquet":
         from data_pipeline.readers.parquet import read_parquet
@@ -102,6 +105,10 @@ def _iter_file_records(
         from data_pipeline.readers.arrow import read_arrow
 
         yield from read_arrow(source, limit, config)
+    elif kind == "text":
+        from data_pipeline.readers.text_file import read_text_file
+
+        yield from read_text_file(source, limit)
     elif kind == "arc":
         yield from iter_dialect_records(source, ArcDialect(), extractor.extract_page, extractor.keep_bytes)
     else:

@@ -24,7 +24,15 @@ _ID_CHARACTERS = 256  # longer ids are ignored: ids are kept in memory for every
 
 
 def get_field(row: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field; `a.b` is the field b of the mapping a, unless a field has that literal name."""
+    """Return the value of a field; `a.b` is the field b of the mapping a, unless a field has that literal name.
+
+    Args:
+        row: values by field.
+        name: name of the field.
+
+    Returns:
+        The value; None if there is no such field.
+    """
     if name in row:
         return row[name]
     value: Any = row
@@ -36,7 +44,14 @@ def get_field(row: Mapping[str, Any], name: str) -> Any:
 
 
 def find_text_fields(row: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fields that hold text; fields of a mapping a are named `a.b`."""
+    """Return the names of the fields that hold text; fields of a mapping a are named `a.b`.
+
+    Args:
+        row: values by field.
+
+    Returns:
+        Names, those of mappings last.
+    """
     names = [name for name, value in row.items() if isinstance(value, str)]
     mappings = [(name, value) for name, value in row.items() if isinstance(value, Mapping)]
     return names + [

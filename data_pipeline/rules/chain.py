@@ -20,6 +20,7 @@ from llmsys.config.custom_rules import (
     FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
+    PythonRuleConfig,
 )
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
 from llmsys.config.quality_rules import (
@@ -124,8 +125,16 @@ def build_rule(config: RuleConfig, language: str = ANY_LANGUAGE, models: dict[Ru
             from data_pipeline.rules.native_text import NativeTextRule
 
             return NativeTextRule(config)
+        case PythonRuleConfig():
+            return _load_python_rule(config)
         case unreachable:
             assert_never(unreachable)
+
+
+def _load_python_rule(config: PythonRuleConfig) -> Rule:
+    from data_pipeline.rules.python_rule import LoadedPythonRule
+
+    return LoadedPythonRule(config)
 
 
 def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequence[ThresholdTest]:
@@ -158,6 +167,7 @@ def list_thresholds(config: RuleConfig, language: str = ANY_LANGUAGE) -> Sequenc
             | LineCorrectionsConfig()
             | FinewebQualityConfig()
             | NativeTextConfig()
+            | PythonRuleConfig()
         ):
             return build_rule(config, language).limits
         case unreachable:

@@ -11,6 +11,7 @@ from llmsys.config.custom_rules import (
     FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
+    PythonRuleConfig,
 )
 from llmsys.config.line_rules import C4Config, C4DatatroveConfig, C4DolmaConfig, LineCorrectionsConfig
 from llmsys.config.quality_rules import (
@@ -67,6 +68,7 @@ def _translate_to_dialect(rules: Sequence[RuleConfig], dialect: str) -> dict[str
                 | FastTextClassifierConfig()
                 | LinearClassifierConfig()
                 | PerplexityConfig()
+                | PythonRuleConfig()
             ):
                 pass  # every tool measures these in the same way
             case unreachable:

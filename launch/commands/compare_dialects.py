@@ -1,20 +1,21 @@
 """Run `llmsys prepare CONFIG --compare-dialects A,B`: compare two readings of the same published rules."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmsys.config.data import CrawlConfig
-from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmsys.config.run import RunConfig
 
 MOST_REASONS = 8
 
 
-def run_compare_dialects(config: RunConfig, dialects: str, as_json: bool) -> int:
+def run_compare_dialects(config: "RunConfig", dialects: str, as_json: bool) -> int:
     """Apply the rules to the config's documents in each dialect and print the differences."""
     from data_pipeline.inspection.dialect_differences import compare_dialects
 
-    if not isinstance(config.data, CrawlConfig):
+    if config.data.kind != "crawl":
         raise ConfigError(f"data.kind={config.data.kind} has no rules to compare. Use a config with data.kind=crawl.")
     differences = compare_dialects(config.data, [name for name in dialects.split(",") if name])
     if as_json:

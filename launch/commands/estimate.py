@@ -4,7 +4,6 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from llmsys.config.load import read_config
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
 
@@ -35,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
+    from llmsys.config.load import read_config
+
     resolved = read_config(arguments.config, arguments.overrides)
     from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
@@ -58,10 +59,12 @@ def _build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | N
     """Return the device and cluster to price the run on; None where neither is named."""
     if arguments.device is None and arguments.cluster is None:
         if arguments.gpus is not None or arguments.price_per_hour is not None:
-            raise ConfigError(
-                "--gpus and --price-per-hour need a device. Add --device NAME, such as --device h100-sxm."
-            )
+            given = f"--gpus {arguments.gpus}" if arguments.gpus is not None else "--price-per-hour"
+            raise ConfigError(f"{given} needs a device. Add --device NAME, such as --device h100-sxm.")
         return None
+    for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
     from llmsys.estimate.device_profile import load_device_profile
     from llmsys.estimate.run_cost import PricingRequest
 

@@ -4,9 +4,6 @@ import argparse
 import json
 from typing import Any
 
-from launch.commands.train import format_evaluation
-from llmsys.config.load import load_run_config
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: `llmsys evaluate` has no options of its own."""
@@ -14,6 +11,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate in one process and print the result; with --json, its fields and the checkpoint's path."""
+    from launch.commands.train import format_evaluation
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, arguments.overrides)
     from llmsys.train.build_objective import build_evaluator
     from llmsys.train.build_trainer import set_num_threads

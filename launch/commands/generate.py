@@ -5,7 +5,6 @@ import json
 import os
 import sys
 
-from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 
@@ -24,6 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     A single prompt on a terminal is streamed. Several are generated together and printed at the end.
     """
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.prompt:
         generation = config.generation.model_copy(update={"prompts": tuple(arguments.prompt)})

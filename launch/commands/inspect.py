@@ -13,7 +13,7 @@ WRONG = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a dataset folder or config, and the options that replace the whole verification."""
-    parser.add_argument("dataset", metavar="DATASET", help="dataset folder, or a config with data.folder")
+    parser.add_argument("dataset", metavar="DATASET", help="dataset folder, run folder, or a config with data.folder")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="override values of that config")
     parser.add_argument(
         "--samples",
@@ -53,18 +53,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def resolve_dataset_folders(name: str, overrides: list[str]) -> tuple[Path, ...]:
     """Return the folder itself, or the dataset folders of a config."""
-    if require_local_path(name, "DATASET").is_dir():
+    from llmsys.config.config_folders import RUN_CONFIG, find_folder_config
+
+    folder = require_local_path(name, "DATASET")
+    # a folder of another sort is a damaged dataset: its missing manifest is the finding
+    if folder.is_dir() and ((file := find_folder_config(folder)) is None or file.name != RUN_CONFIG):
         if overrides:
             raise DataError(
                 f"{name} is a dataset folder, but {overrides[0]} applies to configs. Leave it out, or give the config."
             )
-        return (Path(name),)
+        return (folder,)
     from llmsys.config.data import list_dataset_folders
     from llmsys.config.load import load_run_config
-    from llmsys.config.yaml_files import find_config
+    from llmsys.config.merge import find_config_file
 
     try:
-        find_config(name, Path.cwd())
+        find_config_file(name, Path.cwd())
     except ConfigError as error:
         raise DataError(f"{name} is not a dataset folder, and {error}") from None
     return list_dataset_folders(load_run_config(name, overrides).data)

@@ -6,24 +6,19 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launch.commands.arguments import split_arguments
 from launch.commands.train import require_finish
-from launch.hosts.hostfile import Host, parse_nodes
-from launch.hosts.network_interfaces import is_this_host
-from launch.launchers.host_commands import NATURAL, Launcher, LaunchPlan, build_commands, strip_user
-from launch.launchers.launch_plan import PATIENCE_SECONDS, build_launch_plan, require_hosts
-from launch.launchers.multi_host import run_commands
-from launch.launchers.run_bundle import list_withheld_secrets, write_run_bundle
-from launch.launchers.slurm import format_sbatch_script
-from llmsys.config.load import load_run_config
-from llmsys.config.run import RunConfig
+from launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host, parse_nodes
 from llmsys.errors import LaunchError
 from llmsys.local_files import PRIVATE, write_bytes_atomically
 
+if TYPE_CHECKING:
+    from launch.launchers.host_commands import Launcher, LaunchPlan
+    from llmsys.config.run import RunConfig
+
 OWN_NAMES = ("nodes",)
-SLURMS_CHOICE = "of-slurms-choice"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the run bundle and start the run, or print the commands. The statuses are those of launch/train.py."""
+    from launch.hosts.network_interfaces import is_this_host
+    from launch.launchers.host_commands import NATURAL, build_commands, strip_user
+    from launch.launchers.launch_plan import build_launch_plan, require_hosts
+    from launch.launchers.multi_host import run_commands
+    from launch.launchers.run_bundle import list_withheld_secrets, write_run_bundle
+    from llmsys.config.load import load_run_config
+
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     if not own:
         raise LaunchError("A launch needs hosts. Give nodes=first:8,second:8, nodes=HOSTFILE or nodes=COUNT.")
@@ -100,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _build_anonymous_hosts(config: RunConfig, count: int, launcher: str) -> list[Host]:
+def _build_anonymous_hosts(config: "RunConfig", count: int, launcher: str) -> list[Host]:
     """Return hosts that Slurm will choose, all with launch.processes slots."""
     if launcher != "slurm":
         raise LaunchError(f"nodes={count} is a number of hosts, but {launcher} needs their names. Give nodes=first:8,…")
@@ -109,10 +111,12 @@ def _build_anonymous_hosts(config: RunConfig, count: int, launcher: str) -> list
             f"nodes={count} with launch.processes={config.launch.processes} starts no rank. Give the number of "
             "hosts and the ranks of each: nodes=8 launch.processes=8."
         )
-    return [Host(f"{SLURMS_CHOICE}-{number}", config.launch.processes) for number in range(count)]
+    return [Host(f"{ANONYMOUS}-{number}", config.launch.processes) for number in range(count)]
 
 
-def _submit_slurm_job(arguments: argparse.Namespace, config: RunConfig, plan: LaunchPlan, count: int | None) -> int:
+def _submit_slurm_job(arguments: argparse.Namespace, config: "RunConfig", plan: "LaunchPlan", count: int | None) -> int:
+    from launch.launchers.slurm import format_sbatch_script
+
     gpus = plan.hosts[0].slots if arguments.gpus is None else arguments.gpus
     text = format_sbatch_script(
         plan, chosen=count is not None, gpus=gpus, port=config.launch.port, more=arguments.sbatch

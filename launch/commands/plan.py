@@ -3,14 +3,14 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launch.commands.arguments import split_arguments
-from llmsys.config.load import LoadedConfig, read_config
-from llmsys.config.merge import read_overrides
-from llmsys.config.yaml_files import dump_yaml
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
+
+if TYPE_CHECKING:
+    from llmsys.config.load import LoadedConfig
 
 OWN_NAMES = ("gpus", "device", "cluster")
 ILLEGAL, TOO_LARGE = 2, 1
@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan and return 0. With --check: 0 when the layout fits, 1 when it does not, 2 when it is illegal."""
+    from llmsys.config.load import read_config
+
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:
@@ -105,8 +107,10 @@ def _format_dry_run_command(
     return format_dry_run_command(arguments.config, overrides, nodes, devices, cluster.device)
 
 
-def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], data: dict[str, Any]) -> str:
+def _format_chosen_config(asked: str, resolved: "LoadedConfig", words: list[str], data: dict[str, Any]) -> str:
     """Return a sparse config based on the one that was given."""
+    from llmsys.config.yaml_files import dump_yaml
+
     best = data["best"][0]
     # a name under configs/ is found from anywhere, a relative path is not
     base = str(resolved.source) if Path(asked).exists() else asked
@@ -130,8 +134,10 @@ def _format_chosen_config(asked: str, resolved: LoadedConfig, words: list[str], 
     return head + dump_yaml(values)
 
 
-def _collect_overrides(resolved: LoadedConfig, words: list[str]) -> dict[str, Any]:
+def _collect_overrides(resolved: "LoadedConfig", words: list[str]) -> dict[str, Any]:
     """Return the overrides of the command line. Those of a bare model may have left out `model.`."""
+    from llmsys.config.merge import read_overrides
+
     values: dict[str, Any] = read_overrides(words).values
     if not resolved.is_model_only:
         return values
@@ -149,7 +155,7 @@ def _merge_values(into: dict[str, Any], more: dict[str, Any]) -> None:
             into[key] = value
 
 
-def _print_layout_check(arguments: argparse.Namespace, resolved: LoadedConfig, own: dict[str, str]) -> int:
+def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig", own: dict[str, str]) -> int:
     from llmsys.estimate.plan.layout_check import (
         estimate_layout_fit,
         find_layout_violations,

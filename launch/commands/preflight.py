@@ -3,12 +3,14 @@
 import argparse
 import json
 import time
+from typing import TYPE_CHECKING
 
 from launch.commands.arguments import split_arguments
-from launch.hosts.host_checks import HostFinding
 from launch.hosts.hostfile import parse_nodes
-from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launch.hosts.host_checks import HostFinding
 
 OWN_NAMES = ("nodes", "device")
 PATIENCE_SECONDS = 25  # limit of a host's facts, and again of the collectives
@@ -42,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     own, words = split_arguments(arguments.overrides, OWN_NAMES)
     if "nodes" not in own:
         raise ConfigError("A preflight needs hosts. Give nodes=first:8,second:8, or nodes=HOSTFILE.")
+    from llmsys.config.load import load_run_config
+
     hosts, config = parse_nodes(own["nodes"]), load_run_config(arguments.config, words)
     from launch.preflight.dry_run_check import DryRunWish
     from launch.preflight.run_preflight import PreflightRequest, run_preflight
@@ -62,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     return WOULD_FAIL if wrong else 0
 
 
-def format_host_findings(found: list[HostFinding]) -> str:
+def format_host_findings(found: "list[HostFinding]") -> str:
     """Return a row for each finding. Hosts with the same finding share a row; a remedy follows on its own line."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for one in found:

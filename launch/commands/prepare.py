@@ -1,20 +1,21 @@
-"""Run `llmsys prepare`: turn crawl shards, pairs or labelled texts into a tokenizer and token shards."""
+"""Run `llmsys prepare`: turn crawl shards, pairs, labelled texts or images into token shards."""
 
 import argparse
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from llmsys.config.data import CrawlConfig, DataConfig
-from llmsys.config.load import load_run_config
-from llmsys.config.run import RunConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
-from llmsys.manifest import Manifest, SkippedInput, load_manifest
-from llmsys.manifest_section import format_record_place
+
+if TYPE_CHECKING:
+    from llmsys.config.data import CrawlConfig, DataConfig
+    from llmsys.config.run import RunConfig
+    from llmsys.manifest import Manifest, SkippedInput
 
 QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
-NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts"}
+NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts", "images": "images"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the parts that are missing and print a summary; return 3 when inputs are in quarantine."""
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, arguments.overrides)
     if arguments.compare_dialects:
         from launch.commands.compare_dialects import run_compare_dialects
@@ -90,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
             ]
         )
     )
-    if isinstance(config.data, CrawlConfig) and result["tokens"] and not manifest.splits["heldout"].tokens:
+    if config.data.kind == "crawl" and result["tokens"] and not manifest.splits["heldout"].tokens:
         get_logger(__name__).warning(
             "no document was held out, but training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
@@ -100,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     return QUARANTINED if given_up else 0
 
 
-def _print_sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
+def _print_sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:
     from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
 
     found = sweep_threshold(config.data.folder, arguments.sweep)
@@ -108,9 +111,10 @@ def _print_sweep(config: RunConfig, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_explanation(config: RunConfig, arguments: argparse.Namespace) -> int:
+def _print_explanation(config: "RunConfig", arguments: argparse.Namespace) -> int:
     from data_pipeline.inspection.dataset_config import describe_config_differences
     from data_pipeline.inspection.explain_page import explain_url, format_explanation
+    from llmsys.manifest import load_manifest
 
     data = require_crawl(config.data)
     found = explain_url(data, arguments.explain)
@@ -121,15 +125,17 @@ def _print_explanation(config: RunConfig, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def require_crawl(data: DataConfig) -> CrawlConfig:
+def require_crawl(data: "DataConfig") -> "CrawlConfig":
     """Return the data section when it is a crawl; raise DataError otherwise, since other kinds have no stages."""
-    if not isinstance(data, CrawlConfig):
+    if data.kind != "crawl":
         raise DataError(f"data.kind={data.kind} has no stages to show. Use a config with data.kind=crawl.")
     return data
 
 
-def format_skipped(manifest: Manifest) -> list[str]:
+def format_skipped(manifest: "Manifest") -> list[str]:
     """Return a line for each reason why records were skipped, with the first location."""
+    from llmsys.manifest_section import format_record_place
+
     by_reason: dict[str, list[SkippedInput]] = {}
     for skip in manifest.read.skipped:
         by_reason.setdefault(skip.reason, []).append(skip)
@@ -140,7 +146,7 @@ def format_skipped(manifest: Manifest) -> list[str]:
     ]
 
 
-def list_spared_items(manifest: Manifest) -> list[str]:
+def list_spared_items(manifest: "Manifest") -> list[str]:
     """Return a line for each evaluation set with items that are ignored because too many documents contain them."""
     sets = manifest.decontamination.sets if manifest.decontamination else {}
     return [
@@ -152,7 +158,7 @@ def list_spared_items(manifest: Manifest) -> list[str]:
     ]
 
 
-def format_tokenizer_fit(manifest: Manifest) -> list[str]:
+def format_tokenizer_fit(manifest: "Manifest") -> list[str]:
     """Return one line with bytes and words per token and unused pieces; none before there are tokens."""
     usage = manifest.usage
     if usage is None or not (tokens := sum(one.tokens for one in usage.languages.values())):

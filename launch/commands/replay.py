@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict
 
 from launch.commands.arguments import split_arguments
-from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
 
 DIFFERS = 1
@@ -23,6 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     step = own.get("step", "")
     if not step.isdigit():
         raise ConfigError("Give the step to replay: step=N, counted from 1.")
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, words)
     from llmsys.doctor.step_replay import replay_step
 

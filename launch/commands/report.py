@@ -3,7 +3,6 @@
 import argparse
 import json
 
-from llmsys.config.load import load_run_config
 from llmsys.errors import DataError
 from llmsys.local_files import parse_local_path
 
@@ -17,8 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    config = load_run_config(arguments.config, arguments.overrides)
-    run_folder = config.run.folder if config.run.folder.is_dir() else None
+    from llmsys.config.config_folders import MANIFEST
+    from llmsys.config.load import read_config, require_run
+
+    loaded = read_config(arguments.config, arguments.overrides)
+    config = require_run(loaded, arguments.config)
+    # the folder of a dataset names no run: the default run.folder would be another one's
+    names_run = loaded.source.name != MANIFEST or ("run", "folder") in loaded.origins
+    run_folder = config.run.folder if names_run and config.run.folder.is_dir() else None
     # A mixture has no page of its own: each source has.
     single = config.data.kind != "mixture" and config.data.folder.is_dir()
     data_folder = config.data.folder if single else None

@@ -3,19 +3,19 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from llmsys.config.merge import read_overrides
-from llmsys.config.scaling import ScalingLawConfig
-from llmsys.config.validation_errors import build_config_error
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path, require_local_path
+
+if TYPE_CHECKING:
+    from llmsys.config.scaling import ScalingLawConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the words: key=value, or `fit` and then runs."""
+    from llmsys.config.scaling import ScalingLawConfig  # for the help of its keys
+
     known = "\n".join(f"  {name:<16} {field.description}" for name, field in ScalingLawConfig.model_fields.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"keys:\n{known}\n\n{parser.epilog}"
@@ -49,7 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parse_config(words: list[str]) -> ScalingLawConfig:
+def _parse_config(words: list[str]) -> "ScalingLawConfig":
+    from pydantic import ValidationError
+
+    from llmsys.config.merge import read_overrides
+    from llmsys.config.scaling import ScalingLawConfig
+    from llmsys.config.validation_errors import build_config_error
+
     layer = read_overrides(words)
     try:
         return ScalingLawConfig.model_validate(layer.values)
@@ -57,7 +63,7 @@ def _parse_config(words: list[str]) -> ScalingLawConfig:
         raise build_config_error(error, ScalingLawConfig, layer, "llmsys scale") from None
 
 
-def _compute_budget(config: ScalingLawConfig) -> Any:
+def _compute_budget(config: "ScalingLawConfig") -> Any:
     from llmsys.estimate.scaling.law_comparison import Accelerator, convert_budget_to_flops
 
     if config.parsed_budget[1] == "FLOPs":

@@ -3,8 +3,6 @@
 import argparse
 import json
 
-from llmsys.config.load import load_run_config
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: `llmsys tokenizer` has no options of its own."""
@@ -12,6 +10,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train the tokenizer unless its file exists, and print its path."""
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, arguments.overrides)
     from data_pipeline.pipelines.prepare_dataset import train_tokenizer
     from llmsys.tokenizer import load_tokenizer

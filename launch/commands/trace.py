@@ -5,9 +5,7 @@ import json
 from typing import Any
 
 from launch.commands.arguments import split_arguments
-from llmsys.config.load import load_run_config
 from llmsys.errors import ConfigError
-from llmsys.manifest_section import format_record_place
 
 OWN_NAMES = ("step", "url", "document")
 
@@ -22,6 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
     asked, words = split_arguments(arguments.overrides, OWN_NAMES)
     if len(asked) != 1:
         raise ConfigError("Give exactly one of step=N, url=URL or document=ID.")
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, words)
     if "step" in asked and not asked["step"].isdigit():
         raise ConfigError(f"step={asked['step']} is not a step. Use a number, counted from 1.")
@@ -57,6 +57,8 @@ def _print_documents(tracer: Any, step: int, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"step": step, "documents": documents}, ensure_ascii=False))
         return 0
+    from llmsys.manifest_section import format_record_place
+
     print(f"step {step}: {len(documents)} documents")
     for one in documents:
         source = f"{one['source']}: " if one["source"] else ""

@@ -3,25 +3,32 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launch.launchers.local import run_local_ranks
-from llmsys.compressor_comparison import describe_heldout_bytes
-from llmsys.config.data import list_dataset_folders
-from llmsys.config.load import load_run_config
-from llmsys.config.run import RunConfig
 from llmsys.errors import DataError, LostRankError
 from llmsys.events import read_latest_events
-from llmsys.manifest import combine_fingerprints, load_manifest
+
+if TYPE_CHECKING:
+    from llmsys.config.run import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: `llmsys train` has no options of its own."""
+    """Add --prepare."""
+    parser.add_argument(
+        "--prepare",
+        action="store_true",
+        help="run `llmsys prepare` first where the dataset is not prepared; one that has tokens is not touched",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the ranks unless the run is finished, and print the final evaluation."""
+    from launch.launchers.local import run_local_ranks
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, arguments.overrides)
+    if arguments.prepare:
+        prepare_missing_dataset(config)
     if is_finished(config):
         result = read_final_evaluation(config.run.folder)
         message = (
@@ -38,7 +45,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def is_finished(config: RunConfig) -> bool:
+def prepare_missing_dataset(config: "RunConfig") -> None:
+    """Prepare the dataset of a config unless it has tokens already. A mixture has no inputs of its own to prepare."""
+    from llmsys.manifest import MANIFEST_NAME, load_manifest
+
+    folder = config.data.folder
+    if config.data.kind == "mixture" or ((folder / MANIFEST_NAME).exists() and load_manifest(folder).splits):
+        return
+    from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+    from launch.commands.prepare import format_skipped
+    from llmsys.log import get_logger
+
+    manifest = prepare_dataset(config)
+    tokens = ", ".join(f"{split.tokens:,} {name} tokens" for name, split in manifest.splits.items())
+    for line in (*format_skipped(manifest), f"prepared {folder}: {tokens}"):
+        get_logger(__name__).info("%s", line)
+
+
+def is_finished(config: "RunConfig") -> bool:
     """Return whether the run folder holds the intact last checkpoint of this config and data, evaluated and sampled."""
     events = config.run.folder / "events.jsonl"
     checkpoint = config.run.folder / "checkpoints" / f"step-{config.num_steps:08d}"
@@ -48,6 +72,8 @@ def is_finished(config: RunConfig) -> bool:
         event["event"] == "finish" and event["step"] == config.num_steps for event in read_latest_events(events)
     ):
         return False
+    from llmsys.config.data import list_dataset_folders
+    from llmsys.manifest import combine_fingerprints, load_manifest
     from llmsys.train.checkpoint_load import read_run_state
     from llmsys.train.checkpoint_record import find_checkpoint_error
     from llmsys.train.precision import find_recorded_precision
@@ -63,7 +89,7 @@ def is_finished(config: RunConfig) -> bool:
     return same_settings and saved["data_fingerprint"] == now
 
 
-def require_finish(config: RunConfig) -> None:
+def require_finish(config: "RunConfig") -> None:
     """Raise LostRankError unless the events record the last step. A launcher that is killed may exit with 0."""
     events = config.run.folder / "events.jsonl"
     seen = read_latest_events(events) if events.exists() else []
@@ -101,6 +127,8 @@ def _format_answers(name: str, one: dict[str, Any]) -> str:
 
 
 def _format_heldout(result: dict[str, Any]) -> str:
+    from llmsys.compressor_comparison import describe_heldout_bytes
+
     if "bits_per_byte" not in result:
         return (
             f"held-out targets: {result['loss']:.4f} nats each, perplexity {result['perplexity']:.3f}, "

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 
-from llmsys.config.load import load_run_config
 from llmsys.errors import DataError
 from llmsys.local_files import parse_local_path, require_local_path
 
@@ -21,6 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Translate every line; with --json, print a list of {source, translation}."""
+    from llmsys.config.load import load_run_config
+
     config = load_run_config(arguments.config, arguments.overrides)
     # str.splitlines would also split at form feeds and U+2028, inside a sentence
     lines = [line.strip() for line in _read_input(arguments.input).split("\n")]

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from llmsys.errors import LaunchError
 from llmsys.local_files import require_local_path
 
+PATIENCE_SECONDS = 3600  # longest wait for lost hosts
+ANONYMOUS = "of-slurms-choice"  # beginning of the names of hosts that Slurm will choose
 HOSTFILE_LINE = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
 NODE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")
 # no leading dash, which ssh would read as an option
@@ -54,7 +56,11 @@ def parse_nodes(text: str) -> list[Host]:
 
 def _iter_hostfile_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (location, text) of each line that is not empty or a comment."""
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"nodes={path} cannot be read: {error}. Give a text file of `host slots=8`.") from None
+    for number, line in enumerate(text.splitlines(), 1):
         if entry := line.partition("#")[0].strip():
             yield f"{path}, line {number}", entry
 

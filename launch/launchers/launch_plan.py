@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.hosts.host_checks import check_clock, check_ssh
-from launch.hosts.hostfile import Host
+from launch.hosts.hostfile import ANONYMOUS, PATIENCE_SECONDS, Host
 from launch.hosts.network_interfaces import is_loopback, is_this_host, resolve_addresses
 from launch.hosts.ssh import CONNECT_SECONDS, SshResult, run_on_all_hosts
 from launch.launchers.host_commands import Launcher, LaunchPlan, strip_user
 from launch.launchers.run_bundle import get_bundle_folder
+from launch.process.run_requirements import require_layout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, LaunchError, LayoutError
 from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
 
 PORT = 29_500  # torchrun's default, for several hosts and launch.port=0: other hosts cannot be asked for a free one
-PATIENCE_SECONDS = 3600  # longest wait for lost hosts
 ASK_SECONDS = CONNECT_SECONDS + 2
 UNWATCHED_SECONDS = 300  # longest outage without a hang watchdog: the timeout of a collective
 
@@ -61,7 +61,7 @@ def build_launch_plan(
             "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
             "hosts of your choice."
         )
-    check_layout(config, hosts, min_hosts)
+    check_layout(config, hosts, min_hosts, is_anonymous=hosts[0].name.startswith(ANONYMOUS))
     if launcher != "slurm":
         check_addresses(hosts)
     return LaunchPlan(
@@ -78,18 +78,21 @@ def build_launch_plan(
     )
 
 
-def check_layout(config: RunConfig, hosts: Sequence[Host], min_hosts: int) -> None:
+def check_layout(config: RunConfig, hosts: Sequence[Host], min_hosts: int, is_anonymous: bool = False) -> None:
     """Check that layout and batch fit the ranks of all hosts, and of every smaller number down to `min_hosts`."""
-    from llmsys.train.build_objective import build_run_plan
-
     for count in range(len(hosts), min_hosts - 1, -1):
         ranks = sum(host.slots for host in hosts[:count])
         try:
-            layout = config.resolve_layout(ranks)
-            build_run_plan(config, layout.data_parallel_size, 0)
+            require_layout(config, ranks)
+            if not config.objective.uses_windows:  # their plans need torch, whose import takes seconds
+                from llmsys.train.build_objective import build_run_plan
+
+                build_run_plan(config, config.resolve_layout(ranks).data_parallel_size, 0)
         except (LayoutError, ConfigError) as error:
             remedy = "" if count == len(hosts) else f" Or use --min-hosts {count + 1}, so that the run ends on fewer."
-            raise type(error)(f"on {count} of {len(hosts)} hosts, {ranks} ranks: {error}{remedy}") from None
+            # hosts of Slurm's choice are not named, and their ranks are those of the config
+            each = f" with launch.processes={config.launch.processes} each" if is_anonymous else ""
+            raise type(error)(f"on {count} of {len(hosts)} hosts{each}, {ranks} ranks: {error}{remedy}") from None
 
 
 def check_addresses(hosts: Sequence[Host]) -> None:

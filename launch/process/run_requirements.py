@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.data import list_dataset_folders
 from llmsys.config.run import RunConfig
+from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import DataError
 from llmsys.manifest import MANIFEST_NAME
+from llmsys.optim.lr_schedule import load_python_schedule
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:
@@ -25,6 +27,8 @@ def require_layout(config: RunConfig, ranks: int) -> None:
         LayoutError: The axes do not divide the ranks.
         ConfigError: The batch does not divide over the data-parallel ranks.
     """
+    if isinstance(config.schedule, PythonScheduleConfig):  # before any rank trains to the step that needs it
+        load_python_schedule(config.schedule).compute_multiplier(config.train.tokens, config.train.tokens)
     layout = config.resolve_layout(ranks)
     windows = config.objective.uses_windows
     if config.train.reproducibility == "bitwise":

@@ -107,7 +107,14 @@ def ignore_own_signals() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def relay_signals_to(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Relay the signals that ask to stop, or for a profile, to one process while the block runs."""
+    """Relay the signals that ask to stop, or for a profile, to one process while the block runs.
+
+    Args:
+        process: the process that handles them.
+
+    Yields:
+        None.
+    """
 
     def relay_signal(number: int, frame: FrameType | None) -> None:
         redirect_dead_terminal()

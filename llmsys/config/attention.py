@@ -32,6 +32,8 @@ class BaseAttentionConfig(Section):
     can_shard_sequences: ClassVar[bool] = False
     # The module reads documents and padding itself: the stack builds no mask for it.
     has_own_mask: ClassVar[bool] = False
+    # Scores are computed again in the backward pass: only what iter_saved_tensors yields is saved.
+    recomputes_scores: ClassVar[bool] = False
     # Documents of one window see each other: nothing of the kind hides one from another.
     mixes_documents: ClassVar[bool] = False
 

@@ -1,22 +1,21 @@
 """The decision table of attention: which kernel computes a layer on a device, why, and what it costs.
 
-Pure functions of a device and of a layer's traits, without torch: the model asks them when it builds its masks, and
-`llmsys show CONFIG --kernels` prints their answers.
+Pure functions of a device and a layer's traits, without torch. `llmsys show CONFIG --kernels` prints their answers.
 
 Invariants:
-- On an accelerator of compute capability 8.0 or later no kernel of training makes a tensor of length × length, but for
-  Transformer-XL's position scores, and for attention dropout where the mask is more than causal.
-- Where the fastest kernel cannot compute a layer, the choice names it, the kernel in its place, and the cost.
+- From compute capability 8.0 on no kernel of training makes a tensor of length × length, but for Transformer-XL's
+  position scores, and for attention dropout where the mask is more than causal.
+- Where the fastest kernel cannot compute a layer, the choice names it, the kernel in its place and the cost.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from llmsys.config.key_split import can_split_keys, split_width
 from llmsys.config.section import round_up_to_power_of_two
 
-# varlen: flash attention over packed sequences (torch.nn.attention.varlen). flex: flex_attention, compiled by Triton.
-# sdpa: scaled_dot_product_attention (on CUDA: flash or cuDNN, with a table memory-efficient). chunked:
-# llmsys/model/cpu_attention.py. eager: plain operations.
+# varlen: flash attention over packed sequences (torch's, or llmsys/model/varlen_kernel.py). flex: by Triton. sdpa: on
+# CUDA flash or cuDNN, with a table memory-efficient. chunked: llmsys/model/cpu_attention.py. eager: plain operations.
 KernelName = Literal["varlen", "flex", "sdpa", "chunked", "eager"]
 
 MaskKind = Literal["causal", "bidirectional", "prefix", "cross"]
@@ -28,7 +27,6 @@ MAX_FLASH_WIDTH = 256
 MAX_CONSUMER_BACKWARD_WIDTH = 192
 # Less shared memory: torch's flash backward refuses wider heads there.
 CONSUMER_CAPABILITIES = ((8, 6), (8, 9), (12, 0), (12, 1))
-
 # Queries and keys of one block of flex_attention's mask.
 FLEX_BLOCK = 128
 
@@ -80,6 +78,7 @@ class AttentionTraits:
         is_cached: Keys come from a key-value cache.
         is_training: A backward pass follows.
         is_banded: Blocks of queries see the blocks around them, by a table of a few windows (Longformer).
+        has_lsh: Chunks of sorted positions are weighted by their normalizers (Reformer).
     """
 
     dtype: AttentionDtype
@@ -98,6 +97,7 @@ class AttentionTraits:
     is_cached: bool = False
     is_training: bool = True
     is_banded: bool = False
+    has_lsh: bool = False
 
     @property
     def needs_rules(self) -> bool:
@@ -134,6 +134,8 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     Returns:
         The kernel, the reason, and what it costs where a faster one is impossible.
     """
+    if traits.has_lsh:
+        return KernelChoice("eager", "chunks of sorted positions, computed again in the backward pass")
     if device.kind == "cpu":
         return _choose_on_cpu(traits)
     if traits.is_banded:
@@ -141,20 +143,27 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     if traits.has_distance_scores:
         reason = "no fused kernel takes Transformer-XL's product of queries and distances"
         return _choose_table(traits, reason, "varlen")
-    if traits.drops_weights and (traits.needs_rules or traits.bias != "none" or _has_eager_scores(traits)):
+    obstacle = _find_flash_obstacle(device, traits)
+    if traits.drops_weights and (traits.needs_rules or not _has_plain_scores(traits)):
         return _choose_table(traits, "varlen and flex have no attention dropout", "varlen")
     if not device.has_fused_kernels:
         return _choose_without_fused_kernels(device, traits)
-    if traits.is_cached and (
-        traits.needs_rules or not _has_plain_scores(traits) or _find_flash_obstacle(device, traits)
-    ):
+    if traits.is_cached and (traits.needs_rules or not _has_plain_scores(traits) or obstacle):
         return _choose_table(traits, "generation: the table has a row for each new token only", None)
-    obstacle = _find_flash_obstacle(device, traits)
     if obstacle is None and _has_plain_scores(traits) and not traits.needs_rules:
         return KernelChoice("sdpa", f"{_describe_mask(traits)}: flash or cuDNN attention without a table")
+    if traits.drops_weights:
+        return KernelChoice("sdpa", f"memory-efficient attention drops weights; flash attention has {obstacle}")
     obstacle = obstacle or _find_varlen_obstacle(traits)
     if obstacle is None:
-        details = f"lengths in place of a table{_describe_sinks(traits)}; {_describe_version(device)}"
+        sinks = "; sinks are folded into the log-sum-exp" if traits.has_sinks else ""
+        details = f"lengths in place of a table{sinks}; {_describe_version(device)}"
+        return KernelChoice("varlen", f"{_describe_mask(traits)}: {details}")
+    is_split = traits.dtype != "fp32" and not traits.has_window and can_split_keys(traits.qk_width, traits.v_width)
+    has_memory = device.capability not in CONSUMER_CAPABILITIES
+    if is_split and has_memory and _find_varlen_obstacle(traits) is None:
+        parts = " and ".join(str(part) for part in split_width(traits.qk_width) if part)
+        details = f"flash attention has {obstacle}; Triton kernel of llmsys, keys in parts of {parts} channels"
         return KernelChoice("varlen", f"{_describe_mask(traits)}: {details}")
     return KernelChoice("flex", f"flash attention has {obstacle}", False, "varlen", _describe_flex_cost(traits))
 
@@ -269,10 +278,6 @@ def _describe_mask(traits: AttentionTraits) -> str:
 def _describe_version(device: AttentionDevice) -> str:
     newer = {9: 3, 10: 4}.get(device.capability[0] if device.capability else 0)
     return "FlashAttention-2" + (f", or {newer} where activate_flash_attention_impl was called" if newer else "")
-
-
-def _describe_sinks(traits: AttentionTraits) -> str:
-    return "; sinks are folded into the log-sum-exp" if traits.has_sinks else ""
 
 
 def _describe_flex_cost(traits: AttentionTraits) -> str:

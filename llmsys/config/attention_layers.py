@@ -15,6 +15,7 @@ from llmsys.config.attention_kernel import (
     choose_ring_kernel,
 )
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
+from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.run import RunConfig
@@ -97,6 +98,8 @@ def describe_self_attention(
             # Against the mixed keys, all of which every query sees.
             longest = max(common.length, attention.projected_length)
             return replace(common, length=longest, mask="cross", has_documents=False)
+        case LshAttentionConfig():
+            return replace(common, has_lsh=True)
         case unreachable:
             assert_never(unreachable)
 

@@ -168,6 +168,12 @@ class BatchConfig(Section):
         "document", description="Attend to earlier tokens of the same document only, or of the whole packed sequence."
     )
 
+    packing: Literal["concatenate", "best_fit", "first_fit"] = Field(
+        "concatenate",
+        description="Packing of documents into sequences. concatenate: in order, cut at the end of a sequence. "
+        "best_fit, first_fit: whole documents where they fit, and padding; longer ones are cut.",
+    )
+
     @model_validator(mode="after")
     def _check_step_sizes(self) -> Self:
         raise_violations(self._find_violations())
@@ -199,8 +205,17 @@ class BatchConfig(Section):
                 "sequences cost the same. Use sequential, or attention_scope=document.",
             )
 
+        if self.packing != "concatenate" and self.attention_scope == "window":
+            yield Violation(
+                "packing",
+                f"{self.packing} keeps documents whole, but with attention_scope=window each sees the others of its "
+                "sequence. Use attention_scope=document, or packing=concatenate.",
+            )
+
     def find_pair_violations(self) -> Iterator[Violation]:
         """Yield the violations of a batch of pairs or texts, which are bucketed by length."""
+        if self.packing != "concatenate":
+            yield Violation("packing", f"{self.packing} packs documents, not pairs or texts. Use concatenate.")
         if self.ramp is not None:
             yield Violation("ramp", "pairs and texts are batched in length buckets, which do not grow. Set it to null.")
         if self.assignment != "sequential":

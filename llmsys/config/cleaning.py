@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from llmsys.config.custom_rules import EntryListConfig
+from llmsys.config.python_code import PythonCode
 from llmsys.config.section import Section
 
 
@@ -68,8 +69,17 @@ class TrafilaturaExtractorConfig(_BaseExtractorConfig):
     )
 
 
+class PythonExtractorConfig(PythonCode, _BaseExtractorConfig):
+    """An extractor of your own: a class that extends `data_pipeline.extract.python_extractor.PythonExtractor`."""
+
+    kind: Literal["python"] = "python"
+
+    __hash__ = PythonCode.__hash__
+
+
 ExtractConfig = Annotated[
-    ArticleExtractorConfig | ResiliparseExtractorConfig | TrafilaturaExtractorConfig, Field(discriminator="kind")
+    ArticleExtractorConfig | ResiliparseExtractorConfig | TrafilaturaExtractorConfig | PythonExtractorConfig,
+    Field(discriminator="kind"),
 ]
 
 

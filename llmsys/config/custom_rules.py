@@ -1,15 +1,17 @@
-"""Configuration of rules that read the user's files: word lists, classifiers and n-gram language models.
+"""Configuration of rules that read the user's files: word lists, classifiers, n-gram language models and own code.
 
 `llmsys.config.quality_rules` adds these sections to its union `RuleConfig`.
 
 llmsys ships no lists of words, hosts or URLs.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.python_code import PythonCode
 from llmsys.config.section import LocalPath, NamedRuleConfig, Section, Violation, raise_violations
 
 
@@ -164,3 +166,16 @@ class PerplexityConfig(NamedRuleConfig):
     def files(self) -> tuple[Path, ...]:
         """Files of the models."""
         return (self.model, *([self.sentencepiece_model] if self.sentencepiece_model else []))
+
+
+class PythonRuleConfig(PythonCode, NamedRuleConfig):
+    """A rule of your own: a class that extends `data_pipeline.rules.python_rule.PythonRule`."""
+
+    kind: Literal["python"] = "python"
+
+    __hash__ = PythonCode.__hash__
+
+    @property
+    def title(self) -> str:
+        """The name, or that of the class in lower case with underscores."""
+        return self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.class_name).lower()

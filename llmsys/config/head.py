@@ -13,7 +13,7 @@ from llmsys.config.module_tensors import (
     SavedTensor,
     iter_linear_parameters,
 )
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation
 
 
 class EmbeddingConfig(Section):
@@ -96,15 +96,21 @@ class MlmHeadConfig(_BaseHeadConfig):
 
 
 class ClassificationHeadConfig(_BaseHeadConfig):
-    """Sequence classification head over the first token: dense, tanh, dropout, linear."""
+    """Sequence classification head: BERT's dense layer and tanh over the first token, dropout, linear layer."""
 
     kind: Literal["classification"] = "classification"
     has_logits: ClassVar[bool] = False
     num_labels: int = Field(ge=2, description="Number of classes.")
+    pooling: Literal["first", "mean"] | None = Field(
+        None,
+        description="Classify the vector of the first position, or the mean over all but padding, without dense layer "
+        "and tanh (ViT). null: as BERT.",
+    )
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
-        """Yield the pooler and the classifier."""
-        yield from _iter_first_token_linear("pooler", model.hidden_size, model.hidden_size)
+        """Yield BERT's pooler where it is used, and the classifier."""
+        if self.pooling is None:
+            yield from _iter_first_token_linear("pooler", model.hidden_size, model.hidden_size)
         yield from _iter_first_token_linear("classifier", model.hidden_size, self.num_labels)
 
 
@@ -177,6 +183,15 @@ class MultiTokenPredictionConfig(Section):
 
 class _BaseRecurrenceConfig(Section):
     """One block whose weights all layers share, with the sinusoids of position and step before each (Dehghani 2018)."""
+
+    def find_violations(self, hidden_size: int, other_kinds: list[str]) -> Iterator[Violation]:
+        """Yield an odd width, and the keys of the model by which layers would differ."""
+        kind: str = type(self).model_fields["kind"].default
+        if hidden_size % 2:
+            text = f"{hidden_size} is odd, but the sinusoids of steps come in pairs. Use {hidden_size + 1}."
+            yield Violation("hidden_size", text)
+        for key in other_kinds:
+            yield Violation(key, f"recurrence={kind} repeats one block. Leave {key} out, or recurrence.")
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the parameters beside the block, once for all of its steps."""

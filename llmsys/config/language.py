@@ -168,7 +168,7 @@ def find_name_violations(rules: Sequence[NamedRuleConfig], taken: Collection[str
                 f"name, such as name: {name}_2.",
             )
         # Another rule's kind counts as taken: the meaning of `gopher_quality` must not depend on the config.
-        elif rule.name and name in taken and name != getattr(rule, "kind", ""):
+        elif name in taken and name != getattr(rule, "kind", ""):
             yield Violation(
                 f"{number}.name",
                 f"{name} is the name of a stage or of another kind of rule. Use another name, such as my_{name}.",

@@ -1,6 +1,6 @@
 """Load a RunConfig or ModelConfig from a config name and command-line overrides.
 
-Reads: YAML files, and config.json of Hugging Face models.
+Reads: YAML files, config.json of Hugging Face models, and the folders of runs and datasets.
 
 Invariants:
 - All errors of a config are reported at once, with file, line and key.
@@ -14,12 +14,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.merge import ConfigLayer, merge_layers, read_layer, read_overrides, resolve_bases
+from llmsys.config.merge import (
+    ConfigLayer,
+    find_config_file,
+    merge_layers,
+    read_layer,
+    read_overrides,
+    resolve_bases,
+)
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds, find_default_kind
 from llmsys.config.validation_errors import build_config_error
-from llmsys.config.yaml_files import Keys, find_config, format_path
+from llmsys.config.yaml_files import Keys, format_path
 from llmsys.errors import ConfigError
 
 
@@ -40,7 +47,7 @@ def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the config of a run.
 
     Args:
-        config: a path, or a name such as `train/demo`.
+        config: a path, a name such as `train/demo`, or the folder of a run or a dataset.
         overrides: `section.key=value` arguments; later ones win.
 
     Returns:
@@ -49,13 +56,28 @@ def load_run_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: with every error of the config, or for a bare model file.
     """
-    resolved = read_config(config, overrides)
-    if resolved.is_model_only:
-        name = format_path(resolved.source)
+    return require_run(read_config(config, overrides), config)
+
+
+def require_run(loaded: LoadedConfig, config: str) -> RunConfig:
+    """Return the run of a loaded config.
+
+    Args:
+        loaded: result of `read_config`.
+        config: the path or name that was given, for the message.
+
+    Returns:
+        The config.
+
+    Raises:
+        ConfigError: for a bare model file.
+    """
+    if loaded.is_model_only:
         raise ConfigError(
-            f"{name} is a bare model, but a run config is needed. Write a file with `model: {{base: {config}}}`."
+            f"{format_path(loaded.source)} is a bare model, but a run config is needed. Write a file with "
+            f"`model: {{base: {config}}}`, or let llmsys init {config} write one."
         )
-    return resolved.run
+    return loaded.run
 
 
 def load_model_config(config: str, overrides: Sequence[str] = ()) -> ModelConfig:
@@ -84,7 +106,8 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Return a config with the origin of each value.
 
     Args:
-        config: a path or name of a run config, a bare model file or a config.json.
+        config: a path or name of a run config, a bare model file or a config.json, or the folder of a model, a run or
+            a dataset.
         overrides: `section.key=value` arguments; later ones win. For a bare model the prefix `model.` is optional.
 
     Returns:
@@ -93,8 +116,10 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     Raises:
         ConfigError: with every error of the config.
     """
-    path = find_config(config, Path.cwd())
+    path = find_config_file(config, Path.cwd())
     layer = read_layer(path, (), (), _get_default_kind)
+    if path.name == "config.yaml" and Path(config).is_dir():
+        layer = _move_run(layer, Path(config))
     model_only = _is_bare_model(layer.values)
     if model_only:
         layer = _nest_layer("model", layer)
@@ -113,6 +138,16 @@ def read_config(config: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     except ValidationError as error:
         raise build_config_error(error, RunConfig, layer, format_path(path)) from None
     return LoadedConfig(run, model_only, layer.origins, path)
+
+
+def _move_run(layer: ConfigLayer, folder: Path) -> ConfigLayer:
+    """Return the config of a run folder with `run.folder` naming it: the folder may have been moved or copied."""
+    run = layer.values.get("run")
+    run = run if isinstance(run, dict) else {}
+    if isinstance(recorded := run.get("folder"), str) and Path(recorded).resolve() == folder.resolve():
+        return layer
+    values = layer.values | {"run": run | {"folder": str(folder)}}
+    return ConfigLayer(values, layer.origins | {("run", "folder"): format_path(folder)})
 
 
 def _get_default_kind(keys: Keys) -> str | None:

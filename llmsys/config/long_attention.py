@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.attention import BaseAttentionConfig, LatentAttentionConfig, MultiHeadAttentionConfig
+from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import (
     ActivationShape,
@@ -258,6 +259,10 @@ class LinformerAttentionConfig(_LongAttentionConfig):
 
 
 AttentionConfig = Annotated[
-    MultiHeadAttentionConfig | LatentAttentionConfig | LongformerAttentionConfig | LinformerAttentionConfig,
+    MultiHeadAttentionConfig
+    | LatentAttentionConfig
+    | LongformerAttentionConfig
+    | LinformerAttentionConfig
+    | LshAttentionConfig,
     Field(discriminator="kind"),
 ]

@@ -1,6 +1,6 @@
 """Merge layers of config values: a `base:` below its file, and command-line overrides on top.
 
-Reads: YAML files, and config.json of Hugging Face models.
+Reads: YAML files, config.json of Hugging Face models, and manifest.json of datasets.
 
 Invariants:
 - Mappings merge; lists and scalars replace.
@@ -8,6 +8,7 @@ Invariants:
 - Each value keeps its origin: file and line, or command line.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +41,38 @@ class ConfigLayer:
         return self.origins.get(())
 
 
+def find_config_file(name: str, folder: Path, asked_by: str = "") -> Path:
+    """Return the config file that a path, a name or the folder of a model, a run or a dataset refers to.
+
+    Args:
+        name: as `find_config` takes it, or a folder.
+        folder: folder of the referring file, searched first.
+        asked_by: file or option that contains the name, for error messages.
+
+    Returns:
+        The resolved path of an existing file.
+
+    Raises:
+        ConfigError: no file matches, or several do.
+    """
+    if not (folder / name).is_dir() or (folder / f"{name}.yaml").is_file():
+        return find_config(name, folder, asked_by)
+    from llmsys.config.config_folders import describe_other_folder, find_folder_config  # few commands name a folder
+
+    if (found := find_folder_config(folder / name)) is not None:
+        return found.resolve()
+    try:
+        return find_config(name, folder, asked_by)
+    except ConfigError:
+        origin = f"{asked_by}: " if asked_by else ""
+        raise ConfigError(f"{origin}{describe_other_folder(folder / name, name)}") from None
+
+
 def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: DefaultKind) -> ConfigLayer:
     """Return the values of a file and of its bases.
 
     Args:
-        path: a YAML file, or a config.json, which is a model.
+        path: a YAML file, a config.json, which is a model, or the manifest.json of a dataset.
         at: key path of the mapping that the values belong to.
         chain: files whose bases led here; one of them again is a cycle.
         default_kind: default kinds of unions.
@@ -60,6 +88,8 @@ def read_layer(path: Path, at: Keys, chain: tuple[Path, ...], default_kind: Defa
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}. Give a readable UTF-8 text file.") from error
+    if path.name == "manifest.json":
+        return _read_manifest(text, path, at)
     if path.suffix == ".json":  # configs of this project are YAML
         return _read_config_json(text, name, at)
     values, lines = parse_yaml(text, name)
@@ -87,6 +117,29 @@ def _read_config_json(text: str, name: str, at: Keys) -> ConfigLayer:
     return ConfigLayer(values, {at: name} | {(*at, key): name for key in values})
 
 
+def _read_manifest(text: str, path: Path, at: Keys) -> ConfigLayer:
+    """Return the sections `data` and `tokenizer` that a dataset was prepared with, or its `data` alone as that section.
+
+    The folder is the one of the manifest, which records none: the same settings give the same bytes anywhere.
+    """
+    name = format_path(path)
+    try:
+        stored = json.loads(text)["config"]
+        data = to_current_names(stored)["data"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{name} is not the manifest of a dataset. Give a YAML file, or a folder that llmsys prepare wrote."
+        ) from None
+    values = to_current_names(stored) | {"data": data | {"folder": format_path(path.parent)}}
+    if at == ("data",):
+        values = values["data"]
+    elif at:
+        raise ConfigError(
+            f"{name} is a dataset, but {'.'.join(at)} is not. Write it as `base:` of the file or of `data:`."
+        )
+    return ConfigLayer(values, {at: name} | {(*at, key): name for key in values})
+
+
 def resolve_bases(
     layer: ConfigLayer, at: Keys, folder: Path, chain: tuple[Path, ...], default_kind: DefaultKind
 ) -> ConfigLayer:
@@ -101,7 +154,12 @@ def resolve_bases(
     result = ConfigLayer({}, {})
     for name in _list_base_names(values.get("base"), layer, at):
         origin = layer.find_origin((*at, "base")) or ""
-        below = read_layer(find_config(name, folder, origin), at, chain, default_kind)
+        below = read_layer(find_config_file(name, folder, origin), at, chain, default_kind)
+        if at and isinstance(below.values.get(at[-1]), dict):
+            raise ConfigError(
+                f"{origin}: base: {name} has a section {at[0]} of its own, so it is a whole run and not a {at[-1]}. "
+                f"Write base: {name} at the top of the file, or name a file of that section alone."
+            )
         result = merge_layers(result, below, at, default_kind)
     own: dict[str, Any] = {}
     for key, value in values.items():

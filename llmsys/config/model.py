@@ -28,7 +28,8 @@ from llmsys.config.head import (
 )
 from llmsys.config.long_attention import AttentionConfig
 from llmsys.config.moe import MoeConfig
-from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, RmsNormConfig
+from llmsys.config.norm import NormConfig, PreNormConfig, ResidualConfig, ReversibleConfig, RmsNormConfig
+from llmsys.config.patches import PatchesConfig
 from llmsys.config.position import PositionConfig, RopeConfig
 from llmsys.config.rnn import RnnConfig
 from llmsys.config.section import (
@@ -89,6 +90,7 @@ class ModelConfig(Section):
     position: PositionConfig = Field(RopeConfig(), description="Position encoding.")
     attention: AttentionConfig = Field(MultiHeadAttentionConfig(), description="Attention layer.")
     feed_forward: FeedForwardConfig = Field(SwigluConfig(), description="Dense feed-forward layers.")
+    feed_forward_chunk: int | None = Field(None, ge=1, description="Positions of a feed-forward at a time. null: all.")
     moe: MoeConfig | None = Field(None, description="Mixture of experts. null: dense model.")
     embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="Token embedding.")
     head: HeadConfig = Field(LmHeadConfig(), description="Output head.")
@@ -97,6 +99,7 @@ class ModelConfig(Section):
     multi_token_prediction: MultiTokenPredictionConfig | None = Field(None, description="Modules for later tokens.")
     recurrence: RecurrenceConfig | None = Field(None, description="One block for all layers. null: a block for each.")
     rnn: RnnConfig | None = Field(None, description="Recurrent layers in place of blocks. null: a Transformer.")
+    patches: PatchesConfig | None = Field(None, description="Image patches in place of token ids. null: token ids.")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -105,9 +108,8 @@ class ModelConfig(Section):
 
     def get_layer_type(self, layer: int) -> LayerType:
         """Return the attention type of block `layer`."""
-        if not self.layer_types:
-            return "full_attention" if self.sliding_window is None else "sliding_attention"
-        return self.layer_types[layer % len(self.layer_types)]
+        default: LayerType = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return self.layer_types[layer % len(self.layer_types)] if self.layer_types else default
 
     def get_attention_window(self, layer: int) -> int | None:
         """Return the attention window of block `layer` in positions, itself included; None: unlimited."""
@@ -115,8 +117,21 @@ class ModelConfig(Section):
 
     def uses_rope(self, layer: int) -> bool:
         """Return whether block `layer` applies RoPE."""
-        position = self.position
-        return position.kind == "rope" and position.layers[layer % len(position.layers)]
+        return self.position.kind == "rope" and self.position.layers[layer % len(self.position.layers)]
+
+    @property
+    def rotary_channels(self) -> int:
+        """Channels per head that RoPE rotates (Su et al. 2021, arXiv:2104.09864); 0 without RoPE."""
+        if self.position.kind != "rope":
+            return 0
+        if self.attention.kind == "latent":
+            return self.attention.qk_rope_head_dim
+        return int(self.head_dim * self.position.fraction)
+
+    @property
+    def interpolates_positions(self) -> bool:
+        """Sequences may have another length than the table of positions, which is interpolated."""
+        return self.patches is not None and self.position.kind == "learned"
 
     def is_moe_layer(self, layer: int) -> bool:
         """Return whether block `layer` of the decoder, or of an encoder-only model, has experts."""
@@ -166,6 +181,10 @@ def find_model_violations(model: ModelConfig) -> Iterator[Violation]:
     yield from _find_expert_violations(model)
     yield from _find_recurrence_violations(model)
     yield from () if model.rnn is None else model.rnn.find_violations(model)
+    if isinstance(model.residual, ReversibleConfig):
+        yield from model.residual.find_violations(dict(model))
+    if model.patches is not None:
+        yield from model.patches.find_violations(model, model.family, model.head.kind, model.position)
 
 
 def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -197,26 +216,11 @@ def _find_shape_violations(model: ModelConfig) -> Iterator[Violation]:
         )
 
 
-def count_rotary_channels(model: ModelConfig) -> int:
-    """Return the channels per head that RoPE rotates (Su et al. 2021, arXiv:2104.09864).
-
-    Args:
-        model: a model configuration.
-
-    Returns:
-        Channels; 0 without RoPE.
-    """
-    if model.position.kind != "rope":
-        return 0
-    width = int(model.head_dim * model.position.fraction)
-    return model.attention.qk_rope_head_dim if model.attention.kind == "latent" else width
-
-
 def _find_position_violations(model: ModelConfig) -> Iterator[Violation]:
     is_latent = model.attention.kind == "latent"
     if is_latent and model.position.kind not in ("rope", "none"):
         yield Violation("position.kind", f"latent attention supports rope, not {model.position.kind}. Use rope.")
-    yield from model.position.find_violations(model, count_rotary_channels(model), is_latent=is_latent)
+    yield from model.position.find_violations(model, model.rotary_channels, is_latent=is_latent)
 
 
 def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
@@ -293,8 +297,4 @@ def _find_recurrence_violations(model: ModelConfig) -> Iterator[Violation]:
         "position.layers": len({model.uses_rope(layer) for layer in layers}) > 1,
         "attention.windows": len(getattr(model.attention, "windows", ())) > 1,
     }
-    if model.hidden_size % 2:
-        text = f"{model.hidden_size} is odd, but the sinusoids of steps come in pairs. Use {model.hidden_size + 1}."
-        yield Violation("hidden_size", text)
-    for key in (key for key, found in parts.items() if found):
-        yield Violation(key, f"recurrence={model.recurrence.kind} repeats one block. Leave {key} out, or recurrence.")
+    yield from model.recurrence.find_violations(model.hidden_size, [key for key, found in parts.items() if found])

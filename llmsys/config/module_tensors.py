@@ -30,7 +30,7 @@ Component = Literal[
     "halting",
     "recurrent",
 ]
-Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit"]
+Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit", "patch"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
     `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
-    two tokens, or assignment of a token to an expert. None: the tensor is looked up or added. Weights of a block that
-    repeats are multiplied in each of its `steps`.
+    two tokens, assignment of a token to an expert, or image patch. None: the tensor is looked up or added. Weights of a
+    block that repeats are multiplied in each of its `steps`.
     """
 
     name: str

@@ -4,12 +4,12 @@ Each kind lists its parameters and the tensors that it saves for the backward.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, ParameterTensor, SavedTensor
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation
 
 
 class RmsNormConfig(Section):
@@ -78,6 +78,7 @@ class _BaseResidualConfig(Section):
     normalizes_output: ClassVar[bool] = False  # a norm between the branch and the sum
     normalizes_sum: ClassVar[bool] = False  # a norm after the sum
     is_parallel: ClassVar[bool] = False  # all branches read the same input
+    is_reversible: ClassVar[bool] = False  # states are computed from later ones in the backward pass
 
     @property
     def has_final_norm(self) -> bool:
@@ -95,6 +96,29 @@ class PreNormConfig(_BaseResidualConfig):
 
     kind: Literal["pre"] = "pre"
     normalizes_input: ClassVar[bool] = True
+
+
+class ReversibleConfig(_BaseResidualConfig):
+    """Two streams, y = x + attention(norm(x')) and y' = x' + feed_forward(norm(y)) (Reformer; Gomez 2017).
+
+    No activation is saved between blocks: the backward pass computes them from those after them. The final norm reads
+    the mean of both streams.
+    """
+
+    kind: Literal["reversible"] = "reversible"
+    normalizes_input: ClassVar[bool] = True
+    is_reversible: ClassVar[bool] = True
+
+    def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
+        """Yield what would differ between a pass and its repetition, by the fields of a model."""
+        family = model["family"]
+        given = [f"dropout.{name}" for name, rate in model["dropout"] if rate and name not in ("embedding", "final")]
+        given += [name for name in ("moe", "recurrence", "multi_token_prediction") if model[name] is not None]
+        if family == "encoder_decoder":
+            yield Violation("residual.kind", "reversible has no cross-attention. Use pre, or another family.")
+        for key in given:
+            text = "residual.kind=reversible repeats branches on rounded inputs"
+            yield Violation(key, f"{text}. Leave {key} out, or use residual.kind=pre.")
 
 
 class PostNormConfig(_BaseResidualConfig):
@@ -155,6 +179,12 @@ class ParallelBlockConfig(_BaseResidualConfig):
 
 
 ResidualConfig = Annotated[
-    PreNormConfig | PostNormConfig | DeepNormConfig | SandwichNormConfig | OutputNormConfig | ParallelBlockConfig,
+    PreNormConfig
+    | PostNormConfig
+    | DeepNormConfig
+    | SandwichNormConfig
+    | OutputNormConfig
+    | ParallelBlockConfig
+    | ReversibleConfig,
     Field(discriminator="kind"),
 ]

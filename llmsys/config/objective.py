@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llmsys.config.batch import BatchConfig
+from llmsys.config.images import AugmentationConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Section, Violation
@@ -23,6 +24,14 @@ NEEDS = {
     "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
+# Further kinds of data that serve in place of a kind.
+ALSO_LEGAL = {"crawl": ("mixture",), "labelled": ("images",)}
+
+
+def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the family and the head that an objective needs, and the legal kinds of its data."""
+    family, head, data = NEEDS[kind]
+    return family, head, (data, *ALSO_LEGAL.get(data, ()))
 
 
 class _BaseObjectiveConfig(Section):
@@ -113,10 +122,13 @@ class SpanCorruptionConfig(_BaseObjectiveConfig):
 
 
 class ClassificationConfig(_BaseObjectiveConfig):
-    """Predict the label of a text."""
+    """Predict the label of a text or an image."""
 
     kind: Literal["classification"] = "classification"
     has_padding: ClassVar[bool] = True
+    augmentation: AugmentationConfig | None = Field(
+        None, description="Random changes of training images. null: none. Needs the package torchvision."
+    )
 
 
 ObjectiveConfig = Annotated[
@@ -153,7 +165,7 @@ def infer_objective(
 def find_scope_violations(
     objective: ObjectiveConfig, model: ModelConfig, batch: BatchConfig, layout: ParallelLayout
 ) -> Iterator[Violation]:
-    """Yield a violation where documents of one window are to be kept apart, and nothing does, and what pairs lack.
+    """Yield the violations of documents that are to be kept apart, or whole, where the objective does not.
 
     Args:
         objective: the `objective:` section.
@@ -170,6 +182,9 @@ def find_scope_violations(
     if batch.attention_scope == "document" and (found := [choice for choice, is_mixed in mixes.items() if is_mixed]):
         text = f"document is not kept by {found[0]}, which reads a window as one text. Use window."
         yield Violation("batch.attention_scope", text)
+    if batch.packing != "concatenate" and objective.uses_windows and not isinstance(objective, NextTokenConfig):
+        text = f"{batch.packing} pads sequences, which objective.kind={objective.kind} does not know. Use concatenate."
+        yield Violation("batch.packing", text)
 
 
 def _find_next_sentence_violations(

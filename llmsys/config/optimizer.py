@@ -234,8 +234,8 @@ class AdEMAMixConfig(_ElementwiseConfig):
     slow_warmup_steps: int = Field(
         0,
         ge=0,
-        description="Steps over which slow_weight grows from 0, and slow_beta from betas[0]. The paper uses all steps of "
-        "the run. 0: none.",
+        description="Steps over which slow_weight grows from 0, and slow_beta from betas[0]. The paper uses all "
+        "steps of the run. 0: none.",
     )
 
 

@@ -76,6 +76,7 @@ def _find_kind_violations(axis: str, model: ModelConfig) -> Iterator[Violation]:
     whole = {
         "model.family=encoder_decoder": model.family == "encoder_decoder",
         "model.head.kind=classification": model.head.kind == "classification",
+        "model.residual.kind=reversible": model.residual.is_reversible,
         "model.position.kind=transformer_xl": model.position.kind == "transformer_xl",
         f"model.attention.kind={model.attention.kind}": not model.attention.can_shard_sequences,
     }

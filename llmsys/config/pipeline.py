@@ -167,6 +167,7 @@ def _list_unproven_choices(model: ModelConfig) -> list[str]:
         f"model.head.kind={model.head.kind}": model.head.kind in ("classification", "features"),
         f"model.recurrence.kind={getattr(model.recurrence, 'kind', None)}": model.recurrence is not None,
         f"model.attention.kind={model.attention.kind}": model.attention.has_own_mask,
+        "model.residual.kind=reversible": model.residual.is_reversible,
         # T5's table is one parameter of all layers.
         f"model.position.kind={model.position.kind}": model.position.kind in ("relative_bias", "transformer_xl"),
     }

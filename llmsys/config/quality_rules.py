@@ -16,6 +16,7 @@ from llmsys.config.custom_rules import (
     FastTextClassifierConfig,
     LinearClassifierConfig,
     PerplexityConfig,
+    PythonRuleConfig,
 )
 from llmsys.config.line_rules import (
     C4Config,
@@ -199,8 +200,19 @@ RuleConfig = Annotated[
     | LinearClassifierConfig
     | PerplexityConfig
     | FinewebQualityConfig
-    | NativeTextConfig,
+    | NativeTextConfig
+    | PythonRuleConfig,
     Field(discriminator="kind"),
 ]
+
+
+def list_rule_sections() -> dict[str, type[NamedRuleConfig]]:
+    """Return the section of each kind of rule.
+
+    Returns:
+        Classes by kind, in the order of the union.
+    """
+    return {rule.model_fields["kind"].default: rule for rule in get_args(get_args(RuleConfig)[0])}
+
 
 RULE_KINDS: tuple[str, ...] = tuple(rule.model_fields["kind"].default for rule in get_args(get_args(RuleConfig)[0]))

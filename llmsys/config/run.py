@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.architecture_constraints import find_architecture_violations
 from llmsys.config.batch import BatchConfig
 from llmsys.config.bitwise_constraints import find_bitwise_violations
 from llmsys.config.checkpoint import CheckpointConfig
@@ -18,15 +19,18 @@ from llmsys.config.expert_sharding import find_expert_violations
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.model import ModelConfig
 from llmsys.config.noise_scale_constraints import find_noise_scale_violations
-from llmsys.config.objective import NEEDS, LossConfig, ObjectiveConfig, find_scope_violations, infer_objective
+from llmsys.config.objective import LossConfig, ObjectiveConfig, find_scope_violations, get_needs, infer_objective
 from llmsys.config.optimizer import AdamWConfig, OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout, find_model_sharding_violations, find_run_sharding_violations
 from llmsys.config.pipeline import find_pipeline_violations, require_pipeline_micro_batches
+from llmsys.config.python_code import PythonCode, compute_code_digest
 from llmsys.config.ring_constraints import find_ring_violations
 from llmsys.config.run_constraints import (
+    find_average_violations,
     find_deepspeed_violations,
     find_evaluation_violations,
     find_generation_violations,
+    find_length_violations,
     find_optimizer_violations,
     find_retention_violations,
     find_torch_violations,
@@ -34,7 +38,13 @@ from llmsys.config.run_constraints import (
 )
 from llmsys.config.schedule import CosineScheduleConfig, MultiplierScheduleConfig, ScheduleConfig
 from llmsys.config.section import Section, Violation, format_choices, raise_violations
-from llmsys.config.tokenizer import SentencePieceConfig, TokenizerConfig, find_weight_violations
+from llmsys.config.tokenizer import (
+    FileTokenizerConfig,
+    NoTokenizer,
+    SentencePieceConfig,
+    TokenizerConfig,
+    find_weight_violations,
+)
 from llmsys.config.train import (
     FlopsConfig,
     GenerationConfig,
@@ -43,6 +53,7 @@ from llmsys.config.train import (
     RunNameConfig,
     TrackingConfig,
     TrainConfig,
+    find_source_violations,
 )
 from llmsys.errors import ConfigError
 
@@ -97,13 +108,11 @@ class RunConfig(Section):
         return self.objective.count_lengths(length) or (length, (target or length) if is_pair else length)
 
     def _find_violations(self) -> Iterator[Violation]:
-        longest, lengths = self.model.max_position_embeddings, self.sequence_lengths
-        for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
-            if length > longest and name in self.batch.model_fields_set | {"sequence_length"}:
-                text = (
-                    f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
-                )
-                yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
+        yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
+        kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
+        given = self.model.patches, getattr(self.objective, "augmentation", None)
+        if kinds & {"images", "none", "reversible"} or given != (None, None):
+            yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
         yield from find_weight_violations(self.tokenizer, self.data.kind)
@@ -123,26 +132,12 @@ class RunConfig(Section):
         if (stages := self.layout.pipeline) > 1:
             parts = self.model, self.engine, self.train, self.generation
             yield from find_pipeline_violations(stages, *parts, windows=windows)
+        if self.train.branch_from is not None or self.train.grow_model:
+            yield from find_source_violations(self.train)
         if (rnn := self.model.rnn) is not None:
             yield from rnn.find_train_violations(self.train, getattr(self.engine, "zero_stage", 0))
-        yield from self._find_average_violations()
+        yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
-
-    def _find_average_violations(self) -> Iterator[Violation]:
-        if not self.train.ema_half_life_tokens:
-            return
-        if self.engine.kind == "deepspeed":
-            yield Violation(
-                "train.ema_half_life_tokens",
-                f"{self.train.ema_half_life_tokens} needs access to single weights, but DeepSpeed keeps flat "
-                "shards. Use engine.kind=torch, or checkpoint.average_last, or 0.",
-            )
-        if self.checkpoint.average_last:
-            yield Violation(
-                "train.ema_half_life_tokens",
-                f"{self.train.ema_half_life_tokens} and checkpoint.average_last={self.checkpoint.average_last} "
-                "both average weights. Set one of them to 0.",
-            )
 
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, model, length = self.layout, self.model, self.batch.sequence_length
@@ -157,18 +152,16 @@ class RunConfig(Section):
 
     def _find_objective_violations(self) -> Iterator[Violation]:
         kind, head = self.objective.kind, self.model.head.kind
-        family, wanted_head, data = NEEDS[kind]
+        family, wanted_head, legal = get_needs(kind)
         if "objective" in self.model_fields_set and (family, wanted_head) != (self.model.family, head):
             yield Violation(
                 "objective.kind",
                 f"{kind} needs family={family} with head={wanted_head}, but the model is {self.model.family} "
                 f"with {head}. Leave objective out, or change model.family and model.head.",
             )
-        elif {"data", "model"} <= self.model_fields_set and head == wanted_head:
-            legal = (data, "mixture") if data == "crawl" else (data,)
-            if self.data.kind not in legal:
-                wanted = format_choices([f"data.kind={name}" for name in legal])
-                yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
+        elif {"data", "model"} <= self.model_fields_set and head == wanted_head and self.data.kind not in legal:
+            wanted = format_choices([f"data.kind={name}" for name in legal])
+            yield Violation("data.kind", f"{self.data.kind} data do not fit objective {kind}. Use {wanted}.")
         if self.model_fields_set & {"batch", "data"}:
             yield from find_scope_violations(self.objective, self.model, self.batch, self.layout)
         find = self.batch.find_window_violations if self.objective.uses_windows else self.batch.find_pair_violations
@@ -176,7 +169,7 @@ class RunConfig(Section):
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
-        if not both_given or self.tokenizer.kind == "file":
+        if not both_given or isinstance(self.tokenizer, FileTokenizerConfig | NoTokenizer):
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:
@@ -224,10 +217,9 @@ class RunConfig(Section):
             train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
-        if self.train.branch_from is not None:
-            train["branch_from"] = stored["train"]["branch_from"]
-        if self.train.grow_model:
-            train["grow_model"] = True
+        train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
+        if self.batch.packing != "concatenate":
+            batch["packing"] = self.batch.packing
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
@@ -238,6 +230,8 @@ class RunConfig(Section):
             }
         if self.factors.is_active:
             sections["factors"] = stored["factors"]
+        if isinstance(self.schedule, PythonCode):
+            sections["schedule"]["digest"] = compute_code_digest(self.schedule)
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}
@@ -273,7 +267,7 @@ class RunConfig(Section):
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
         settings = self.engine.kind, train.reproducibility, self.layout.ring_size, self.model.rnn
         plain = settings == ("torch", "fast", 1, None) and train.activation_checkpoint != "offload"
-        chosen = "block" if has_triton and plain else "none"
+        chosen = "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 
     def resolve_layout(self, ranks: int) -> ParallelLayout:

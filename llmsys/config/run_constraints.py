@@ -5,6 +5,7 @@ Each violation names the value, the rule and the remedy. Rules of the axes are i
 
 from collections.abc import Iterator
 
+from llmsys.config.batch import BatchConfig
 from llmsys.config.checkpoint import CheckpointConfig
 from llmsys.config.engine import EngineConfig
 from llmsys.config.evaluation import EvaluationConfig
@@ -14,6 +15,21 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation
 from llmsys.config.train import GenerationConfig, TrainConfig
 from llmsys.errors import LayoutError
+
+
+def find_length_violations(model: ModelConfig, batch: BatchConfig, lengths: tuple[int, int]) -> Iterator[Violation]:
+    """Yield the sequences that are longer than the model allows.
+
+    Args:
+        model: the `model:` section.
+        batch: the `batch:` section.
+        lengths: tokens of one window at the encoder and at the decoder.
+    """
+    longest, given = model.max_position_embeddings, batch.model_fields_set | {"sequence_length"}
+    for name, length in zip(("sequence_length", "target_sequence_length"), lengths, strict=True):
+        if length > longest and name in given and not model.interpolates_positions:
+            text = f"{length} positions are more than model.max_position_embeddings={longest}. Use at most {longest}"
+            yield Violation(f"batch.{name}", f"{text}, or raise model.max_position_embeddings.")
 
 
 def find_generation_violations(generation: GenerationConfig, model: ModelConfig) -> Iterator[Violation]:
@@ -31,6 +47,26 @@ def find_generation_violations(generation: GenerationConfig, model: ModelConfig)
 
 
 FSDP, COMPILED = "engine.data_parallel=fsdp", ("train.compile", "block", "none")
+
+
+def find_average_violations(
+    train: TrainConfig, engine: EngineConfig, checkpoint: CheckpointConfig
+) -> Iterator[Violation]:
+    """Yield the violations of a moving average of the weights."""
+    if not train.ema_half_life_tokens:
+        return
+    if engine.kind == "deepspeed":
+        yield Violation(
+            "train.ema_half_life_tokens",
+            f"{train.ema_half_life_tokens} needs access to single weights, but DeepSpeed keeps flat "
+            "shards. Use engine.kind=torch, or checkpoint.average_last, or 0.",
+        )
+    if checkpoint.average_last:
+        yield Violation(
+            "train.ema_half_life_tokens",
+            f"{train.ema_half_life_tokens} and checkpoint.average_last={checkpoint.average_last} "
+            "both average weights. Set one of them to 0.",
+        )
 
 
 def find_torch_violations(engine: EngineConfig, layout: ParallelLayout, train: TrainConfig) -> Iterator[Violation]:

@@ -4,10 +4,12 @@ Lengths are in tokens, so that they do not depend on the batch size. Only `noam`
 Every schedule starts with a linear warm-up from 0 to the peak.
 """
 
+from abc import abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from llmsys.config.python_code import PythonCode
 from llmsys.config.section import Section, Violation, raise_violations
 
 Warmup = Annotated[int, Field(ge=0, description="Warmup tokens.")]
@@ -63,13 +65,31 @@ class NoamScheduleConfig(Section):
     warmup_steps: int = Field(4000, ge=1, description="Warmup steps; also the time scale of the decay.")
 
 
+class PythonScheduleConfig(PythonCode):
+    """A schedule of your own: a class that extends `llmsys.config.schedule.PythonSchedule`, after a linear warm-up."""
+
+    kind: Literal["python"] = "python"
+    warmup_tokens: Warmup = 0
+
+    __hash__ = PythonCode.__hash__
+
+
+class PythonSchedule(Section):
+    """Base class of a schedule: fields are options."""
+
+    @abstractmethod
+    def compute_multiplier(self, tokens: float, budget_tokens: float) -> float:
+        """Return the share of the peak learning rate after `tokens` of `budget_tokens` training tokens."""
+
+
 ScheduleConfig = Annotated[
     WsdScheduleConfig
     | CosineScheduleConfig
     | LinearScheduleConfig
     | ConstantScheduleConfig
     | InverseSqrtScheduleConfig
-    | NoamScheduleConfig,
+    | NoamScheduleConfig
+    | PythonScheduleConfig,
     Field(discriminator="kind"),
 ]
 

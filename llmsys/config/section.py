@@ -122,7 +122,14 @@ SectionType = type[BaseModel]
 
 
 def list_section_types(annotation: object) -> list[SectionType]:
-    """Return the section classes of an annotation: one, the members of a union, or none."""
+    """Return the section classes of an annotation.
+
+    Args:
+        annotation: annotation of a field.
+
+    Returns:
+        One class, the members of a union, or none.
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) is Annotated:

@@ -129,6 +129,12 @@ class FileTokenizerConfig(Section):
     )
 
 
+class NoTokenizer(Section):
+    """No tokenizer: images have no text."""
+
+    kind: Literal["none"] = "none"
+
+
 def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[Violation]:
     """Yield a violation if language weights are set for data without language labels."""
     if isinstance(tokenizer, TrainedTokenizerConfig) and tokenizer.language_weights and data in ("pairs", "labelled"):
@@ -136,4 +142,6 @@ def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[
         yield Violation("tokenizer.language_weights", message)
 
 
-TokenizerConfig = Annotated[SentencePieceConfig | WordPieceConfig | FileTokenizerConfig, Field(discriminator="kind")]
+TokenizerConfig = Annotated[
+    SentencePieceConfig | WordPieceConfig | FileTokenizerConfig | NoTokenizer, Field(discriminator="kind")
+]

@@ -64,15 +64,17 @@ def find_config(name: str, folder: Path, asked_by: str = "") -> Path:
         if matches:
             names = ", ".join(_format_config_name(match, root) for match in matches)
             raise ConfigError(f"{origin}{name!r} is ambiguous: {names}. Use one of these.")
-    if (folder / name).is_dir():
-        raise ConfigError(f"{origin}{name} is a folder without a config.json. Give the path of a file.")
     raise ConfigError(
         f"{origin}config {name!r} was not found: neither a file nor a name under configs/. {_format_name_hint(name)}"
     )
 
 
 def list_config_names() -> list[str]:
-    """Return every config name that can replace a path, such as `train/demo`, sorted."""
+    """Return every config name that can replace a path.
+
+    Returns:
+        Names such as `train/demo`, sorted.
+    """
     return sorted(
         {_format_config_name(path, root) for root in list_config_roots() for path in _list_config_files(root, "*.yaml")}
     )
@@ -105,12 +107,11 @@ def _format_config_name(path: Path, root: Path) -> str:
 
 def _format_name_hint(name: str) -> str:
     known = list_config_names()
-    stem = name.removesuffix(".yaml").removeprefix("configs/")
-    by_stem = [name for name in known if difflib.SequenceMatcher(None, stem, name.rpartition("/")[2]).ratio() > 0.6]
-    close = difflib.get_close_matches(stem, known, n=1) or by_stem[:1]
-    if close:
-        return f"Did you mean {close[0]}?"
-    return f"Known names: {', '.join(known)}." if known else "Give the path of a YAML file."
+    stem = name.removesuffix(".yaml").removesuffix(".yml").removeprefix("configs/")
+    by_stem = {known_name.rpartition("/")[2]: known_name for known_name in reversed(known)}
+    if close := difflib.get_close_matches(stem, [*known, *by_stem], n=1, cutoff=0.7):
+        return f"Did you mean {by_stem.get(close[0], close[0])}?"
+    return "Give the path of a YAML file, or a name that llmsys list configs or llmsys list models prints."
 
 
 Keys = tuple[str, ...]
@@ -191,7 +192,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
         raise ConfigError(
             f"{name}: character {error.position + 1} is {chr(error.character)!a}, which YAML does not allow. "
             "In a file name write ? as a pattern instead, or name the file in a list: "
-            "data.inputs=[@files.txt]."
+            "'data.inputs=[\"@files.txt\"]'."
         ) from None
     reader.name_shown = name
     try:
@@ -294,4 +295,6 @@ def _format_yaml_error(error: yaml.YAMLError, text: str, name: str) -> str:
             "spaces per level."
         )
     problem = getattr(error, "problem", None) or str(error)
-    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}."
+    is_mark = any(mark in problem for mark in ("'@'", "'`'", "'%'"))
+    fix = 'Put the value in quotes: ["@files.txt"]' if is_mark else "Close every bracket and quote; write key: value"
+    return f"{name}:{mark.line + 1}: not YAML: {problem}. The line reads {line.strip()[:200]!r}. {fix}."

@@ -4,7 +4,14 @@ Source: the parameter names of the published checkpoints, as transformers reads 
 """
 
 from llmsys.config.model import ModelConfig
-from llmsys.convert.name_mapping import FamilyMapping, NameMapping, SingleRow, map_modules, map_tensors
+from llmsys.convert.name_mapping import (
+    ConvolutionWeight,
+    FamilyMapping,
+    NameMapping,
+    SingleRow,
+    map_modules,
+    map_tensors,
+)
 
 OURS, ENCODER = "blocks.{i}", "encoder.blocks.{i}"
 POSITION_IDS = (r"embeddings\.position_ids$",)
@@ -70,6 +77,34 @@ def build_roberta_mapping(model: ModelConfig) -> FamilyMapping:
         "lm_head.decoder.bias": "lm_head.bias",
     }
     return FamilyMapping(_map_bert_body(prefix) + heads, copies=copies, ignored=POSITION_IDS, aliases=OLD_NORMS)
+
+
+def build_vit_mapping(model: ModelConfig) -> FamilyMapping:
+    """Return ViT's mapping. Files of the bare model have no `vit.` prefix."""
+    prefix = "" if model.head.kind == "features" else "vit."
+    layer, embeddings = f"{prefix}encoder.layer.{{i}}", f"{prefix}embeddings"
+    modules = map_modules(
+        {
+            f"{OURS}.attention.q_proj": f"{layer}.attention.attention.query",
+            f"{OURS}.attention.k_proj": f"{layer}.attention.attention.key",
+            f"{OURS}.attention.v_proj": f"{layer}.attention.attention.value",
+            f"{OURS}.attention.o_proj": f"{layer}.attention.output.dense",
+            f"{OURS}.attention_norm": f"{layer}.layernorm_before",
+            f"{OURS}.feed_forward.up_proj": f"{layer}.intermediate.dense",
+            f"{OURS}.feed_forward.down_proj": f"{layer}.output.dense",
+            f"{OURS}.feed_forward_norm": f"{layer}.layernorm_after",
+            "norm": f"{prefix}layernorm",
+            "pooler": f"{prefix}pooler.dense",
+            "classifier": "classifier",
+        }
+    )
+    tensors = (
+        NameMapping(("embed.weight",), (f"{embeddings}.patch_embeddings.projection.weight",), ConvolutionWeight()),
+        NameMapping(("embed.bias",), (f"{embeddings}.patch_embeddings.projection.bias",)),
+        NameMapping(("embed.class_token",), (f"{embeddings}.cls_token",), SingleRow(dims=2)),
+        NameMapping(("positions.weight",), (f"{embeddings}.position_embeddings",), SingleRow()),
+    )
+    return FamilyMapping(modules + tensors)
 
 
 def _map_t5_stack(ours: str, stack: str, feed_forward_place: int) -> tuple[NameMapping, ...]:

@@ -33,6 +33,7 @@ TABLES: dict[str, FamilyMapping | Callable[[ModelConfig], FamilyMapping]] = {
     "glm4_moe": decoder_mappings.DEEPSEEK,
     "bert": encoder_mappings.build_bert_mapping,
     "roberta": encoder_mappings.build_roberta_mapping,
+    "vit": encoder_mappings.build_vit_mapping,
     "t5": encoder_mappings.build_t5_mapping,
     "marian": encoder_mappings.build_bart_mapping,
     "bart": encoder_mappings.build_bart_mapping,

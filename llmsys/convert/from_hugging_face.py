@@ -34,6 +34,7 @@ from llmsys.convert.conversion_plan import (
 )
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, publish_folder
+from llmsys.convert.image_files import read_image_settings
 from llmsys.convert.safetensors_folder import INDEX, SafetensorsFolder, SafetensorsShardWriter
 from llmsys.convert.tokenizer_files import ImportedTokenizer, import_tokenizer
 from llmsys.errors import CheckpointError
@@ -162,7 +163,7 @@ def _read_config_values(source: Path) -> dict[str, Any]:
             f"{source} {held}no *.safetensors. Download the weights as safetensors; with transformers: "
             "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
         )
-    return values
+    return values | (read_image_settings(source) if values.get("model_type") == "vit" else {})
 
 
 def _add_found_heads(model: ModelConfig, found: dict[str, Any]) -> ModelConfig:

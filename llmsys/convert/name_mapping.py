@@ -63,15 +63,32 @@ class Transpose:
 
 @dataclass(frozen=True)
 class SingleRow:
-    """A matrix with one row in theirs, a vector in ours (final_logits_bias of Marian and BART)."""
+    """`dims` more leading dims of size 1 in theirs (final_logits_bias of Marian and BART, positions of ViT)."""
+
+    dims: int = 1
 
     def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Return the row as a vector."""
-        return [one.squeeze(0) for one in theirs]
+        """Return them without these dims."""
+        return [one[(0,) * self.dims] for one in theirs]
 
     def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
-        """Return the vector as a matrix with one row."""
-        return [one.unsqueeze(0) for one in ours]
+        """Return them with these dims."""
+        return [one[(None,) * self.dims] for one in ours]
+
+
+@dataclass(frozen=True)
+class ConvolutionWeight:
+    """The map of a patch as a convolution in theirs, (D, C, height, width), as a matrix in ours (ViT)."""
+
+    def from_hugging_face(self, theirs: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return matrices."""
+        return [one.flatten(1) for one in theirs]
+
+    def to_hugging_face(self, ours: list[Tensor], model: ModelConfig) -> list[Tensor]:
+        """Return convolution weights."""
+        assert model.patches is not None
+        size = model.patches.patch_size
+        return [one.unflatten(1, (model.patches.num_channels, size, size)) for one in ours]
 
 
 @dataclass(frozen=True)

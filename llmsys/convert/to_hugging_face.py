@@ -31,6 +31,7 @@ from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
+from llmsys.convert.image_files import write_image_files
 from llmsys.convert.safetensors_folder import (
     INDEX,
     SINGLE,
@@ -264,6 +265,9 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
     if writing.record is not None:
         for file in writing.small_files:
             shutil.copyfile(file, folder / file.name, follow_symlinks=False)
+        return
+    if writing.model.patches is not None:
+        write_image_files(folder, writing.model.patches, writing.values)
         return
     model_file = get_tokenizer_path(writing.run)
     found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)

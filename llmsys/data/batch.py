@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmsys.data.packed_windows import WindowBatch
+from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.shuffle import hash_splitmix64
 from llmsys.model.document_lengths import DocumentLengths, build_document_lengths
 
@@ -25,9 +25,6 @@ from llmsys.model.document_lengths import DocumentLengths, build_document_length
 
 # Target without a loss, as in torch's cross entropy.
 IGNORED = -100
-
-# Document number of padding; no token of a document attends to it.
-PADDING = -1
 
 
 class TokenCounts(NamedTuple):
@@ -139,6 +136,7 @@ def build_batch(rows: WindowBatch, *, separate_documents: bool) -> Batch:
         torch.from_numpy(np.ascontiguousarray(array))
         for array in (rows.tokens[:, :-1], rows.tokens[:, 1:], rows.documents[:, :-1])
     )
+    targets_BT = targets_BT.masked_fill(documents_BT == PADDING, IGNORED)
     return Batch(tokens_BT, targets_BT, documents_BT if separate_documents else None)
 
 

@@ -98,7 +98,7 @@ class HeldoutPairs:
         count = len(pairs)
         if max_tokens:
             count = max(1, int(np.searchsorted(np.cumsum(pairs.targets.lengths), max_tokens, side="right")))
-        lengths = pairs.targets.lengths[:count], pairs.sources.lengths[:count]
+        lengths = pairs.targets.lengths[:count], pairs.source_lengths[:count]
         self.order = np.lexsort((lengths[1], lengths[0])).tolist()
         self.num_rows = count
 

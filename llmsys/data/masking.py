@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from llmsys.config.objective import MaskedLmConfig, NextSentenceConfig, SpanCorruptionConfig
-from llmsys.data.batch import IGNORED, PADDING, Batch
-from llmsys.data.packed_windows import WindowBatch
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING, WindowBatch
 from llmsys.data.sequence_pairs import build_pair_batch
 from llmsys.data.shuffle import derive_order_key, hash_splitmix64
 
@@ -29,7 +29,7 @@ ReadWindows = Callable[[Sequence[int]], WindowBatch]
 
 
 class WindowTransform(Protocol):
-    """A function of windows and their numbers."""
+    """A function of windows, or of images, and their numbers over all epochs."""
 
     def mask_batch(self, batch: Batch, numbers: Sequence[int]) -> Batch:
         """Return the batch of the objective. Positions without a target are padding."""
@@ -64,7 +64,7 @@ class TokenMasker:
         self, tokens_T: NDArray[np.int64], number: int, valid_T: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the chosen positions of window `number`, and the tokens that the model sees there."""
-        random_3T = _draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
+        random_3T = draw_random_bits(derive_order_key("mask", *self.key, number), 3, len(tokens_T))
         eligible = np.flatnonzero(valid_T & (tokens_T != self.protected_token))
         count = round(len(eligible) * self.config.mlm_probability)
         chosen = np.sort(eligible[np.argsort(random_3T[0, eligible], kind="stable")[:count]])
@@ -133,7 +133,7 @@ class SegmentPairs:
         """
         if len(run_T) < 2:
             return run_T, run_T[:0], IGNORED
-        bits_3 = _draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 3)[0]
+        bits_3 = draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 3)[0]
         cut = 1 + int(bits_3[0] % np.uint64(len(run_T) - 1))
         if bits_3[1] / 2.0**64 < self.config.next_sentence_prob:
             return run_T[:cut], run_T[cut:], FOLLOWS
@@ -187,7 +187,7 @@ class SpanCorruptor:
         if length < 2:
             return np.array([self.end_token]), np.array([IGNORED])
         noise, spans = self.config.count_noise(length)
-        random_2T = _draw_random_bits(derive_order_key("spans", *self.key, number), 2, length)
+        random_2T = draw_random_bits(derive_order_key("spans", *self.key, number), 2, length)
         kept, missing = (
             _cut_randomly(total, spans, bits) for total, bits in zip((length - noise, noise), random_2T, strict=True)
         )
@@ -205,7 +205,7 @@ def _cut_randomly(total: int, parts: int, bits_T: NDArray[np.uint64]) -> NDArray
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-def _draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
+def draw_random_bits(key: int, rows: int, columns: int) -> NDArray[np.uint64]:
     """Return pseudo-random 64-bit numbers, (rows, columns): a bijective hash of the index, seeded by the key."""
     indices = np.arange(rows * columns, dtype=np.uint64).reshape(rows, columns)
     with np.errstate(over="ignore"):

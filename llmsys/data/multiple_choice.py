@@ -17,7 +17,8 @@ from typing import Any, assert_never
 import torch
 
 from llmsys.config.evaluation import SUFFIXES, MinimalPairsConfig, MultipleChoiceConfig, SetConfig
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING
 from llmsys.errors import DataError
 from llmsys.tokenizer import Tokenizer
 

@@ -24,6 +24,9 @@ from llmsys.token_shards import TokenShards
 
 # N windows, T positions
 
+# Document number of padding; no token of a document attends to it.
+PADDING = -1
+
 
 @dataclass(frozen=True)
 class Window:

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING
 from llmsys.errors import ConfigError, DataError
 from llmsys.token_shards import TokenShards, open_tokens
 
@@ -42,15 +43,20 @@ class PairRows(Protocol):
 
 
 class SequencePairs:
-    """The pairs of one split; `sources` and `targets` have equal numbers."""
+    """The pairs of one split; `sources` and `targets` have equal numbers. `positions`: of each source, of images."""
 
-    def __init__(self, sources: TokenShards, targets: TokenShards) -> None:
+    def __init__(self, sources: TokenShards, targets: TokenShards, positions: int | None = None) -> None:
         if sources.num_documents != targets.num_documents:
             raise DataError(
                 f"{targets.folder} has {targets.num_documents} targets and {sources.num_documents} sources in split "
                 f"'{targets.split}'. Run llmsys prepare CONFIG again."
             )
-        self.sources, self.targets = sources, targets
+        self.sources, self.targets, self.positions = sources, targets, positions
+
+    @property
+    def source_lengths(self) -> NDArray[np.int64]:
+        """Positions of each source in the model, (pairs,)."""
+        return self.sources.lengths if self.positions is None else np.full(len(self), self.positions)
 
     def __len__(self) -> int:
         return self.targets.num_documents
@@ -150,12 +156,13 @@ def pad_sequences(sequences: Sequence[NDArray[Any]], filler: int = 0) -> tuple[T
     return torch.from_numpy(tokens_BT), torch.from_numpy(np.where(inside_BT, 0, PADDING))
 
 
-def open_pairs(folder: Path, split: str) -> SequencePairs:
+def open_pairs(folder: Path, split: str, positions: int | None = None) -> SequencePairs:
     """Open the pairs of a dataset folder.
 
     Args:
         folder: A folder that `llmsys prepare` wrote.
         split: "train" or "heldout".
+        positions: Positions of an image, whose tokens are the values of its pixels. None: one for each token.
 
     Returns:
         The memory-mapped pairs.
@@ -166,4 +173,4 @@ def open_pairs(folder: Path, split: str) -> SequencePairs:
     targets = open_tokens(folder, split)
     if f"{split}_source" not in targets.manifest.splits:
         raise DataError(f"{folder} holds documents, not pairs. Prepare a dataset with data.kind=pairs or labelled.")
-    return SequencePairs(open_tokens(folder, f"{split}_source"), targets)
+    return SequencePairs(open_tokens(folder, f"{split}_source"), targets, positions)

@@ -155,21 +155,34 @@ class WindowStepBatches:
 class BucketedStepBatches:
     """Pairs in length buckets. Each bucket is one micro-batch, with its rows assigned to ranks round-robin.
 
-    A rank without a row in a small bucket runs a padding row without targets.
+    A rank without a row in a small bucket runs a padding row without targets. `augmentation` changes the rows of every
+    epoch in another way.
     """
 
     def __init__(
-        self, pairs: SequencePairs, grouping: LengthBuckets, make: MakeBatch, *, data_ranks: int, data_rank: int
+        self,
+        pairs: SequencePairs,
+        grouping: LengthBuckets,
+        make: MakeBatch,
+        *,
+        data_ranks: int,
+        data_rank: int,
+        augmentation: WindowTransform | None = None,
     ) -> None:
-        self.pairs, self.grouping, self.make = pairs, grouping, make
+        self.pairs, self.grouping, self.make, self.augmentation = pairs, grouping, make, augmentation
         self.data_ranks, self.data_rank = data_ranks, data_rank
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
         """Implement `StepBatches.get_micro_batches`."""
-        return [
-            self.make(self.pairs, group[self.data_rank :: self.data_ranks].tolist())
-            for group in self.grouping.get_step_buckets(step)[which]
-        ]
+        groups = self.grouping.get_step_buckets(step)[which]
+        epoch = step // self.grouping.steps_per_epoch
+        return [self._build_batch(group[self.data_rank :: self.data_ranks], epoch) for group in groups]
+
+    def _build_batch(self, rows: NDArray[np.int64], epoch: int) -> Batch:
+        batch = self.make(self.pairs, rows.tolist())
+        if self.augmentation is None or not len(rows):
+            return batch
+        return self.augmentation.mask_batch(batch, (epoch * len(self.pairs) + rows).tolist())
 
     def count_micro_batches(self, step: int) -> int:
         """Implement `StepBatches.count_micro_batches`."""
@@ -178,7 +191,7 @@ class BucketedStepBatches:
     def get_step_metrics(self, step: int) -> dict[str, Any]:
         """Return the tokens of sources and targets, and the share of padding if each bucket is one batch."""
         stats = compute_padding_stats(
-            self.grouping.get_step_buckets(step), self.pairs.sources.lengths, self.pairs.targets.lengths
+            self.grouping.get_step_buckets(step), self.pairs.source_lengths, self.pairs.targets.lengths
         )
         source, target = stats["tokens"]
         return {"source_tokens": source, "target_tokens": target, "padding_share": stats["padding_share"]}
@@ -188,7 +201,7 @@ class BucketedStepBatches:
         groups = [
             group for step in range(self.grouping.steps_per_epoch) for group in self.grouping.get_step_buckets(step)
         ]
-        stats = compute_padding_stats(groups, self.pairs.sources.lengths, self.pairs.targets.lengths)
+        stats = compute_padding_stats(groups, self.pairs.source_lengths, self.pairs.targets.lengths)
         return {
             "kind": "groups",
             "tokens_per_epoch": sum(stats["tokens"]),

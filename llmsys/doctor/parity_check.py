@@ -20,9 +20,9 @@ from llmsys.doctor.parity_reference import (
     STEPS,
     Tensors,
     Trajectory,
-    build_micro_batches,
     compute_reference_trajectory,
 )
+from llmsys.doctor.parity_rows import build_micro_batches
 from llmsys.doctor.rank_pool import TaskFailure, run_tasks
 from llmsys.engine.engine import Engine
 from llmsys.estimate.state_memory import resolve_planned_layout

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.run import RunConfig
 from llmsys.doctor.parity_models import PARITY_MODELS, SEQUENCES, ParityModel
-from llmsys.doctor.parity_reference import GROUP_ROWS, OPTIMIZER, SEED
+from llmsys.doctor.parity_reference import OPTIMIZER, SEED
+from llmsys.doctor.parity_rows import GROUP_ROWS
 from llmsys.errors import ConfigError, LayoutError
 from llmsys.estimate.state_memory import resolve_planned_layout
 

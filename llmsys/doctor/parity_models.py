@@ -26,7 +26,8 @@ from llmsys.config.head import (
 )
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import NextSentenceConfig, ObjectiveConfig, infer_objective
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters

@@ -130,6 +130,8 @@ def compare_with_estimate(result: dict[str, Any], config: RunConfig) -> dict[str
         the items of both sides.
     """
     config = config.resolve_precision(result["precision"])
+    # A dry run computes compiled blocks eagerly.
+    config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
     if config.batch.micro_sequences == "auto":
         batch = config.batch.model_copy(update={"micro_sequences": result["micro_sequences"]})
         config = config.model_copy(update={"batch": batch})

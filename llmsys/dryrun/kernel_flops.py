@@ -1,9 +1,10 @@
 """FLOPs of products and attention, by operation: torch's formulas, and those that torch lacks.
 
 Invariants:
-- `count_kernel_flops` counts attention over packed documents by document and the half that a causal mask leaves, and
-  attention by blocks by the blocks that are read.
-- `count_attention_flops` counts what kernels compute: whole tiles, and head widths as the kernel pads them.
+- `count_kernel_flops` counts attention over packed documents by document and the half that a causal mask leaves;
+  flex_attention as `count_attention_flops` does.
+- `count_attention_flops` counts what kernels compute: whole tiles, head widths as the kernel pads them, and products
+  that it makes twice.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,41 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from llmsys.config import key_split
 from llmsys.config.attention_kernel import FLEX_BLOCK
 from llmsys.config.section import round_up_to_power_of_two
 from llmsys.dryrun.known_values import get_known, leave_fake_mode
 
-# Flash attention: scores and output in the forward; scores again and four gradients in the backward.
-BACKWARD_PRODUCTS, FORWARD_PRODUCTS = 5, 2
+
+def count_forward_channels(key: int, value: int) -> int:
+    """Return the multiplications and additions for a pair of positions and a head: its score, and its value's share.
+
+    Args:
+        key: channels of a key.
+        value: channels of a value.
+
+    Returns:
+        Operations of the forward pass.
+    """
+    return 2 * (key + value)
+
+
+def count_backward_channels(key: int, value: int, repeats: bool = False) -> int:
+    """Return the same of flash attention's backward: the score again, and four gradients (Dao 2022, section 3.1).
+
+    Args:
+        key: channels of a key.
+        value: channels of a value.
+        repeats: count flex_attention's, which has a loop for gradients of queries and one for those of keys and values:
+            both compute the score and its gradient.
+
+    Returns:
+        Operations of the backward pass.
+    """
+    return 2 * (4 * key + 3 * value if repeats else 3 * key + 2 * value)
+
+
+Channels = Callable[[int, int], int]
 
 
 def count_kernel_flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> int:
@@ -56,22 +86,22 @@ def count_attention_flops(func: OpOverload, args: tuple[Any, ...]) -> int:
 
 
 def _count_varlen_tiles(
-    query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int], products: int, tile: tuple[int, int]
+    query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int], count: Channels, tile: tuple[int, int]
 ) -> int:
     tiles = sum(count_tile_pairs(length, window, tile) for length in _list_lengths(query, starts))
-    return products * tiles * query.shape[1] * (query.shape[2] + value.shape[2])
+    return tiles * query.shape[1] * count(query.shape[2], value.shape[2])
 
 
-def _count_flash_tiles(query: Tensor, value: Tensor, is_causal: bool, products: int, tile: tuple[int, int]) -> int:
+def _count_flash_tiles(query: Tensor, value: Tensor, is_causal: bool, count: Channels, tile: tuple[int, int]) -> int:
     """Count dense flash attention over (rows, heads, positions, width)."""
     rows, heads, length, width = query.shape
     pairs = count_tile_pairs(length, (-1, 0 if is_causal else -1), tile)
-    return products * rows * heads * pairs * (width + value.shape[3])
+    return rows * heads * pairs * count(width, value.shape[3])
 
 
-def _count_table_scores(query: Tensor, key: Tensor, value: Tensor, products: int) -> int:
+def _count_table_scores(query: Tensor, key: Tensor, value: Tensor, count: Channels) -> int:
     rows, heads, length, width = query.shape
-    return products * rows * heads * length * key.shape[2] * (width + value.shape[3])
+    return rows * heads * length * key.shape[2] * count(width, value.shape[3])
 
 
 def count_tile_pairs(length: int, window: tuple[int, int], tile: tuple[int, int]) -> int:
@@ -103,18 +133,18 @@ def _count_grouped_products(args: tuple[Any, ...], outputs: Tensor) -> int:
 
 def _count_varlen_forward(args: tuple[Any, ...], outputs: Any) -> int:
     # (q, k, v, sinks, starts, longest, left, right, scale)
-    return FORWARD_PRODUCTS * _count_packed_scores(args[0], args[2], args[4], (args[6], args[7]))
+    return _count_packed_scores(args[0], args[2], args[4], (args[6], args[7]), count_forward_channels)
 
 
 def _count_varlen_backward(args: tuple[Any, ...], outputs: Any) -> int:
     # (gradient, q, k, v, out, lse, starts, longest, left, right, scale)
-    return BACKWARD_PRODUCTS * _count_packed_scores(args[1], args[3], args[6], (args[8], args[9]))
+    return _count_packed_scores(args[1], args[3], args[6], (args[8], args[9]), count_backward_channels)
 
 
-def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int]) -> int:
-    """Return heads · (query width + value width) · pairs of positions that see each other, over all documents."""
+def _count_packed_scores(query: Tensor, value: Tensor, starts: Tensor, window: tuple[int, int], count: Channels) -> int:
+    """Return the operations of the pairs of positions that see each other, over all documents and heads."""
     pairs = sum(_count_pairs(length, window) for length in _list_lengths(query, starts))
-    return pairs * query.shape[1] * (query.shape[2] + value.shape[2])
+    return pairs * query.shape[1] * count(query.shape[2], value.shape[2])
 
 
 def _list_lengths(query: Tensor, starts: Tensor) -> list[int]:
@@ -126,28 +156,27 @@ def _list_lengths(query: Tensor, starts: Tensor) -> list[int]:
 
 def _count_flex_forward(args: tuple[Any, ...], outputs: Any) -> int:
     # (q, k, v, table, blocks)
-    return FORWARD_PRODUCTS * _count_block_scores(args[0], args[2], args[1].shape[2], args[4])
+    return _count_blocks(args[0], args[1].shape[2], args[4]) * count_forward_channels(*_get_widths(args[0], args[2]))
 
 
 def _count_flex_backward(args: tuple[Any, ...], outputs: Any) -> int:
     # (gradient, q, k, v, out, lse, table, blocks)
-    return BACKWARD_PRODUCTS * _count_block_scores(args[1], args[3], args[2].shape[2], args[7])
+    widths = _get_widths(args[1], args[3])
+    return _count_blocks(args[1], args[2].shape[2], args[7]) * count_backward_channels(*widths, repeats=True)
 
 
-def _count_block_scores(query: Tensor, value: Tensor, num_keys: int, blocks: Tensor) -> int:
-    """Return heads · (query width + value width) · pairs of positions in the blocks that are read."""
+def _count_blocks(query: Tensor, num_keys: int, blocks: Tensor) -> int:
+    """Return the pairs of positions in the blocks that are read, over all heads."""
     known = get_known(blocks)
     with leave_fake_mode():
         all_blocks = blocks.numel() * -(-num_keys // FLEX_BLOCK)
         num_blocks = all_blocks if known is None else int(known.sum())
-    return num_blocks * FLEX_BLOCK**2 * query.shape[1] * (query.shape[3] + value.shape[3])
+    return num_blocks * FLEX_BLOCK**2 * query.shape[1]
 
 
-def _count_padded_blocks(query: Tensor, value: Tensor, num_keys: int, blocks: Tensor, products: int) -> int:
-    """Count blocks with head widths that are powers of two, as Triton's tiles are."""
-    padded = round_up_to_power_of_two(query.shape[3], 16) + round_up_to_power_of_two(value.shape[3], 16)
-    plain = _count_block_scores(query, value, num_keys, blocks)
-    return products * plain // (query.shape[3] + value.shape[3]) * padded
+def _get_widths(query: Tensor, value: Tensor) -> tuple[int, int]:
+    """Return head widths as powers of two, as Triton's tiles are."""
+    return round_up_to_power_of_two(query.shape[3], 16), round_up_to_power_of_two(value.shape[3], 16)
 
 
 def _count_pairs(length: int, window: tuple[int, int]) -> int:
@@ -167,24 +196,36 @@ OWN_FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
 # Queries and keys of FlashAttention-2's tiles for heads of 128 channels on data center GPUs.
 FORWARD_TILE, BACKWARD_TILE = (128, 64), (64, 128)
 
-# Arguments: varlen (q, k, v, sinks, starts, longest, left, right, scale) and (gradient, q, k, v, out, lse, starts,
-# longest, left, right, scale); flex as above; torch's flash (q, k, v, dropout, is_causal) and (gradient, q, k, v, out,
-# lse, starts, starts, longest, longest, dropout, is_causal); efficient (q, k, v, …) and (gradient, q, k, v, …).
+
+def _count_varlen_kernel(args: tuple[Any, ...]) -> int:
+    # (q, k, v, sinks, starts, longest, left, right, scale)
+    is_own = args[0].shape[2] != args[2].shape[2]
+    tile = key_split.FORWARD_TILE if is_own else FORWARD_TILE
+    return _count_varlen_tiles(args[0], args[2], args[4], (args[6], args[7]), count_forward_channels, tile)
+
+
+def _count_varlen_backward_kernel(args: tuple[Any, ...]) -> int:
+    # (gradient, q, k, v, out, lse, starts, longest, left, right, scale)
+    is_own = args[1].shape[2] != args[3].shape[2]
+    tile = key_split.BACKWARD_TILE if is_own else BACKWARD_TILE
+    return _count_varlen_tiles(args[1], args[3], args[6], (args[8], args[9]), count_backward_channels, tile)
+
+
+# Arguments: flex as above; torch's flash (q, k, v, dropout, is_causal) and (gradient, q, k, v, out, lse, starts,
+# starts, longest, longest, dropout, is_causal); efficient (q, k, v, …) and (gradient, q, k, v, …).
 ATTENTION_FORMULAS: dict[str, Callable[[tuple[Any, ...]], int]] = {
-    "varlen_attention": lambda a: _count_varlen_tiles(a[0], a[2], a[4], (a[6], a[7]), FORWARD_PRODUCTS, FORWARD_TILE),
-    "varlen_attention_backward": lambda a: _count_varlen_tiles(
-        a[1], a[3], a[6], (a[8], a[9]), BACKWARD_PRODUCTS, BACKWARD_TILE
-    ),
-    "fake_flex_attention": lambda a: _count_padded_blocks(a[0], a[2], a[1].shape[2], a[4], FORWARD_PRODUCTS),
-    "fake_flex_attention_backward": lambda a: _count_padded_blocks(a[1], a[3], a[2].shape[2], a[7], BACKWARD_PRODUCTS),
+    "varlen_attention": _count_varlen_kernel,
+    "varlen_attention_backward": _count_varlen_backward_kernel,
+    "fake_flex_attention": lambda a: _count_flex_forward(a, None),
+    "fake_flex_attention_backward": lambda a: _count_flex_backward(a, None),
     "_scaled_dot_product_flash_attention": lambda a: _count_flash_tiles(
-        a[0], a[2], a[4], FORWARD_PRODUCTS, FORWARD_TILE
+        a[0], a[2], a[4], count_forward_channels, FORWARD_TILE
     ),
     "_scaled_dot_product_flash_attention_backward": lambda a: _count_flash_tiles(
-        a[1], a[3], a[11], BACKWARD_PRODUCTS, BACKWARD_TILE
+        a[1], a[3], a[11], count_backward_channels, BACKWARD_TILE
     ),
-    "_scaled_dot_product_efficient_attention": lambda a: _count_table_scores(a[0], a[1], a[2], FORWARD_PRODUCTS),
+    "_scaled_dot_product_efficient_attention": lambda a: _count_table_scores(a[0], a[1], a[2], count_forward_channels),
     "_scaled_dot_product_efficient_attention_backward": lambda a: _count_table_scores(
-        a[1], a[2], a[3], BACKWARD_PRODUCTS
+        a[1], a[2], a[3], count_backward_channels
     ),
 }

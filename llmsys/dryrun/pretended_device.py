@@ -75,6 +75,9 @@ class _Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         self.waits.record("Stream.synchronize")
 
@@ -122,6 +125,7 @@ def install_device(properties: DeviceProperties, waits: HostWaitLog) -> None:
     for name, value in replacements.items():
         setattr(torch.cuda, name, value)
     torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign, assignment]
+    torch.accelerator.current_stream = lambda *device: only_stream  # type: ignore[assignment]
     vars(torch._C)["_cuda_isCurrentStreamCapturing"] = lambda: False
 
 

@@ -14,7 +14,7 @@ from llmsys.config.attention_kernel import AttentionDevice
 from llmsys.config.attention_layers import list_attention_groups
 from llmsys.config.run import RunConfig
 from llmsys.dryrun.categories import SAVED
-from llmsys.dryrun.kernel_flops import BACKWARD_PRODUCTS, FORWARD_PRODUCTS
+from llmsys.dryrun.kernel_flops import count_backward_channels, count_forward_channels
 from llmsys.dryrun.memory_tracker import Allocation, MemoryTracker
 from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
@@ -103,7 +103,10 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
     forward = count_flops(
         config.model, source, sequences, target_length=length, documents=session.request.documents
     ).attention / (layout.tensor * layout.context)
-    needed = micro_batches * forward * (1 + repeats + BACKWARD_PRODUCTS / FORWARD_PRODUCTS)
+    traits = list_attention_groups(config, AttentionDevice("cuda", session.profile.compute_capability))[0].traits
+    widths = (traits.qk_width, traits.v_width)
+    backward = forward * count_backward_channels(*widths) / count_forward_channels(*widths)
+    needed = micro_batches * (forward * (1 + repeats) + backward)
     return {"needed": needed, "computed": computed, "ratio": computed / needed}
 
 

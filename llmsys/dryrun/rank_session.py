@@ -5,7 +5,6 @@ Invariants:
 """
 
 import gc
-import resource
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +42,7 @@ from llmsys.engine.engine import Engine, Loss
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.peak_memory import find_largest_micro_batch
-from llmsys.estimate.software_profile import MemoryProfile
+from llmsys.estimate.software_profile import MemoryProfile, has_triton
 from llmsys.model.transformer import Transformer
 from llmsys.optim.lr_schedule import compute_balance_factor, compute_learning_rate
 from llmsys.parallel.device_mesh import DeviceMeshes, build_device_meshes
@@ -53,6 +52,7 @@ from llmsys.train.checkpoint_saver import HostStateCopy
 from llmsys.train.evaluator import RowRanks, sum_over_rows
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from llmsys.train.precision import find_bf16_support, select_precision
+from llmsys.train.step_metrics import read_resident_memory
 
 # The first step makes the optimizer's state and FSDP's buffers; the second is a steady one.
 NUM_STEPS = 2
@@ -88,7 +88,7 @@ class RankSession:
         if config.train.matmul_dtype != "compute":
             require_fp8(DEVICE)
         precision, why = select_precision(config.run.folder, find_bf16_support(DEVICE))
-        config = config.resolve_precision(precision, why)
+        config = config.resolve_precision(precision, why).resolve_compile(has_triton(profile))
         self.layout: ParallelLayout = config.resolve_layout(request.world_size)
         self.config = self._resolve_micro_sequences(config)
         self.num_micro_batches = compute_micro_batch(self.config, self.layout)[1]
@@ -120,8 +120,7 @@ class RankSession:
             host_bytes = self._copy_state(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
         torch.distributed.destroy_process_group()
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        return SessionOutcome(counts, host_bytes, rss)
+        return SessionOutcome(counts, host_bytes, read_resident_memory("VmHWM"))
 
     def _prepare_torch(self) -> None:
         recorder = self.recorder

@@ -53,7 +53,7 @@ from llmsys.parallel.process_group import get_world_size
 
 
 class DeepSpeedEngine:
-    """ZeRO around torch's AdamW or another elementwise optimizer. `model` is on the meta device; arguments as for `TorchEngine`."""
+    """ZeRO around an elementwise optimizer. `model` is on the meta device; arguments as for `TorchEngine`."""
 
     def __init__(
         self,

@@ -171,8 +171,10 @@ def _load_profile(path: Path) -> DeviceProfile:
 
 def _format_unknown_device(name: str) -> str:
     known = list_device_names()
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    # h100 is h100-sxm, and not v100, which is closer by letters
+    begun = [one for one in known if one.startswith(name.lower().replace("_", "-"))]
+    close = begun or difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f" Did you mean {' or '.join(close[:2])}?" if close else ""
     return (
         f"{name!r} has no device profile, and no other profile is used instead.{hint} Known: "
         f"{', '.join(known)}. Measure this machine with `llmsys calibrate --output "

@@ -57,7 +57,7 @@ def iter_recomputed_matrices(
     torch stops computing again as soon as it has all that backward asks for, and behind the last product there is a
     sum alone, which asks for nothing, unless a norm, dropout or the weights of experts follow.
     """
-    if recompute != "full":
+    if recompute != "full" and not model.residual.is_reversible:
         return
     for row in rows:
         inside = row.layers and "block" in row.name
@@ -71,7 +71,7 @@ def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attent
     Under `selective` those that no fused kernel computes: all where scores are capped, of self-attention where there
     are sinks, of queries and distances in Transformer-XL. Dropout inside attention is taken to be fused, as on GPUs.
     """
-    if recompute == "full":
+    if recompute == "full" or model.attention.recomputes_scores or model.residual.is_reversible:
         return "all"
     if recompute in ("none", "offload"):
         return "none"
@@ -84,7 +84,7 @@ def get_recomputed_attention(model: ModelConfig, recompute: Recompute) -> Attent
 def _is_last_in_block(model: ModelConfig, name: str) -> bool:
     """Return whether a matrix makes the last matmul of its block, which is added to the stream as it is."""
     residual = model.residual
-    if residual.normalizes_output or residual.normalizes_sum or model.dropout.residual:
+    if residual.normalizes_output or residual.normalizes_sum or residual.is_reversible or model.dropout.residual:
         return False
     crossed = model.family == "encoder_decoder" and not name.startswith("encoder.")
     if crossed and residual.is_parallel:
@@ -214,6 +214,7 @@ def _count_input_vectors(
         "distance": target.count_distances(causal=model.family != "encoder"),  # once for the whole batch
         "encoder_distance": source.count_distances(causal=False),
         "visit": 0 if model.moe is None else sequences * model.moe.count_sequence_visits(target.length),
+        "patch": 0 if model.patches is None else tokens - sequences * model.patches.num_leading,
     }
 
 

@@ -159,12 +159,11 @@ def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, 
     else:
         outputs /= layout.tensor
     vectors = {
-        "token": shape.num_tokens / layout.context,
         "source": shape.sequences * shape.source / layout.context,
         "sequence": shape.sequences,
         "distance": 2 * shape.length - 1,
         "encoder_distance": 2 * shape.source - 1,
-    }[row.input or "token"]
+    }.get(row.input or "token", shape.num_tokens / layout.context)
     return row.num_copies * row.steps * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
 
 

@@ -22,6 +22,8 @@ Rows = Iterator[ParameterTensor]
 def list_model_tensors(model: ModelConfig) -> list[ParameterTensor]:
     """Return all parameters of the model, tied ones once."""
     rows = [ParameterTensor("embed.weight", (model.vocab_size, model.hidden_size), "embedding")]
+    if model.patches is not None:
+        rows = list(model.patches.iter_parameters(model.hidden_size))
     if (source := model.embedding.source_vocab_size) is not None:
         rows.append(ParameterTensor("source_embed.weight", (source, model.hidden_size), "embedding"))
     if model.family == "encoder_decoder":

@@ -12,7 +12,7 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
-from llmsys.estimate.software_profile import describe_precision, resolve_for_profile
+from llmsys.estimate.software_profile import describe_precision, resolve_compile_for_profile, resolve_for_profile
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
 
 if TYPE_CHECKING:
@@ -30,20 +30,20 @@ def estimate_run(
     Keys: parameters.{total, non_embedding, active.{all, without_input_embedding, without_embeddings}, by_component,
     per_layer, textbook}; batch; flops.{convention, forward, forward_backward, …} for one step of that batch; memory;
     run; precision.{number, reason}; unknown. Bytes are per rank. For a bare model there is no run and no memory: both
-    are None. `device` resolves train.precision=auto.
+    are None. `device` resolves train.precision=auto and train.compile=auto.
     `batch.sequence_length` is the source's and `batch.target_length` the target's in an encoder-decoder, else None.
 
     Args:
         config: resolved config of a run.
         model_only: the config is a bare model, which has no run and no memory.
         documents: lengths in tokens of the documents packed into a window, repeated until it is full.
-        device: profile that resolves train.precision=auto; None: the one that flops.device names.
+        device: profile that resolves both; None: the one that flops.device names.
 
     Returns:
         The values under the keys above.
     """
     precision = describe_precision(config, device)
-    config = resolve_for_profile(config, device)
+    config = resolve_compile_for_profile(resolve_for_profile(config, device), device)
     return {
         "parameters": asdict(count_parameters(config.model)),
         "batch": _build_batch_section(config, documents),

@@ -12,6 +12,7 @@ from typing import Literal, assert_never
 from llmsys.config.attention_kernel import AttentionTraits, choose_attention_kernel
 from llmsys.config.attention_layers import describe_cross_attention, describe_self_attention
 from llmsys.config.long_attention import AttentionConfig
+from llmsys.config.lsh_attention import HASH_ORDER
 from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import FP32_BYTES, ActivationShape, Producer, SavedTensor, ScoreShape
 
@@ -83,7 +84,7 @@ def iter_attention_tensors(
     kernel, attention = choose_attention_memory(model, layer, shape), model.attention
     is_rotated, saved = model.uses_rope(layer), kernel.saves_inputs
     blocks = attention.list_score_blocks(layer, scores, shape)
-    if blocks:
+    if blocks or attention.recomputes_scores:
         inputs = {"is_rotated": is_rotated, "are_queries_saved": saved, "are_keys_saved": saved}
         yield from attention.iter_saved_tensors(model, scores, shape, **inputs)
     else:
@@ -224,9 +225,13 @@ def list_saved_block_tensors(model: ModelConfig, layer: int, shape: ActivationSh
     The block's input belongs to its first branch, its output to the next block.
     """
     names = ["attention", *(["cross_attention"] if model.family == "encoder_decoder" else []), "feed_forward"]
-    return [
+    branches = [
         list(_iter_branch_tensors(model, layer, name, shape, is_first=not index)) for index, name in enumerate(names)
     ]
+    if not model.residual.is_reversible:
+        return branches
+    # States are computed backwards, and branches again; the order of hashes is that of the first pass.
+    return [[replace(one, is_saved=one.name == HASH_ORDER and one.is_saved) for one in branch] for branch in branches]
 
 
 def _iter_branch_tensors(
@@ -271,6 +276,8 @@ def _iter_feed_forward_tensors(
 ) -> Iterator[SavedTensor]:
     if model.moe is not None and model.is_moe_layer(layer):
         yield from model.moe.iter_saved_tensors(model.hidden_size, shape, is_output_saved=is_output_saved)
+        return
+    if model.feed_forward_chunk is not None:  # a chunk is computed again in the backward pass
         return
     has_dropout, inner = model.dropout.activation > 0, shape.compute_sharded_bytes(model.intermediate_size)
     yield from model.feed_forward.iter_saved_tensors("", inner, has_dropout=has_dropout)

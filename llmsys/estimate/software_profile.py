@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.config.section import Section
 from llmsys.config.train import Precision
@@ -169,20 +170,55 @@ def resolve_for_profile(config: RunConfig, device: "DeviceProfile | None" = None
     """
     if config.train.precision != "auto":
         return config
-    if device is None and config.flops.device is not None:
-        from llmsys.estimate.device_profile import load_device_profile  # most estimates name no device
-
-        device = load_device_profile(config.flops.device)
+    device = device if device is not None else _find_named_profile(config)
     return config.resolve_precision(*select_precision(device))
+
+
+def resolve_compile_for_profile(
+    config: RunConfig, device: "DeviceProfile | None", layout: ParallelLayout | None = None
+) -> RunConfig:
+    """Resolve `train.compile=auto` as training does on a device.
+
+    Args:
+        config: config of a run.
+        device: profile; None: the one that flops.device names.
+        layout: layout that the estimate is for; None: that of the config.
+
+    Returns:
+        The config with block or none in place of `auto`, which stays where no device is known: eager blocks, an upper
+        bound of memory.
+    """
+    device = device if device is not None else _find_named_profile(config)
+    if device is None or config.train.compile != "auto":
+        return config
+    with_layout = config if layout is None else config.model_copy(update={"layout": layout})
+    return config.model_copy(update={"train": with_layout.resolve_compile(has_triton(device)).train})
+
+
+def has_triton(device: "DeviceProfile") -> bool:
+    """Return whether torch.compile generates Triton kernels for a device, as torch checks it.
+
+    Args:
+        device: profile.
+
+    Returns:
+        True for CUDA devices of compute capability 7.0 or later.
+    """
+    return device.compute_capability is not None and device.compute_capability >= (7, 0)
+
+
+def _find_named_profile(config: RunConfig) -> "DeviceProfile | None":
+    if config.flops.device is None:
+        return None
+    from llmsys.estimate.device_profile import load_device_profile  # most estimates name no device
+
+    return load_device_profile(config.flops.device)
 
 
 def describe_precision(config: RunConfig, device: "DeviceProfile | None" = None) -> dict[str, str]:
     """Return {number, reason}: the type an estimate of this config counts with, and why it is that one."""
     if config.train.precision != "auto":
         return {"number": config.train.resolved_precision, "reason": "train.precision names it"}
-    if device is None and config.flops.device is not None:
-        from llmsys.estimate.device_profile import load_device_profile  # most estimates name no device
-
-        device = load_device_profile(config.flops.device)
+    device = device if device is not None else _find_named_profile(config)
     number, reason = select_precision(device)
     return {"number": number, "reason": f"train.precision=auto: {reason}"}

@@ -25,7 +25,13 @@ from llmsys.estimate.flops import count_flops
 from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatchShape, estimate_kernel_seconds
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.residual_model import PercentileInterval, get_residual
-from llmsys.estimate.software_profile import OURS, SoftwareProfile, build_software_profile, resolve_for_profile
+from llmsys.estimate.software_profile import (
+    OURS,
+    SoftwareProfile,
+    build_software_profile,
+    resolve_compile_for_profile,
+    resolve_for_profile,
+)
 
 
 def estimate_host_seconds(
@@ -124,7 +130,7 @@ def estimate_step_time(
     Returns:
         P10, P50 and P90 in seconds, with the parts of P50.
     """
-    config = resolve_for_profile(config, device)
+    config = resolve_compile_for_profile(resolve_for_profile(config, device), device, layout)
     software = software or build_software_profile(config)
     if layout.pipeline > 1:
         pipeline, interleave = layout.pipeline, layout.pipeline_schedule.num_chunks

@@ -21,7 +21,7 @@ from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 from llmsys.token_shards import read_batches
 from llmsys.tokenizer import Tokenizer
-from llmsys.train.build_objective import get_start_token
+from llmsys.train.build_transform import get_start_token
 
 # B rows, S source positions, T target positions, R rows of the cache
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.norm import DeepNormConfig
 
 
 class DeepNormConstants(NamedTuple):
@@ -25,3 +26,9 @@ def compute_deepnorm_constants(config: ModelConfig, *, encoder: bool = False) ->
     if encoder:
         return DeepNormConstants(0.81 * (below**4 * above) ** (1 / 16), 0.87 * (below**4 * above) ** (-1 / 16))
     return DeepNormConstants((3 * above) ** 0.25, (12 * above) ** -0.25)
+
+
+def compute_deepnorm_alpha(config: ModelConfig, *, encoder: bool = False) -> float:
+    """Return the weight of the stream in residual additions; 1 without DeepNorm."""
+    has_deepnorm = isinstance(config.residual, DeepNormConfig)
+    return compute_deepnorm_constants(config, encoder=encoder).alpha if has_deepnorm else 1.0

@@ -1,8 +1,8 @@
 """Tensors that all layers of one stack share during a forward pass: masks, rotations, cache, encoder output."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, TypeVar, assert_never
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from llmsys.model.rotary_embedding import RotaryBuilder, RotaryCosSin
 # B rows, T query positions, S key positions, H heads, D width, R distances
 
 ALL_HEADS = slice(None)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,17 @@ class ForwardContext:
     step: int = 0
     documents_BT: Tensor | None = None
     length_projection_NT: Tensor | None = None
+    kept: dict[str, Any] | None = None
+    """What a repeated pass must not compute anew, by name; None: it computes the same."""
+
+    def get_or_compute(self, name: str, compute: Callable[[], Value]) -> Value:
+        """Return the result of `compute`, in a repeated pass that of the first pass."""
+        if self.kept is None:
+            return compute()
+        if name not in self.kept:
+            self.kept[name] = compute()
+        value: Value = self.kept[name]
+        return value
 
     def rotate_and_cache(
         self, kind: LayerType, layer: int, rotated: bool, q_BTHK: Tensor, k_BTGK: Tensor, kept_BT: Tensor
@@ -161,7 +173,7 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
             raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
         cache.require_capacity(length - cache.length)
         length -= int(cache.padding_B.min())
-    if length > config.max_position_embeddings:
+    if length > config.max_position_embeddings and not config.interpolates_positions:
         limit = config.max_position_embeddings
         raise ConfigError(
             f"A sequence of {length} tokens exceeds model.max_position_embeddings={limit}. Use "

@@ -22,6 +22,7 @@ from llmsys.config.norm import (
     ParallelBlockConfig,
     PostNormConfig,
     PreNormConfig,
+    ReversibleConfig,
     RmsNormConfig,
     SandwichNormConfig,
 )
@@ -116,7 +117,7 @@ def compute_init_std(config: ModelConfig, name: str, shape: tuple[int, ...] | to
             return std * (compute_deepnorm_constants(config, encoder=name.startswith("encoder.")).beta if scaled else 1)
         case PostNormConfig():
             return std
-        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig():
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
             # So that the variance of the residual stream does not grow with depth (GPT-2).
             depth_scaled = config.initializer == "normal" and owner.endswith(RESIDUAL_OUTPUTS)
             return std / math.sqrt(2 * config.num_hidden_layers) if depth_scaled else std

@@ -16,6 +16,7 @@ from llmsys.config.norm import (
     ParallelBlockConfig,
     PostNormConfig,
     PreNormConfig,
+    ReversibleConfig,
     SandwichNormConfig,
 )
 from llmsys.config.position import (
@@ -34,7 +35,9 @@ from llmsys.model.forward_context import ContextBuilder, ForwardContext
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.long_attention import LengthProjection, build_shared_length_projection
 from llmsys.model.normalization import build_norm
+from llmsys.model.patch_embedding import build_learned_positions
 from llmsys.model.recurrence import build_recurrence
+from llmsys.model.reversible import run_reversible_blocks
 from llmsys.model.rnn import build_recurrent_stack
 from llmsys.model.transformer_block import TransformerBlock
 
@@ -62,7 +65,7 @@ class LayerStack(nn.Module):
     def _add_positions(self, config: ModelConfig) -> None:
         match config.position:
             case LearnedPositionConfig() as position:
-                self.positions = LearnedPositionEmbedding(config, position)
+                self.positions = build_learned_positions(config, position)
             case SinusoidalPositionConfig() as position:
                 self.sinusoids = SinusoidalPositionEmbedding(config, position)
             case RelativeBiasConfig() as position:
@@ -107,6 +110,8 @@ class LayerStack(nn.Module):
             x_BTD = self._prepare_embedding(x_BTD, positions_BTD if self.recurrence is None else None)
         if self.recurrence is not None:
             x_BTD = self.recurrence(self.blocks[0], x_BTD, positions_BTD, context)
+        elif self.config.residual.is_reversible:
+            x_BTD = run_reversible_blocks(self.select_blocks(layers), x_BTD, context)
         else:
             for block in self.select_blocks(layers):
                 x_BTD = block(x_BTD, context)
@@ -150,7 +155,7 @@ def _has_final_norm(config: ModelConfig) -> bool:
     match config.residual:
         case PostNormConfig() | DeepNormConfig() as residual:
             return residual.final_norm
-        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig():
+        case PreNormConfig() | SandwichNormConfig() | OutputNormConfig() | ParallelBlockConfig() | ReversibleConfig():
             return True
         case unreachable:
             assert_never(unreachable)

@@ -1,6 +1,6 @@
 """Output heads: hidden states to logits, and the modules on the first token (pooler, classifier)."""
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 import torch
 import torch.nn.functional as F
@@ -148,12 +148,27 @@ def build_head(config: ModelConfig) -> nn.Module | None:
             assert_never(unreachable)
 
 
+def get_next_sentence_head(model: nn.Module) -> NextSentenceHead:
+    """Return the next-sentence head of a model.
+
+    Args:
+        model: A model with `head.next_sentence`.
+
+    Returns:
+        Its head.
+    """
+    head = model.get_submodule("next_sentence")
+    assert isinstance(head, NextSentenceHead)
+    return head
+
+
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
     """Build the modules on the first token, by their names in the model: pooler, next_sentence, classifier."""
     width = config.hidden_size
     match config.head:
-        case ClassificationHeadConfig(num_labels=num_labels):
-            return {"pooler": nn.Linear(width, width), "classifier": nn.Linear(width, num_labels)}
+        case ClassificationHeadConfig(num_labels=num_labels, pooling=pooling):
+            dense: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if pooling is None else {}
+            return dense | {"classifier": nn.Linear(width, num_labels)}
         case MlmHeadConfig() as head:
             pooler: dict[str, nn.Module] = {"pooler": nn.Linear(width, width)} if head.pooler else {}
             return pooler | ({"next_sentence": NextSentenceHead(width)} if head.next_sentence else {})
@@ -163,3 +178,13 @@ def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
             return {}
         case unreachable:
             assert_never(unreachable)
+
+
+def pool_positions(x_BTD: Tensor, pooling: Literal["first", "mean"], real_BT: Tensor | None) -> Tensor:
+    """Return one vector of each sequence, (B, D): the first, or the mean of all but padding (`real_BT` is False)."""
+    if pooling == "first":
+        return x_BTD[:, 0]
+    if real_BT is None:
+        return x_BTD.mean(1)
+    weights_BT1 = real_BT[..., None].to(x_BTD.dtype)
+    return (x_BTD * weights_BT1).sum(1) / weights_BT1.sum(1).clamp(min=1)

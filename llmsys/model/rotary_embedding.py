@@ -14,7 +14,7 @@ from typing import NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from llmsys.config.model import LayerType, ModelConfig, count_rotary_channels
+from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import (
     LinearRopeScalingConfig,
     Llama3RopeScalingConfig,
@@ -174,7 +174,7 @@ class RotaryEmbedding:
     """Angles m · theta^(-2i/R) of every position m (Su 2021, arXiv:2104.09864, 3.2.2), with the configured scaling."""
 
     def __init__(self, config: ModelConfig, position: RopeConfig) -> None:
-        self.width = count_rotary_channels(config)
+        self.width = config.rotary_channels
         self.positions = config.max_position_embeddings
         self.position = position
         self._tables: dict[RopeFrequencies, _CosSinTable] = {}

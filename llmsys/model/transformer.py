@@ -10,16 +10,15 @@ Invariants:
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from llmsys.config.head import ClassificationHeadConfig
 from llmsys.config.model import ModelConfig
-from llmsys.config.norm import DeepNormConfig
 from llmsys.errors import ConfigError
-from llmsys.model.deepnorm import compute_deepnorm_constants
+from llmsys.model.deepnorm import compute_deepnorm_alpha
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.embedding import TokenEmbedding, get_embedding_scale
@@ -28,7 +27,8 @@ from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
-from llmsys.model.output_head import build_extras, build_head
+from llmsys.model.output_head import build_extras, build_head, get_next_sentence_head, pool_positions
+from llmsys.model.patch_embedding import build_input_embedding
 from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
@@ -44,8 +44,8 @@ class Transformer(LayerStack):
 
     def __init__(self, config: ModelConfig) -> None:
         """Build on the current default device, the meta device included (see `reset_buffers`)."""
-        super().__init__(config, alpha=_compute_deepnorm_alpha(config))
-        self.embed = TokenEmbedding(config.vocab_size, config.hidden_size)
+        super().__init__(config, alpha=compute_deepnorm_alpha(config))
+        self.embed = build_input_embedding(config)
         self.embedding_scale = get_embedding_scale(config)
         source, types = config.embedding.source_vocab_size, config.embedding.token_types
         self.source_embed = None if source is None else TokenEmbedding(source, config.hidden_size)
@@ -53,7 +53,7 @@ class Transformer(LayerStack):
         self.token_types = TokenEmbedding(types, config.hidden_size) if types else None
         self.encoder: LayerStack | None = None
         if config.family == "encoder_decoder":
-            self.encoder = LayerStack(config.encoder_model, alpha=_compute_deepnorm_alpha(config, encoder=True))
+            self.encoder = LayerStack(config.encoder_model, alpha=compute_deepnorm_alpha(config, encoder=True))
         self.head = build_head(config)
         for name, module in build_extras(config).items():
             self.add_module(name, module)
@@ -92,7 +92,7 @@ class Transformer(LayerStack):
         In training mode `predicted` then holds the outputs of multi-token prediction, see `_run_prediction_modules`.
 
         Args:
-            tokens_BT: Token ids, integer; in an encoder-decoder those of the target.
+            tokens_BT: Token ids, integer; in an encoder-decoder those of the target; bytes of patches (B, N, P).
             documents_BT: Document number of each token; tokens of other documents are hidden. None: one document.
                 Padding is a document of its own. Added positions count from the start of each document.
             document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
@@ -128,14 +128,18 @@ class Transformer(LayerStack):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish)
+        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish, context.real_BT)
 
-    def _compute_output(self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None) -> Tensor:
-        """Return the result of `forward` for the last `new` positions."""
-        labels = isinstance(self.config.head, ClassificationHeadConfig)
-        hidden_BTD = self._compute_class_logits(x_BTD) if labels else self.apply_final_norm(x_BTD[:, -new:])
+    def _compute_output(
+        self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None, real_BT: Tensor | None
+    ) -> Tensor:
+        """Return the result of `forward` for the last `new` positions; of images, for all."""
+        if isinstance(self.config.head, ClassificationHeadConfig):
+            hidden_BTD = self._compute_class_logits(x_BTD, self.config.head.pooling, real_BT)
+        else:
+            hidden_BTD = self.apply_final_norm(x_BTD if self.config.patches is not None else x_BTD[:, -new:])
         if labels_B is not None:
-            self.get_submodule("next_sentence").record_loss(self.pool_first_position(hidden_BTD), labels_B)
+            get_next_sentence_head(self).record_loss(self.pool_first_position(hidden_BTD), labels_B)
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -163,7 +167,7 @@ class Transformer(LayerStack):
 
     def compute_next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return BERT's two logits from the last hidden states: the second sentence follows, or it does not."""
-        logits_B2: Tensor = self.get_submodule("next_sentence")(self.pool_first_position(hidden_BTD))
+        logits_B2: Tensor = get_next_sentence_head(self)(self.pool_first_position(hidden_BTD))
         return logits_B2
 
     def has_last_layer(self, layers: range | None) -> bool:
@@ -272,10 +276,15 @@ class Transformer(LayerStack):
             predicted.append(head(hidden_BTD) if finish is None else finish(head, hidden_BTD, k))
         return predicted
 
-    def _compute_class_logits(self, x_BTD: Tensor) -> Tensor:
-        """Return BERT's class logits: pooler, dropout, linear layer."""
+    def _compute_class_logits(
+        self, x_BTD: Tensor, pooling: Literal["first", "mean"] | None, real_BT: Tensor | None
+    ) -> Tensor:
+        """Return class logits: one vector of the sequence, dropout, linear layer."""
         hidden_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
-        pooled_BD = apply_dropout(self.pool_first_position(hidden_BTD), self.config.dropout.final, self.training)
+        pooled_BD = (
+            self.pool_first_position(hidden_BTD) if pooling is None else pool_positions(hidden_BTD, pooling, real_BT)
+        )
+        pooled_BD = apply_dropout(pooled_BD, self.config.dropout.final, self.training)
         logits: Tensor = self.get_submodule("classifier")(pooled_BD)
         return logits
 
@@ -289,8 +298,3 @@ class Transformer(LayerStack):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie_weights()
         return self
-
-
-def _compute_deepnorm_alpha(config: ModelConfig, *, encoder: bool = False) -> float:
-    has_deepnorm = isinstance(config.residual, DeepNormConfig)
-    return compute_deepnorm_constants(config, encoder=encoder).alpha if has_deepnorm else 1.0

@@ -6,10 +6,13 @@ Each is a branch around the residual stream; `model.residual` places the norms.
 from collections.abc import Callable
 from typing import assert_never
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from llmsys.config.attention import LatentAttentionConfig, MultiHeadAttentionConfig
 from llmsys.config.long_attention import LinformerAttentionConfig, LongformerAttentionConfig
+from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.norm import (
     DeepNormConfig,
@@ -17,6 +20,7 @@ from llmsys.config.norm import (
     ParallelBlockConfig,
     PostNormConfig,
     PreNormConfig,
+    ReversibleConfig,
     SandwichNormConfig,
 )
 from llmsys.config.position import TransformerXlPositionConfig
@@ -25,6 +29,7 @@ from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.latent_attention import MultiHeadLatentAttention
 from llmsys.model.long_attention import LinformerAttention, LongformerAttention
+from llmsys.model.lsh_attention import LshAttention
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
 from llmsys.model.normalization import build_norm
@@ -41,6 +46,7 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, alpha: float = 1.0) -> None:
         super().__init__()
         self.residual, self.alpha, self.dropout = config.residual, alpha, config.dropout.residual
+        self.chunk_length = config.feed_forward_chunk
         self._add_norms(config, "attention")
         self.attention = build_attention(config, layer)
         self.cross_attention: CrossAttention | None = None
@@ -50,8 +56,10 @@ class TransformerBlock(nn.Module):
         self._add_norms(config, "feed_forward")
         self.feed_forward = _build_feed_forward_or_moe(config, layer)
 
-    def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
-        """Same shape and dtype as the input."""
+    def forward(self, x_BTD: Tensor, context: ForwardContext, branch: str | None = None) -> Tensor:
+        """Return the next states, or of a reversible stack the output of one branch; same shape and dtype as x_BTD."""
+        if branch is not None:
+            return self._run_reversible_branch(branch, x_BTD, context)
         if isinstance(self.residual, ParallelBlockConfig):
             return self._run_parallel_branches(x_BTD, context)
         return self.run_feed_forward_branch(self.run_attention_branches(x_BTD, context), context)
@@ -67,6 +75,13 @@ class TransformerBlock(nn.Module):
     def run_feed_forward_branch(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Run the feed-forward or the experts, after attention. Not used by a parallel block."""
         return self._run_branch("feed_forward", x_BTD, lambda inner: self._run_feed_forward(inner, context))
+
+    def _run_reversible_branch(self, branch: str, x_BTD: Tensor, context: ForwardContext) -> Tensor:
+        inner_BTD = self._apply_norm(f"{branch}_norm", x_BTD)
+        y_BTD: Tensor = (
+            self.attention(inner_BTD, context) if branch == "attention" else self._run_feed_forward(inner_BTD, context)
+        )
+        return y_BTD
 
     def _run_parallel_branches(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         inner_BTD = self._apply_norm("attention_norm", x_BTD)
@@ -87,7 +102,7 @@ class TransformerBlock(nn.Module):
             case PostNormConfig() | DeepNormConfig():
                 stream_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
                 return self._apply_norm(f"{name}_norm", stream_BTD + self._apply_residual_dropout(branch(x_BTD)))
-            case PreNormConfig() | ParallelBlockConfig():
+            case PreNormConfig() | ParallelBlockConfig() | ReversibleConfig():
                 y_BTD = branch(self._apply_norm(f"{name}_norm", x_BTD))
             case SandwichNormConfig():
                 y_BTD = self._apply_norm(f"{name}_output_norm", branch(self._apply_norm(f"{name}_norm", x_BTD)))
@@ -99,6 +114,8 @@ class TransformerBlock(nn.Module):
 
     def _run_feed_forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         feed = self.feed_forward
+        if self.chunk_length is not None and not isinstance(feed, MoELayer):
+            return _run_in_chunks(feed, x_BTD, self.chunk_length)
         y_BTD: Tensor = feed(x_BTD, context.real_BT) if isinstance(feed, MoELayer) else feed(x_BTD)
         return y_BTD
 
@@ -111,7 +128,7 @@ class TransformerBlock(nn.Module):
 
     def _add_norms(self, config: ModelConfig, branch: str) -> None:
         match config.residual:
-            case PreNormConfig() | PostNormConfig() | DeepNormConfig():
+            case PreNormConfig() | PostNormConfig() | DeepNormConfig() | ReversibleConfig():
                 names = [f"{branch}_norm"]
             case SandwichNormConfig():
                 names = [f"{branch}_norm", f"{branch}_output_norm"]
@@ -126,6 +143,14 @@ class TransformerBlock(nn.Module):
             self.add_module(name, build_norm(config, config.hidden_size))
 
 
+def _run_in_chunks(feed: nn.Module, x_BTD: Tensor, length: int) -> Tensor:
+    """Run a feed-forward on `length` positions at a time; the backward pass computes a chunk again (Kitaev 2020, 3)."""
+    pieces = x_BTD.split(length, dim=1)
+    if not torch.is_grad_enabled():
+        return torch.cat([feed(piece) for piece in pieces], dim=1)
+    return torch.cat([checkpoint(feed, piece, use_reentrant=False) for piece in pieces], dim=1)
+
+
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     """Build the self-attention of block `layer`."""
     match config.attention:
@@ -135,6 +160,8 @@ def build_attention(config: ModelConfig, layer: int) -> nn.Module:
             return LongformerAttention(config, attention, layer)
         case LinformerAttentionConfig() as attention:
             return LinformerAttention(config, attention, layer)
+        case LshAttentionConfig() as attention:
+            return LshAttention(config, attention, layer)
         case MultiHeadAttentionConfig() as attention:
             position = config.position
             if isinstance(position, TransformerXlPositionConfig):

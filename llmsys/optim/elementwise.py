@@ -25,13 +25,13 @@ from llmsys.config.optimizer import (
 from llmsys.errors import ConfigError
 from llmsys.model.local_tensor import get_local_tensor
 
+# Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors.
 CACHED_ELEMENTS = 1 << 16
-"""Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors."""
 
 ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig
 
+# Name of each moment in a checkpoint → in the state of an optimizer.
 STATE_KEYS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "slow_moment": "exp_avg_slow"}
-"""Name of each moment in a checkpoint → in the state of an optimizer."""
 
 
 class ElementwiseRule(Protocol):

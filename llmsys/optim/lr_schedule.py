@@ -6,8 +6,10 @@ counts steps, as its formula does.
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, assert_never
 
+from llmsys.config.python_code import load_python_object
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import (
     ConstantScheduleConfig,
@@ -15,10 +17,13 @@ from llmsys.config.schedule import (
     InverseSqrtScheduleConfig,
     LinearScheduleConfig,
     NoamScheduleConfig,
+    PythonSchedule,
+    PythonScheduleConfig,
     ScheduleConfig,
     WsdScheduleConfig,
     interpolate_multiplier,
 )
+from llmsys.errors import ConfigError
 
 
 class LearningRate(float):
@@ -91,7 +96,7 @@ def compute_noam_rate(step: int, warmup_steps: int, hidden_size: int) -> float:
 
 
 def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: float) -> float:
-    """Return the share of the peak learning rate at `tokens`, in [0, 1].
+    """Return the share of the peak learning rate at `tokens`, in [0, 1]; one of the user's own may be above 1.
 
     inverse_sqrt is Vaswani 2017, 5.3, in tokens, normalized to 1 at its peak t = t0 = warmup_tokens.
     wsd (warm-up, stable, decay) is Hu 2024 (MiniCPM) with a linear decay.
@@ -104,6 +109,8 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
     match config:
         case ConstantScheduleConfig():
             return 1.0
+        case PythonScheduleConfig():
+            return _compute_python_multiplier(config, tokens, budget_tokens)
         case InverseSqrtScheduleConfig():
             return math.sqrt(warmup / tokens)
         case WsdScheduleConfig():
@@ -116,6 +123,32 @@ def compute_lr_multiplier(config: ScheduleConfig, tokens: float, budget_tokens: 
         case unreachable:
             assert_never(unreachable)
     return config.min_lr_factor + (1 - config.min_lr_factor) * left
+
+
+@lru_cache(maxsize=8)
+def load_python_schedule(config: PythonScheduleConfig) -> PythonSchedule:
+    """Run the user's code and build the schedule, once in a process.
+
+    Args:
+        config: The section.
+
+    Returns:
+        The user's object.
+
+    Raises:
+        ConfigError: The class is missing or wrong, or an option is.
+    """
+    return load_python_object(config, PythonSchedule, "schedule")  # type: ignore[type-abstract]
+
+
+def _compute_python_multiplier(config: PythonScheduleConfig, tokens: float, budget_tokens: float) -> float:
+    multiplier = load_python_schedule(config).compute_multiplier(tokens, budget_tokens)
+    if not isinstance(multiplier, int | float) or not 0 <= multiplier < math.inf:
+        raise ConfigError(
+            f"{config.path} gives {multiplier!r} after {tokens:,.0f} tokens, but a multiplier of the learning rate is "
+            "a finite number, 0 or more. Correct compute_multiplier."
+        )
+    return float(multiplier)
 
 
 def _compute_remaining_share(decay_tokens: float, tokens: float, budget_tokens: float) -> float:

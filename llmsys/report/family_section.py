@@ -16,10 +16,10 @@ from llmsys.report.plots import Figure
 from llmsys.report.report_section import ReportSection, build_report_section
 from llmsys.report.run_record import RunRecord, read_run
 
+# Runs that one page draws.
 MAX_RUNS = 20
-"""Runs that one page draws."""
+# Folders that are searched for branches.
 MAX_FOLDERS = 500
-"""Folders that are searched for branches."""
 
 _BRANCH = re.compile(r"^  branch_from: (.+)@\d+$", re.MULTILINE)
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.PURPLE, plots.FAINT)
@@ -96,4 +96,4 @@ def _build_row(member: RunRecord) -> tuple[str | Html, ...]:
     parent = f"{branch.get('run')}@{branch.get('parent_steps')}"
     listed = build_tag("ul", [build_tag("li", str(change)) for change in changes]) if changes else "nothing"
     tokens = format_amount(_get_tokens(member))
-    return member.name, parent, tokens, str(branch.get("data")), str(branch.get("moments")), listed
+    return member.name, parent, tokens, str(branch.get("data_order")), str(branch.get("moments")), listed

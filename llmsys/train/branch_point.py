@@ -146,10 +146,9 @@ def load_branch(engine: Engine, point: BranchPoint, config: RunConfig, judge: St
         "run": str(point.checkpoint.parent.parent),
         "checkpoint": str(point.checkpoint),
         "parent_steps": int(point.record["steps"]),
-        "steps": point.steps,
         "tokens": point.tokens,
         "moments": f"new: {reason}" if reason else "taken",
-        "data": order,
+        "data_order": order,
         "changes": list(point.changes),
         **taken.to_dict(),
     }
@@ -160,7 +159,7 @@ def load_branch(engine: Engine, point: BranchPoint, config: RunConfig, judge: St
 
 
 def _get_shown(parent: dict[str, Any]) -> tuple[Any, ...]:
-    return parent["checkpoint"], parent["tokens"], parent["moments"], parent["data"]
+    return parent["checkpoint"], parent["tokens"], parent["moments"], parent["data_order"]
 
 
 def _find_reason_for_new_moments(point: BranchPoint, config: RunConfig, *, complete: bool) -> str:

@@ -3,7 +3,7 @@
 The one file that maps an objective to its data. Everything is opened and checked before a model is built.
 """
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.objective import (
@@ -16,9 +16,10 @@ from llmsys.config.objective import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
+from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
+from llmsys.data.images import ImageCollator, build_image_layout
 from llmsys.data.length_buckets import LengthBuckets
-from llmsys.data.masking import ReadWindows, SegmentPairs, SpanCorruptor, TokenMasker, WindowTransform
 from llmsys.data.packed_windows import PackedDocuments, SourceWindows, WindowDataset
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, SequencePairs, TranslationCollator, open_pairs
 from llmsys.data.step_batches import BucketedStepBatches, StepBatches, StridedStepBatches, WindowStepBatches
@@ -28,13 +29,17 @@ from llmsys.errors import ConfigError
 from llmsys.paged_token_shards import require_paged
 from llmsys.token_shards import TokenShards
 from llmsys.tokenizer import Tokenizer
+from llmsys.train.build_transform import (
+    HidingObjective,
+    PairObjective,
+    build_augmentation,
+    build_transform,
+    get_start_token,
+)
 from llmsys.train.evaluator import ALONE, Evaluator, RowRanks, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
 from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
-
-PairObjective = TranslationConfig | ClassificationConfig
-HidingObjective = MaskedLmConfig | NextSentenceConfig | SpanCorruptionConfig
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
@@ -74,6 +79,7 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
                 _build_collator(config, objective, tokenizer),
                 data_ranks=ranks,
                 data_rank=data_rank,
+                augmentation=build_augmentation(config, objective, pairs),
             )
         case unreachable:
             assert_never(unreachable)
@@ -86,7 +92,7 @@ def _build_window_steps(
     windows, masking = _build_windows(config, dataset), None
     if hidden is not None:
         key = (windows.fingerprint, config.run.seed)
-        masking = _build_transform(config, hidden, dataset.tokenizer, key, windows.get_rows)
+        masking = build_transform(config, hidden, dataset.tokenizer, key, windows.get_rows)
     return WindowStepBatches(
         windows,
         build_run_plan(config, ranks, data_rank),
@@ -142,34 +148,48 @@ def _build_source_evaluator(
     if hidden is None:
         return HeldoutEvaluator(config, shards, tokenizer, row_ranks)
     windows = build_heldout_windows(config, shards, tokenizer)
-    masking = _build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows)
+    masking = build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows)
     return TargetEvaluator(MaskedHeldoutWindows(windows, masking), row_ranks, config.evaluation_sequences)
 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
-    packed = [build_source_windows(shards, length, seed) for shards in dataset.sources]
+    packed = [build_source_windows(shards, length, seed, config.batch.packing) for shards in dataset.sources]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
     stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
     return MixtureWindows(packed, dataset.names, stages)
 
 
-def build_source_windows(shards: TokenShards, length: int, seed: int) -> SourceWindows:
+def build_source_windows(
+    shards: TokenShards,
+    length: int,
+    seed: int,
+    packing: Literal["concatenate", "best_fit", "first_fit"] = "concatenate",
+) -> SourceWindows:
     """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
 
     Args:
         shards: the training split.
         length: positions to predict in a window.
         seed: seed of the order.
+        packing: `batch.packing`.
 
     Returns:
         The windows of all epochs.
 
     Raises:
         DataError: the split has too few tokens for a window.
+        ConfigError: documents of order 1 are to be packed.
     """
+    if packing != "concatenate":
+        if shards.manifest.order == 1:
+            raise ConfigError(
+                f"batch.packing={packing} needs token files with page tables, and {shards.folder} was prepared by an "
+                "earlier version. Run llmsys prepare CONFIG again, or use batch.packing=concatenate."
+            )
+        return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing)
     match shards.manifest.order:
         case 1:
             return PackedDocuments(shards, length=length, seed=seed)
@@ -177,18 +197,6 @@ def build_source_windows(shards: TokenShards, length: int, seed: int) -> SourceW
             return StreamWindows(require_paged(shards), length=length, seed=seed)
         case unreachable:
             assert_never(unreachable)
-
-
-def get_start_token(config: RunConfig) -> int:
-    """Return the token that starts every target of an encoder-decoder.
-
-    Args:
-        config: the config of the run.
-
-    Returns:
-        `model.encoder.decoder_start_token_id`; 0 where the model has no encoder section.
-    """
-    return 0 if config.model.encoder is None else config.model.encoder.decoder_start_token_id
 
 
 def build_run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
@@ -209,12 +217,16 @@ def build_run_plan(config: RunConfig, ranks: int, data_rank: int) -> RunPlan:
 
 
 def _open_checked_pairs(config: RunConfig, objective: PairObjective, split: str) -> SequencePairs:
-    pairs = open_pairs(config.data.folder, split)
+    layout = build_image_layout(config)
+    pairs = open_pairs(config.data.folder, split, None if layout is None else layout.num_positions)
     match objective:
         case TranslationConfig():
             pairs.require_lengths(config.batch.sequence_length, config.batch.counted_sequence_length)
         case ClassificationConfig():
-            pairs.require_lengths(config.batch.sequence_length, 1)
+            if layout is None:
+                pairs.require_lengths(config.batch.sequence_length, 1)
+            else:
+                layout.require_values(pairs)
             _check_labels(config, pairs)
         case unreachable:
             assert_never(unreachable)
@@ -233,9 +245,9 @@ def _check_labels(config: RunConfig, pairs: SequencePairs) -> None:
 def _build_length_buckets(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> LengthBuckets:
     match objective:
         case TranslationConfig():  # counted in target tokens (Vaswani 2017, 5.1)
-            counted, other = pairs.targets.lengths, pairs.sources.lengths
+            counted, other = pairs.targets.lengths, pairs.source_lengths
         case ClassificationConfig():  # counted in tokens of text; a label is no sequence
-            counted, other = pairs.sources.lengths, pairs.targets.lengths
+            counted, other = pairs.source_lengths, pairs.targets.lengths
         case unreachable:
             assert_never(unreachable)
     batch, key = config.batch, (pairs.fingerprint, config.run.seed)
@@ -247,44 +259,7 @@ def _build_collator(config: RunConfig, objective: PairObjective, tokenizer: Toke
         case TranslationConfig():
             return TranslationCollator(get_start_token(config))
         case ClassificationConfig():
-            return ClassificationCollator(tokenizer.eos_id)
+            layout = build_image_layout(config)
+            return ClassificationCollator(tokenizer.eos_id) if layout is None else ImageCollator(layout)
         case unreachable:
             assert_never(unreachable)
-
-
-def _build_transform(
-    config: RunConfig,
-    objective: HidingObjective,
-    tokenizer: Tokenizer,
-    key: tuple[str | int, ...],
-    read_windows: ReadWindows,
-) -> WindowTransform:
-    match objective:
-        case MaskedLmConfig() | NextSentenceConfig():
-            [mask] = _find_tokens(tokenizer, [objective.mask_token], "objective.mask_token")
-            masker = TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
-            if isinstance(objective, MaskedLmConfig):
-                return masker
-            marks = _find_tokens(
-                tokenizer, [objective.cls_token, objective.sep_token], "objective.cls_token, sep_token"
-            )
-            return SegmentPairs(masker, objective, *marks, read_windows)
-        case SpanCorruptionConfig():
-            _, spans = objective.count_noise(config.batch.sequence_length)
-            names = [objective.sentinel_token.replace("{}", str(span)) for span in range(spans)]
-            sentinels = _find_tokens(tokenizer, names, "objective.sentinel_token")
-            return SpanCorruptor(objective, tuple(sentinels), tokenizer.eos_id, get_start_token(config), key)
-        case unreachable:
-            assert_never(unreachable)
-
-
-def _find_tokens(tokenizer: Tokenizer, names: list[str], field: str) -> list[int]:
-    found = [tokenizer.find_piece_id(name) for name in names]
-    if None in found:
-        missing = names[found.index(None)]
-        raise ConfigError(
-            f"{field}={missing} is not a token of the tokenizer. Train a tokenizer with it: set "
-            f"tokenizer.control_symbols=[{', '.join(names)}] and run llmsys prepare CONFIG. "
-            f"For an existing tokenizer, set {field} to its own name, such as [MASK]."
-        )
-    return [number for number in found if number is not None]

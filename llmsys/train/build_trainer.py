@@ -263,6 +263,8 @@ def _build_metric_logger(
     if config.train.reproducibility == "bitwise":
         micro_batches = steps.count_micro_batches(0) * config.resolve_layout(get_world_size()).data_parallel_size
         log.info(format_bitwise_notice(config, micro_batches, device.type))
+    if config.batch.packing != "concatenate":
+        log.info("packing per epoch: %s", steps.get_packing_stats())
     trackers = Trackers(config)
     stack.callback(trackers.finish)
     counts = count_parameters(config.model)

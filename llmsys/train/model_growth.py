@@ -22,9 +22,9 @@ from torch import Tensor
 from llmsys.config.model import ModelConfig
 from llmsys.data.shuffle import derive_order_key
 
+# Standard deviation of the noise between copies of an input, in that of the tensor. It cancels in the output, and
+# without it copies would have equal gradients for ever.
 NOISE = 0.01
-"""Standard deviation of the noise between copies of an input, in that of the tensor. It cancels in the output, and
-without it copies would have equal gradients for ever."""
 
 _BLOCK = re.compile(r"((?:encoder\.)?blocks)\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(.+)\.experts\.(\w+)_(proj|bias)")

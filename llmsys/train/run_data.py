@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-from llmsys.config.data import (
-    CrawlConfig,
-    DataConfig,
-    LabelledTextConfig,
-    MixtureConfig,
-    PairsConfig,
-    list_dataset_folders,
-)
+from llmsys.config.data import CrawlConfig, DataConfig, LabelledTextConfig, PairsConfig, list_dataset_folders
+from llmsys.config.images import ImagesConfig
+from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.tokenizer import FileTokenizerConfig, SentencePieceConfig, WordPieceConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, SentencePieceConfig, WordPieceConfig
 from llmsys.config.train import GenerationConfig
+from llmsys.data.images import PixelTokenizer
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import combine_fingerprints, load_manifest
 from llmsys.token_shards import TokenShards, open_tokens
@@ -59,7 +55,7 @@ def get_mixture(data: DataConfig) -> MixtureConfig | None:
     match data:
         case MixtureConfig():
             return data
-        case CrawlConfig() | PairsConfig() | LabelledTextConfig():
+        case CrawlConfig() | PairsConfig() | LabelledTextConfig() | ImagesConfig():
             return None
         case unreachable:
             assert_never(unreachable)
@@ -86,7 +82,8 @@ def open_run_data(config: RunConfig, split: str) -> RunData:
         named = _open_mixture_sources(mixture, split, tokenizer)
     else:
         named = {"": open_tokens(config.data.folder, split)}
-        named[""].require_tokenizer(tokenizer.fingerprint)
+        if not isinstance(config.data, ImagesConfig):
+            named[""].require_tokenizer(tokenizer.fingerprint)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {tokenizer.vocab_size} pieces. "
@@ -139,11 +136,13 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
         config: the config of the run.
 
     Returns:
-        The tokenizer.
+        The tokenizer; of images, one without text.
 
     Raises:
         DataError: the file is missing, or no token that ends a document is known.
     """
+    if isinstance(config.tokenizer, NoTokenizer):
+        return PixelTokenizer()
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
 
@@ -159,7 +158,7 @@ def get_tokenizer_path(config: RunConfig) -> Path:
     match config.tokenizer:
         case FileTokenizerConfig() as settings:
             return find_model_file(settings.path)
-        case SentencePieceConfig():
+        case SentencePieceConfig() | NoTokenizer():
             return config.data.folder / "tokenizer" / "tokenizer.model"
         case WordPieceConfig():
             return config.data.folder / "tokenizer" / "tokenizer.json"

@@ -6,6 +6,7 @@ Invariants:
 """
 
 import resource
+import sys
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,11 +89,19 @@ def read_peak_memory(device: torch.device) -> tuple[int, int]:
 
 
 def read_resident_memory(field_name: str) -> int:
-    """Return VmRSS (now) or VmHWM (peak) of this process in bytes; the peak where the system has no /proc."""
+    """Return the resident memory of this process.
+
+    Args:
+        field_name: `VmRSS` for that of now, `VmHWM` for the peak.
+
+    Returns:
+        Bytes; the peak where the system has no /proc.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        # macOS counts bytes, other systems KiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field_name))
 
 

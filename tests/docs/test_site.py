@@ -4,13 +4,13 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import yaml
 
-from launch.main import VERBS
+from launch.commands.verbs import VERBS
 from llmsys.config.quality_rules import RuleConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import get_kind, list_section_types
@@ -25,7 +25,7 @@ class SiteLoader(yaml.SafeLoader):
 
 def list_menu(entries: list[Any]) -> list[str]:
     """Return the pages of a menu, in order."""
-    pages = []
+    pages: list[str] = []
     for entry in entries:
         value = next(iter(entry.values())) if isinstance(entry, dict) else entry
         pages += list_menu(value) if isinstance(value, list) else [value]
@@ -57,7 +57,7 @@ def test_every_link_leads_to_a_page_and_a_heading(pages: dict[str, str]) -> None
             if "://" in target:
                 continue
             file, _, anchor = target.partition("#")
-            found = resolve_path(Path(path).parent / file) if file else path  # type: ignore[arg-type]
+            found = resolve_path(PurePosixPath(path).parent / file) if file else path
             assert found in pages, f"{path}: {target}"
             assert not anchor or anchor in list_anchors(pages[found]), f"{path}: {target}"
 

@@ -11,8 +11,10 @@ from pydantic import BaseModel
 
 from llmsys.config.run import RunConfig
 from llmsys.config.section import fill_default_kinds, get_kind, list_section_types
+from tests.helpers.paths import ROOT
 
 Settings = dict[str, Any]
+TEMPLATES = ROOT / "launch" / "commands" / "templates"
 
 # T positions of a window and of a source; two steps of two windows fill the budget several times over.
 LENGTH = 16
@@ -79,6 +81,8 @@ def list_variants() -> list[ConfigVariant]:
 def build_settings(variant: ConfigVariant) -> Settings:
     """Return the smallest settings of a run that has the variant."""
     base = RUN if variant.is_trained else {"tokenizer": RUN["tokenizer"]}
+    if str(variant) in ("data.kind=images", "tokenizer.kind=none"):  # images have no text
+        base = {"tokenizer": {"kind": "none"}}
     if variant.path.startswith("model.moe."):
         base = RUN | {"model": MODEL | {"moe": MOE}}
     changes = {variant.path: {"kind": variant.kind}} | EXAMPLES[str(variant)]
@@ -121,6 +125,10 @@ PAIRS: Settings = {
     "heldout_target": ["text.de"],
 }
 LABELLED: Settings = {"kind": "labelled", "inputs": ["labels.tsv"], "heldout_inputs": ["labels.tsv"]}
+IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"], "image_size": 8,
+                    "num_channels": 1}  # fmt: skip
+VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5, "position": {"kind": "learned"},
+                 "patches": {"image_size": 8, "patch_size": 4, "num_channels": 1}}  # fmt: skip
 LABELS: Settings = {"kind": "classification", "num_labels": 3}
 PAIR_BATCH: Settings = {"sequence_length": LENGTH, "tokens": 4 * LENGTH}
 # An encoder that Hugging Face has a model type for.
@@ -145,7 +153,7 @@ FEED_FORWARDS = ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_
 
 MODEL_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("model.norm", "rmsnorm", "layernorm"),
-    *_choose_each("model.residual", "pre", "post", "deepnorm", "sandwich", "output", "parallel"),
+    *_choose_each("model.residual", "pre", "post", "deepnorm", "sandwich", "output", "parallel", "reversible"),
     *_choose_each("model.position", "rope", "learned", "sinusoidal", "alibi", "relative_bias", "none"),
     *_choose_each("model.position", "transformer_xl"),
     *_choose_each("model.position.scaling", "none"),
@@ -163,6 +171,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "longformer", {"windows": [8]}, **BERT, model__head={"kind": "mlm"}),
     _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
             batch__attention_scope="window"),
+    _choose("model.attention", "lsh", {"chunk_length": 4, "num_hashes": 2}, model__position={"kind": "learned"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
@@ -194,6 +203,7 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose("schedule", "wsd", {"decay_tokens": 8 * LENGTH}),
     _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),
     _choose("schedule", "noam", {"warmup_steps": 4}),
+    _choose("schedule", "python", {"path": f"{TEMPLATES}/schedule.py:Stairs"}),
     *_choose_each("engine", "torch", "deepspeed", "accelerate"),
     *_choose_each("layout.pipeline_schedule", "gpipe", "1f1b", "interleaved", layout__pipeline=2),
 ])  # fmt: skip
@@ -204,10 +214,13 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     ("data.kind=pairs", {"data": PAIRS, "model": MODEL | {"family": "encoder_decoder"}, "batch": PAIR_BATCH}),
     ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder", "head": LABELS},
                             "batch": PAIR_BATCH}),
+    ("data.kind=images", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
+                          "batch": {"sequence_length": 5, "tokens": 20}}),
     _choose("data", "mixture", {"sources": [{"folder": "prepared"}]}),
     *_choose_each("data.url", "none"),
     _choose("data.url", "lists", {"hosts": {"entries": ["blocked.example"]}}),
     *_choose_each("data.extract", "article", "resiliparse", "trafilatura"),
+    _choose("data.extract", "python", {"path": f"{TEMPLATES}/extractor.py:Paragraphs"}),
     *_choose_each("data.unicode", "none", "ftfy", "nfc"),
     *_choose_each("data.rules[]", "gopher_repetition", "gopher_quality", "c4", "c4_datatrove", "c4_dolma",
                   "line_corrections", "fineweb_quality", "native_text"),
@@ -215,6 +228,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     _choose("data.rules[]", "fasttext_classifier", {"model": "model.bin", "label": "good", "min_score": 0.5}),
     _choose("data.rules[]", "linear_classifier", {"model": "model.npz", "label": "good", "min_score": 0.5}),
     _choose("data.rules[]", "perplexity", {"model": "model.arpa", "backend": "arpa"}),
+    _choose("data.rules[]", "python", {"path": f"{TEMPLATES}/rule.py:NoRecipes"}),
     *_choose_each("data.deduplicate.url", "url", "none"),
     *_choose_each("data.deduplicate.exact", "text", "none"),
     _choose("data.deduplicate.repeated_segments", "paragraphs"),
@@ -232,6 +246,8 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("data.executor", "local", "inline", "ray", "slurm"),
     *_choose_each("tokenizer", "sentencepiece"),
     _choose("tokenizer", "wordpiece", {"vocab_size": 200}),
+    ("tokenizer.kind=none", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
+                             "batch": {"sequence_length": 5, "tokens": 20}}),
     _choose("tokenizer", "file", {"path": "prepared/tokenizer/tokenizer.model"}),
     _choose("evaluation.tasks[]", "choices", {"path": "choices.jsonl"}),
     _choose("evaluation.tasks[]", "pairs", {"path": "pairs.jsonl"}),

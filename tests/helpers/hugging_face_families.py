@@ -172,4 +172,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "marian": ("marian", "MarianMTModel", STACKS),
     "bart": ("bart", "BartForConditionalGeneration", STACKS),
+    "vit": (
+        "vit",
+        "ViTForImageClassification",
+        {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
+        | {"image_size": 12, "patch_size": 4},
+    ),
 }

@@ -43,7 +43,8 @@ def list_blocks(path: Path) -> list[Block]:
 def iter_commands(block: Block) -> Iterator[Command]:
     """Yield the commands of a console block: lines after `$ `, continued by a backslash, and then their output."""
     number, lines = block.line, iter(block.text.splitlines())
-    command, output, place = "", [], ""
+    command, place = "", ""
+    output: list[str] = []
     for line in lines:
         number += 1
         if line.startswith("$ "):

@@ -132,6 +132,7 @@ ENCODERS: dict[str, Changes] = {
         "attention": {"kind": "linformer", "projected_length": 6, "sharing": "heads"},
         "head": {"kind": "features"},
     },
+    "hashed": {**BERT, "attention": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2}, "head": {"kind": "mlm"}},
     "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
     "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
 }

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from llmsys.config.objective import SpanCorruptionConfig
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.batch import IGNORED, Batch
 from llmsys.data.masking import SpanCorruptor
+from llmsys.data.packed_windows import PADDING
 from llmsys.data.sequence_pairs import pad_sequences
 
 SHAPE: dict[str, Any] = {

@@ -10,7 +10,8 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.parallel_layout import ParallelLayout
-from llmsys.data.batch import IGNORED, PADDING, Batch
+from llmsys.data.batch import IGNORED, Batch
+from llmsys.data.packed_windows import PADDING
 from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.transformer import Transformer

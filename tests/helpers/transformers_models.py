@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from llmsys.config.patches import PatchesConfig
+from llmsys.data.images import ImageLayout
+
 DECODER: dict[str, Any] = {
     "vocab_size": 48,
     "hidden_size": 16,
@@ -45,6 +48,14 @@ BERT = {
     "intermediate_size": 24,
     "max_position_embeddings": 64,
     "pad_token_id": 47,
+}
+VIT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "image_size": 12,
+    "patch_size": 4,
 }
 T5 = {
     "vocab_size": 48,
@@ -244,6 +255,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "RobertaForSequenceClassification",
         BERT | {"max_position_embeddings": 66, "pad_token_id": 1, "num_labels": 3},
     ),
+    "vit": ("ViTForImageClassification", VIT | {"num_labels": 3}),
+    "vit, features": ("ViTModel", VIT | {"qkv_bias": False, "patch_size": 2, "num_channels": 1}),
     "t5": ("T5ForConditionalGeneration", T5 | {"tie_word_embeddings": True}),
     "t5, gated": (
         "T5ForConditionalGeneration",
@@ -273,6 +286,15 @@ def build(case: str) -> Any:
     )
     randomize_parameters(model)
     return model
+
+
+def build_images(patches: PatchesConfig, rows: int, image_size: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the patches of random images as our models take them, and the same images as transformers does."""
+    layout = ImageLayout(image_size or patches.image_size, patches)
+    shape = (rows, patches.num_channels, layout.image_size, layout.image_size)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(patches.list_channel_values(one))[:, None, None] for one in (patches.mean, patches.std))
+    return torch.from_numpy(layout.cut_patches(images.numpy())), (images / 255 - mean) / std
 
 
 @torch.no_grad()

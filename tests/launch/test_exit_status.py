@@ -96,8 +96,10 @@ def test_lost_hosts_are_one_message_and_status_3(
         LostRankError, match="a ended with status 3, b lost its ssh connection, or could not be reached"
     ):
         combine_statuses({"a": 3, "b": 255}, start)
-    monkeypatch.setattr("launch.commands.launch.run_commands", lambda *_: combine_statuses({"a": 3, "b": UNMET}, start))
-    monkeypatch.setattr("launch.commands.launch.require_hosts", lambda *_: None)
+    monkeypatch.setattr(
+        "launch.launchers.multi_host.run_commands", lambda *_: combine_statuses({"a": 3, "b": UNMET}, start)
+    )
+    monkeypatch.setattr("launch.launchers.launch_plan.require_hosts", lambda *_: None)
     assert main(["launch", write_toy_config(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2"]) == LOST_PEER
     assert capsys.readouterr().err.count("llmsys: error") == 1
 

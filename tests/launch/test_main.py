@@ -15,7 +15,8 @@ import pytest
 
 import launch.main
 import launch.train
-from launch.main import VERBS, build_parser, format_help, main
+from launch.commands.verbs import VERBS
+from launch.main import build_parser, format_help, main
 from tests.helpers.paths import ROOT
 
 HEAVY = ("torch", "pydantic", "numpy", "pyarrow", "yaml")

@@ -59,7 +59,8 @@ def attend(
     scores = _score(qd, kd, visible, scale or q.shape[-1] ** -0.5)
     out = torch.einsum("hts,shk->thk", scores.softmax(-1), vd)
     # Strides as the CUDA kernel makes them: those of its inputs.
-    return torch.empty_like(q).copy_(out), scores.logsumexp(-1).float(), torch.zeros(2, dtype=torch.uint64)
+    strided = torch.empty_like(q) if out.shape == q.shape else q.new_empty(out.shape)
+    return strided.copy_(out), scores.logsumexp(-1).float(), torch.zeros(2, dtype=torch.uint64)
 
 
 def compute_gradients(
@@ -91,6 +92,32 @@ def compute_gradients(
     dk, dv = (x.unflatten(1, (-1, shared_by)).sum(2) for x in (dk, dv))
     dq, dk, dv = (torch.empty_like(x).copy_(g) for x, g in ((q, dq), (k, dk), (v, dv)))
     return dq, dk, dv
+
+
+def run_forward(
+    q: Tensor, k: Tensor, v: Tensor, cu_lengths: Tensor, max_length: int, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The contract of llmsys/model/varlen_kernel.py."""
+    out, lse, _ = attend(q, k, v, cu_lengths, cu_lengths, max_length, max_length, is_causal, scale)
+    return out, lse
+
+
+def run_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse_HP: Tensor,
+    cu_lengths: Tensor,
+    max_length: int,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `run_forward`; gradients of queries are float32."""
+    lengths, unused = (cu_lengths, cu_lengths, max_length, max_length), torch.zeros(2, dtype=torch.uint64)
+    dq, dk, dv = compute_gradients(dout, q, k, v, out, lse_HP, *lengths, is_causal, unused, scale)
+    return dq.float(), dk, dv
 
 
 @cache

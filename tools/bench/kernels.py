@@ -1,46 +1,30 @@
-"""Registers, spills and shared memory of the kernels that torch.compile generates, without a GPU.
+"""Registers, spills and shared memory of Triton kernels, without a GPU: those that torch.compile generates, and ours.
 
     python -m tools.bench.kernels                       # sm_80, sm_90 and sm_100
     python -m tools.bench.kernels --arch sm_90 --json
 
 Inductor generates the Triton kernels of parts of a block of llama-8b, forward and backward, for a pretended CUDA device
-(that of `llmsys dryrun`). Triton compiles them to PTX and cubin, and ptxas reports what they use. Needs a C++ compiler,
-and the triton wheel, which CPU wheels of torch do not bring.
+(that of `llmsys dryrun`). Our own kernels are those of llmsys/model/varlen_kernel.py, for the widths of DeepSeek-V3.
+cubin.py compiles all. Needs a C++ compiler, and the triton wheel, which CPU wheels of torch do not bring.
 """
 
 import argparse
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from llmsys.dryrun.guard_library import load_guard_library
-
-# Architecture → device profile, and its compute capability times ten.
-ARCHITECTURES = {"sm_80": ("a100-80gb", 80), "sm_90": ("h100-sxm", 90), "sm_100": ("b200", 100)}
+from tools.bench.cubin import ARCHITECTURES, KernelUsage, compile_kernel, compile_own_kernels
 
 ROWS, WIDTH, INNER, HEADS, HEAD_DIM, EXPERTS = 8192, 4096, 14336, 32, 128, 128
-
-
-@dataclass(frozen=True)
-class KernelUsage:
-    """A compiled kernel. Bytes are per thread for spills, and per block for shared memory."""
-
-    part: str
-    kernel: str
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    ptx_bytes: int
-    cubin_bytes: int
 
 
 def main() -> None:
@@ -73,8 +57,8 @@ def measure_kernels(architecture: str) -> list[KernelUsage]:
     usages = []
     for part, build in list_parts().items():
         for name, source in generate_kernels(build).items():
-            usages.append(compile_kernel(part, name, source, architecture))
-    return usages
+            usages.append(compile_generated_kernel(part, name, source, architecture))
+    return usages + compile_own_kernels(architecture)
 
 
 def install_cuda_device(profile: str, capability: int) -> None:
@@ -213,29 +197,14 @@ def generate_kernels(build: Callable[[], tuple[Callable[..., Any], list[Any]]]) 
     return sources
 
 
-def compile_kernel(part: str, name: str, source: str, architecture: str) -> KernelUsage:
-    """Compile one Triton kernel to PTX and cubin, and read what ptxas reports."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+def compile_generated_kernel(part: str, name: str, source: str, architecture: str) -> KernelUsage:
+    """Compile one kernel of Inductor to PTX and cubin, and read what ptxas reports."""
     function, meta, settings = _load_kernel(name, source)
     constants = dict(meta.get("constants", {})) | settings.kwargs
     signature = {key: "constexpr" if key in constants else kind for key, kind in meta["signature"].items()}
     constants |= {key: None for key, kind in signature.items() if kind == "constexpr" and key not in constants}
-    positions = {(function.arg_names.index(key),): value for key, value in constants.items()}
-    compiled = triton.compile(
-        ASTSource(fn=function, signature=signature | dict.fromkeys(settings.kwargs, "constexpr"), constexprs=positions),
-        target=GPUTarget("cuda", ARCHITECTURES[architecture][1], 32),
-        options={"num_warps": settings.num_warps, "num_stages": settings.num_stages},
-    )
-    ptx = compiled.asm["ptx"]
-    report = _run_ptxas(ptx)
-    registers, spilled = (re.findall(pattern, report) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill"))
-    return KernelUsage(
-        part, name, int(registers[0]), sum(map(int, spilled)), compiled.metadata.shared, len(ptx),
-        len(compiled.asm["cubin"]),
-    )  # fmt: skip
+    options = {"num_warps": settings.num_warps, "num_stages": settings.num_stages}
+    return compile_kernel(part, function, signature, constants, options, architecture)
 
 
 def _load_kernel(name: str, source: str) -> tuple[Any, dict[str, Any], Any]:
@@ -263,19 +232,6 @@ def _load_kernel(name: str, source: str) -> tuple[Any, dict[str, Any], Any]:
             function = getattr(module, name)
             function.src  # noqa: B018 # read while the file is there
     return function, found["meta"], found["configs"][0]
-
-
-def _run_ptxas(ptx: str) -> str:
-    """Return the report of the ptxas that Triton ships."""
-    from triton.knobs import nvidia
-
-    target = next(iter(re.findall(r"\.target (\S+)", ptx))).rstrip(",")
-    tool = nvidia.ptxas_blackwell if target.startswith("sm_10") else nvidia.ptxas
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [tool.path, "-v", f"--gpu-name={target}", file.name, "-o", "/dev/null"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 if __name__ == "__main__":

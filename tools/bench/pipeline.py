@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> None:
     alone = run_case(1, {}, asked.micro_batches, asked.steps)
     print(f"one process: {alone.seconds:.3f} s a step, {alone.cpu_seconds:.3f} CPU s")
     print(
-        "| schedule | replayed s | bubble formula | replayed / formula | wall s | CPU s of the slowest rank | of its share |"
+        "| schedule | replayed s | bubble formula | replayed / formula | wall s | CPU s, slowest rank | of its share |"
     )
     print("|---|---|---|---|---|---|---|")
     for name in asked.schedules:
@@ -66,8 +66,8 @@ def main(words: Sequence[str]) -> None:
         found = run_case(ranks, layout, asked.micro_batches, asked.steps)
         formula = alone.cpu_seconds / ranks * (1 + (ranks - 1) / (chunks * asked.micro_batches))
         print(f"| {name} | {found.replayed_seconds:.3f} | {formula:.3f} | {found.replayed_seconds / formula:.2f} "
-              f"| {found.seconds:.3f} | {found.cpu_seconds:.3f} | {found.cpu_seconds * ranks / alone.cpu_seconds:.2f} |",
-              flush=True)  # fmt: skip
+              f"| {found.seconds:.3f} | {found.cpu_seconds:.3f} "
+              f"| {found.cpu_seconds * ranks / alone.cpu_seconds:.2f} |", flush=True)  # fmt: skip
 
 
 class Pass(NamedTuple):

@@ -18,8 +18,10 @@ WRITERS = {"log_event", "_log_event"}  # and EventWriter.write
 
 KINDS = {
     "start": "The run began, or began again; `resumed_from` is then the step of its checkpoint.",
-    "prediction": "What the estimate says about this run on this device.",
+    "branch": "The run began at a step of another run (`train.branch_from`).",
+    "prediction": "The estimate of this run on this device.",
     "step": "An optimizer step, every `train.log_every_steps` and at the first and last step.",
+    "profile": "A step was recorded with torch's profiler (`train.profile`).",
     "experts": "Load of the experts in a logged step; lists have an entry per layer.",
     "evaluation": "An evaluation on held-out data.",
     "checkpoint": "A checkpoint was published.",
@@ -37,6 +39,8 @@ KINDS = {
 }
 # Fields that a call passes as a mapping (`**fields`) instead of by name.
 MAPPED = {
+    "branch": "run checkpoint parent_steps tokens moments data_order changes grown new unused",
+    "profile": "trace seconds shares kernels",
     "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
     "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
@@ -53,6 +57,7 @@ MAPPED = {
     "state_hash": "state_hash",
     "stage": "tasks failed again ahead",
 }
+# Meanings of fields; `KIND.FIELD` where one kind of event means something else.
 FIELDS = {
     "accuracy": "Share of targets whose most likely class is right.",
     "ahead": "Tasks that an earlier stage's idle workers had run already.",
@@ -63,8 +68,12 @@ FIELDS = {
     "batch_digest": "Hash of the tokens of the step over all ranks, which `llmsys replay` compares.",
     "batch_tokens": "Tokens of this step over all ranks.",
     "bits_per_byte": "Bits that the model needs per UTF-8 byte of the held-out text.",
+    "branch.tokens": "Tokens of the parent up to there.",
     "busiest": "Largest `imbalance` of a layer.",
+    "changes": "Settings that differ from the parent's.",
+    "checkpoint": "Checkpoint that the run branched from.",
     "data": "Fingerprint, documents and tokens of the dataset; of a mixture by dataset.",
+    "data_order": "Whether the data continue where the parent stopped.",
     "data_wait_seconds": "Longest wait of a rank for its batch.",
     "dead": "Experts that no token requested.",
     "dead_experts": "Sum of `dead`.",
@@ -81,9 +90,11 @@ FIELDS = {
     "failed": "Tasks that failed in every attempt.",
     "folder": "Folder of the checkpoint.",
     "gradient_norm": "Norm of the gradient over all ranks, before clipping.",
+    "grown": "Tensors that were made from smaller ones of the parent.",
     "gzip_bits_per_byte": "Bits per byte of `gzip -9` on the same text.",
     "imbalance": "Load of the busiest expert over the mean.",
     "init": "Version of the initial values.",
+    "kernels": "The ten longest kernels: name, calls, share.",
     "learning_rate": "Learning rate of the step.",
     "load": "Share of each expert.",
     "loss": "Mean cross entropy over all ranks, in nats per target.",
@@ -92,7 +103,9 @@ FIELDS = {
     "memory_allocated_bytes": "Peak bytes of tensors; accelerators only.",
     "memory_bytes": "Peak reserved memory of the fullest rank; on CPUs its resident set.",
     "modelled_seconds": "Predicted step time without the fitted residual.",
+    "moments": "Whether the optimizer's moments are those of the parent, or why not.",
     "named": "Ranks that hang.",
+    "new": "Tensors with initial values, which the parent lacks.",
     "noise_covariance_trace": "Trace of the covariance of a token's gradient.",
     "noise_gradient_squared": "Squared norm of the gradient without noise.",
     "noise_scale_tokens": "Gradient noise scale: the batch size at which noise and gradient are equal.",
@@ -101,6 +114,7 @@ FIELDS = {
     "num_documents": "Number of documents of the step.",
     "parameters": "Parameters of the model.",
     "parameters_active": "Parameters that one token uses.",
+    "parent_steps": "Step of the parent.",
     "peak_allocated_bytes": "Peak bytes of tensors; accelerators only.",
     "peak_bytes": "Peak memory above that in use before the model was built, on the fullest rank.",
     "perplexity": "`exp(loss)`.",
@@ -109,14 +123,17 @@ FIELDS = {
     "precision": "Number type of matmuls.",
     "problem": "Why the step was skipped.",
     "profile": "`flops.device`.",
+    "profile.seconds": "Busy seconds of the device; without an accelerator those of the operators.",
     "reason": "Why.",
     "reproducibility": "`train.reproducibility`.",
     "resumed_from": "Step of the checkpoint; null for a new run.",
     "router_z": "Mean squared log-sum-exp of the router's logits.",
+    "run": "Folder of the parent.",
     "samples": "Prompts and texts.",
     "seconds": "Duration; of a step that of the slowest rank, with its wait for data.",
     "sequences": "First and last number of the step's sequences.",
     "sets": "Results by evaluation task.",
+    "shares": "Share of each kind of kernel in `seconds`.",
     "sources": "The same numbers by dataset of a mixture.",
     "source_tokens": "Tokens of the sources of the step's pairs.",
     "stage": "Name of the stage.",
@@ -131,6 +148,8 @@ FIELDS = {
     "tokens": "Tokens of the run so far.",
     "tokens_per_second": "Tokens of all ranks per second.",
     "tokens_per_step": "Tokens of a full step.",
+    "trace": "File of the trace.",
+    "unused": "Tensors of the parent that the model lacks.",
     "utilisation": "Share of the peak FLOP/s of all ranks; null where the device is unknown.",
     "utilisation_of": "FLOPs convention, device and dtype of `utilisation`.",
     "why_no_time": "Why there is no predicted time.",
@@ -178,10 +197,16 @@ def list_event_fields() -> dict[str, tuple[set[str], set[str]]]:
         files.add(call.file)
     if found.keys() != KINDS.keys():
         raise ValueError(f"KINDS of tools/docs/event_reference.py and the source differ: {found.keys() ^ KINDS.keys()}")
-    used = {name for fields, _ in found.values() for name in fields} | {"step"}
+    used = {get_meaning_key(kind, name) for kind, (fields, _) in found.items() for name in fields} | {"step"}
     if used != FIELDS.keys():
         raise ValueError(f"FIELDS of tools/docs/event_reference.py and the source differ: {used ^ FIELDS.keys()}")
     return dict(found)
+
+
+def get_meaning_key(kind: str, field: str) -> str:
+    """Return the key of a field's meaning in FIELDS."""
+    own = f"{kind}.{field}"
+    return own if own in FIELDS else field
 
 
 def format_page() -> str:
@@ -195,7 +220,7 @@ def format_page() -> str:
     ]
     for kind, text in KINDS.items():
         fields, files = found[kind]
-        rows = [(f"`{name}`", format_text(FIELDS[name])) for name in sorted(fields)]
+        rows = [(f"`{name}`", format_text(FIELDS[get_meaning_key(kind, name)])) for name in sorted(fields)]
         written = ", ".join(f"`{file}`" for file in sorted(files))
         parts.append(f"## {kind}\n\n{text} Written by {written}.\n\n{format_table(('field', 'meaning'), rows)}")
     return "\n\n".join(parts) + "\n"

@@ -12,7 +12,7 @@ from llmsys.arrow_file import build_token_schema
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.manifest import Manifest
-from llmsys.token_split import INDEX_SCHEMA
+from llmsys.token_file import INDEX_SCHEMA
 from tools.docs.config_reference import SectionReference
 from tools.docs.markdown import format_docstring, format_table
 
@@ -64,7 +64,7 @@ def format_page() -> str:
     """Return the page."""
     parts = [
         "# File formats\n\nFiles of a dataset folder, a run folder, and files that you write. `llmsys inspect` "
-        "verifies those of a dataset. All Arrow files are in the IPC file format, which pyarrow, polars and DuckDB read."
+        "verifies those of a dataset. All Arrow files are in the IPC format, which pyarrow, polars and DuckDB read."
     ]
     parts += [format_schema(*entry) for entry in SCHEMAS]
     parts += [format_module(*entry) for entry in DESCRIBED]

@@ -33,6 +33,7 @@ READMES = (
     "llmsys/README.md",
     "llmsys/model/README.md",
     "llmsys/data/README.md",
+    "llmsys/optim/README.md",
     "llmsys/parallel/README.md",
     "llmsys/engine/README.md",
     "llmsys/train/README.md",
@@ -67,7 +68,7 @@ def read_readme(path: str) -> str:
 
 
 def resolve_path(path: PurePosixPath) -> str:
-    """Return a path without `..`; a folder stands for its README."""
+    """Return a path without `..`; a folder is that of its README."""
     parts: list[str] = []
     for part in path.parts:
         parts = parts[:-1] if part == ".." else [*parts, part]

@@ -3,7 +3,8 @@
 import argparse
 from functools import partial
 
-from launch.main import VERBS, build_parser, format_help
+from launch.commands.verbs import VERBS
+from launch.main import build_parser, format_help
 from tools.docs.markdown import format_anchor, format_docstring
 
 WIDTH = 100  # columns of the help on the page; argparse takes those of the terminal

@@ -170,6 +170,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ff_activation": "gelu", "initializer_range": 0.02, "layer_norm_eps": 1e-12, "dropout": 0.1,
         "tie_word_embeddings": True,
     },
+    "vit": {
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.02, "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16, "num_channels": 3,
+        "qkv_bias": True, "image_mean": None, "image_std": None,
+    },
     "t5": {
         "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_decoder_layers": None,
         "num_heads": 8, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from llmsys.config.hugging_face import dbrx, deepseek, encoder, gpt, llama, moe, seq2seq
+from llmsys.config.hugging_face import dbrx, deepseek, encoder, gpt, llama, moe, seq2seq, vision
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.defaults import DEFAULTS
 from llmsys.config.hugging_face.shared_fields import Values
@@ -55,6 +55,7 @@ FAMILIES: dict[str, ModelType] = {
     "bert": ModelType("BertForMaskedLM", encoder.read_bert, encoder.write_bert),
     "roberta": ModelType("RobertaForMaskedLM", encoder.read_roberta, encoder.write_roberta),
     "xlnet": ModelType("XLNetLMHeadModel", encoder.read_xlnet, encoder.write_xlnet),
+    "vit": ModelType("ViTForImageClassification", vision.read_vit, vision.write_vit),
     "t5": ModelType("T5ForConditionalGeneration", seq2seq.read_t5, seq2seq.write_t5),
     "bart": ModelType("BartForConditionalGeneration", seq2seq.read_bart, seq2seq.write_bart),
     "marian": ModelType("MarianMTModel", seq2seq.read_marian, seq2seq.write_marian),

@@ -5,7 +5,6 @@ Gives the best few, those that nothing beats in both time and memory, and for ea
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
@@ -119,9 +118,8 @@ def _search_micro_batches(
             low = middle
         else:
             high = middle - 1
-    if choice.pipeline > 1:  # more and smaller micro-batches shorten the bubble
-        sized = [replace(choice, micro_sequences=size) for size in sizes[: low + 1]]
-        return list(_search_schedules(config, sized, place)), smallest
+    if choice.pipeline > 1:
+        return _search_schedules(config, choice, {sizes[0], sizes[min(1, low)], sizes[low]}, place), smallest
     kept = [
         estimate_candidate(config, replace(choice, micro_sequences=sizes[at]), place) for at in {low, max(0, low - 1)}
     ]
@@ -129,16 +127,18 @@ def _search_micro_batches(
 
 
 def _search_schedules(
-    config: RunConfig, choices: list[LayoutCandidate], place: PlanTarget
-) -> Iterator[EstimatedCandidate]:
-    """Yield pipelines that fit, under every schedule that takes them."""
-    for schedule, choice in product(SCHEDULES, choices):
+    config: RunConfig, choice: LayoutCandidate, sizes: set[int], place: PlanTarget
+) -> list[EstimatedCandidate]:
+    """Return a pipeline with micro-batches that fit (small ones shorten the bubble), and its other schedules."""
+    found = [estimate_candidate(config, replace(choice, micro_sequences=size), place) for size in sorted(sizes)]
+    fastest = min(found, key=lambda one: one.step_seconds).choice
+    for schedule in SCHEDULES[1:]:
         try:
-            one = estimate_candidate(config, replace(choice, schedule=schedule), place)
+            one = estimate_candidate(config, replace(fastest, schedule=schedule), place)
         except IllegalLayoutError:
             continue
-        if place.explain_rejection(one) is None:
-            yield one
+        found += [one] if place.explain_rejection(one) is None else []
+    return found
 
 
 def _has_enough_memory(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:

@@ -62,7 +62,9 @@ def test_a_name_on_the_command_line_that_is_not_utf8_is_refused_with_a_way_out()
     with pytest.raises(ConfigError) as caught:
         read_overrides([f"data.inputs=[{ODD}]"])
     assert "command line, data.inputs: character 5 is '\\udce9', which YAML does not allow." in str(caught.value)
-    assert "write ? as a pattern instead, or name the file in a list: data.inputs=[@files.txt]." in str(caught.value)
+    assert "write ? as a pattern instead, or name the file in a list: 'data.inputs=[\"@files.txt\"]'." in str(
+        caught.value
+    )
 
 
 def test_links_that_lead_back_add_nothing_and_end(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ KERNELS: dict[str, tuple[KernelName, KernelName]] = {
     "soft cap": ("flex", "eager"),
     "alibi": ("flex", "sdpa"),
     "relative bias": ("flex", "sdpa"),
-    "mla": ("flex", "sdpa"),
+    "mla": ("varlen", "sdpa"),
     "wide": ("flex", "sdpa"),
     "odd width": ("flex", "sdpa"),
     "fp32": ("flex", "sdpa"),
@@ -106,10 +106,30 @@ def test_a_device_that_kernels_do_not_know_takes_tables_and_is_named(device: Att
 
 
 def test_the_cost_of_flex_names_padding_and_precision() -> None:
-    latent = choose_attention_kernel(HOPPER, replace(USUAL, qk_width=192, has_documents=True))
+    latent = choose_attention_kernel(HOPPER, replace(USUAL, qk_width=192, has_documents=True, has_softcap=True))
     assert latent.reason == "flash attention has one width for keys and values, not 192 and 128"
     assert "1.20 × the FLOPs" in latent.cost
     assert "fp32 products" in choose_attention_kernel(HOPPER, replace(USUAL, dtype="fp32")).cost
+
+
+def test_keys_wider_than_values_take_the_kernel_of_llmsys_where_it_can_split_them() -> None:
+    latent = replace(USUAL, qk_width=192, v_width=128, has_documents=True)
+    choice = choose_attention_kernel(HOPPER, latent)
+    assert (choice.kernel, choice.preferred, choice.cost) == ("varlen", None, "")
+    assert choice.reason == (
+        "causal, documents: flash attention has one width for keys and values, not 192 and 128; Triton kernel of "
+        "llmsys, keys in parts of 128 and 64 channels"
+    )
+    others: list[dict[str, Any]] = [
+        {"dtype": "fp32"}, {"has_window": True}, {"has_softcap": True}, {"qk_width": 200}, {"v_width": 96},
+        {"qk_width": 136, "v_width": 64}, {"qk_width": 384, "v_width": 256},
+    ]  # fmt: skip
+    assert {choose_attention_kernel(HOPPER, replace(latent, **one)).kernel for one in others} == {"flex"}
+    devices = AMPERE, ADA, BLACKWELL, AMD
+    chosen = [choose_attention_kernel(device, latent).kernel for device in devices]
+    assert chosen == ["varlen", "flex", "varlen", "sdpa"]
+    dropped = choose_attention_kernel(HOPPER, replace(latent, has_documents=False, drops_weights=True))
+    assert (dropped.kernel, dropped.has_table) == ("sdpa", False)
 
 
 def test_wide_heads_train_where_the_backward_has_the_memory() -> None:

@@ -53,9 +53,10 @@ def test_three_mistakes_are_reported_at_once_with_file_line_and_key(write: Write
     write("run.yaml", "batch:\n  sequence_length: long\noptimizer:\n  learning_rat: 1e-3\nschedule:\n  kind: cos\n")
     assert refusal("run.yaml").splitlines() == [
         "3 problems in run.yaml:",
-        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Length of one packed sequence, in tokens.",
+        "  run.yaml:2: batch.sequence_length: 'long' is not a whole number. Use digits, such as 8 or 1_000. Length of "
+        "one packed sequence, in tokens.",
         "  run.yaml:4: optimizer.learning_rat: unknown key. Did you mean learning_rate?",
-        "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt or noam. "
+        "  run.yaml:6: schedule.kind: 'cos' is not wsd, cosine, linear, constant, inverse_sqrt, noam or python. "
         "Did you mean cosine?",
     ]
 
@@ -77,7 +78,8 @@ def test_a_wrong_value_is_reported_once_and_not_again_for_what_follows_from_it(w
         load_model_config("m.yaml", ["num_attention_heads=four"])
     assert str(caught.value).splitlines() == [
         "1 problem in m.yaml:",
-        "  command line: model.num_attention_heads: 'four' is not a whole number. Query heads of each attention layer.",
+        "  command line: model.num_attention_heads: 'four' is not a whole number. Use digits, such as 8 or 1_000. "
+        "Query heads of each attention layer.",
     ]
 
 
@@ -106,10 +108,10 @@ def test_more_pieces_than_rows_are_refused(write: Write) -> None:
         ("engine.kind=torhc", "engine.kind: 'torhc' is not torch, deepspeed or accelerate. Did you mean torch?"),
         ("train.precision=fp8", "train.precision: 'fp8' is not auto, bf16, fp16 or fp32."),
         ("train.tokens=1.5", "train.tokens: 1.5 is not a whole number."),
-        ("train.tokens=-1", "train.tokens: -1 should be greater than or equal to 1."),
+        ("train.tokens=-1", "train.tokens: -1 is too small: the minimum is 1. Use 1 or more."),
         ("optimizer.learning_rate=.inf", "optimizer.learning_rate: inf should be a finite number."),
-        ("run.name=3", "run.name: 3 is not text. Put it in quotes."),
-        ("tokenizer=3", "tokenizer: 3 is not a section. Write its keys under it"),
+        ("run.name=3", 'run.name: 3 is not text. Use "3".'),
+        ("tokenizer=3", "tokenizer: 3 is not a section. Use tokenizer.kind=sentencepiece (or "),
         ("data.rules=[{min_words: 3}]", "data.rules.0.kind: is missing. Use gopher_repetition,"),
         ("schedule.kind=inverse_sqrt", "schedule.warmup_tokens: is missing. Warmup tokens;"),
         ("batch", "'batch' is not section.key=value. Write, say, batch.sequence_length=1024."),

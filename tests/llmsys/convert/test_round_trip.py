@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from llmsys.config.load import load_run_config
+from llmsys.config.patches import PatchesConfig
 from llmsys.convert.folders import KEPT
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
 from llmsys.convert.safetensors_folder import INDEX, SafetensorsFolder
 from llmsys.convert.to_hugging_face import convert_to_hugging_face
 from llmsys.train.trained_model import load_trained_model
-from tests.helpers.transformers_models import CASES, build
+from tests.helpers.transformers_models import CASES, build, build_images
 
 transformers = pytest.importorskip("transformers")
 PLAIN = [case for case in CASES if "," not in case]
@@ -50,6 +51,10 @@ def test_transformers_loads_what_a_run_of_ours_is_written_as(case: str, tmp_path
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for name, value in theirs.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+    if case == "vit":
+        _, pixels = build_images(PatchesConfig(image_size=12, patch_size=4), 2)
+        torch.testing.assert_close(loaded.eval()(pixels).logits, theirs(pixels).logits, atol=1e-5, rtol=1e-5)
+        return
     tokens = torch.arange(3, 40)[None]
     decoder = {"decoder_input_ids": tokens} if loaded.config.is_encoder_decoder else {}
     expected = theirs(input_ids=tokens, **decoder).logits

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from llmsys.config.batch import BatchConfig
-from llmsys.config.data import MixtureConfig, reduce_to_integers
+from llmsys.config.mixture import MixtureConfig, reduce_to_integers
 from llmsys.data.dataset_mixture import MixtureOrder, MixtureWindows, build_period_order
 from llmsys.data.packed_windows import PackedDocuments
 from llmsys.data.step_batches import WindowStepBatches

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from llmsys.config.evaluation import EvaluationConfig, MinimalPairsConfig, MultipleChoiceConfig
-from llmsys.data.batch import IGNORED, PADDING
+from llmsys.data.batch import IGNORED
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion, read_questions
+from llmsys.data.packed_windows import PADDING
 from llmsys.errors import DataError
 from tests.helpers.letter_tokenizer import Letters
 

@@ -16,7 +16,8 @@ from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import TrajectoryDistance, compare_to_reference
 from llmsys.doctor.parity_matrix import ParityCase
 from llmsys.doctor.parity_models import LABELS, MASKED, TRANSLATION, ParityModel
-from llmsys.doctor.parity_reference import Trajectory, build_micro_batches, compute_reference_trajectory, list_rows
+from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity_rows import build_micro_batches, list_rows
 from llmsys.model.transformer import Transformer
 from tests.helpers.ranks import run_ranks
 
@@ -84,6 +85,15 @@ NEXT_SENTENCE = ParityModel(
         }
     ),
 )
+IMAGES = ParityModel(
+    "labels of images",
+    ModelConfig.model_validate(
+        LABELS.model.model_dump()
+        | {"moe": None, "vocab_size": 256, "position": {"kind": "learned"}, "max_position_embeddings": 5}
+        | {"patches": {"image_size": 4, "patch_size": 2}, "num_hidden_layers": 1}
+        | {"head": {"kind": "classification", "num_labels": 3, "pooling": "mean"}}
+    ),
+)
 OTHER_ENGINES = (
     {
         f"{engine}, {subject.name}": ParityCase(2, engine, (), "fp32", "none", subject, 2)
@@ -97,6 +107,17 @@ OTHER_ENGINES = (
             ("ddp", "none"),
             ("bitwise", "none"),
             ("zero-2", "none"),
+            ("accelerate", "selective"),
+        )
+    }
+    | {
+        f"{engine}, images": ParityCase(2, engine, (), "fp32", recompute, IMAGES, 2)
+        for engine, recompute in (
+            ("fsdp", "full"),
+            ("ddp", "none"),
+            ("bitwise", "none"),
+            ("zero-2", "none"),
+            ("zero-3", "none"),
             ("accelerate", "selective"),
         )
     }
@@ -117,7 +138,7 @@ def expected() -> bytes:
     return pickle.dumps(
         {
             subject.name: compute_reference_trajectory(subject)
-            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE)
+            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE, IMAGES)
         }
     )
 

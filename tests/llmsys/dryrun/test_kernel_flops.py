@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from llmsys.config import key_split
 from llmsys.config.attention_kernel import FLEX_BLOCK
 from llmsys.dryrun.kernel_flops import (
     BACKWARD_TILE,
@@ -41,11 +42,15 @@ def test_packed_attention_counts_what_each_document_sees(window: tuple[int, int]
     assert count_kernel_flops(backward, (q, q, q, q, q, q, starts, 10, *window, 1.0), {}, q) == 10 * scores
 
 
-def test_flex_attention_counts_the_blocks_that_are_read() -> None:
-    q, v = torch.empty(1, HEADS, 300, WIDTH, device="meta"), torch.empty(1, HEADS, 300, 4, device="meta")
+def test_flex_attention_counts_the_blocks_that_are_read_and_widths_as_powers_of_two() -> None:
+    q, v = (torch.empty(1, HEADS, 300, width, device="meta") for width in (192, 128))
     forward: Any = SimpleNamespace(_opname="fake_flex_attention")
-    blocks = torch.tensor([[[1, 2, 3]]])
-    assert count_kernel_flops(forward, (q, q, v, None, blocks), {}, q) == 2 * 6 * FLEX_BLOCK**2 * HEADS * (WIDTH + 4)
+    backward: Any = SimpleNamespace(_opname="fake_flex_attention_backward")
+    blocks, pairs = torch.tensor([[[1, 2, 3]]]), 6 * FLEX_BLOCK**2 * HEADS
+    for count in (count_attention_flops, lambda op, args: count_kernel_flops(op, args, {}, q)):
+        assert count(forward, (q, q, v, None, blocks)) == 2 * pairs * (256 + 128)
+        # Scores and their gradients twice: for the gradients of queries, and for those of keys and values.
+        assert count(backward, (q, q, q, v, q, q, None, blocks)) == 2 * pairs * (4 * 256 + 3 * 128)
 
 
 def test_grouped_products_count_each_row_once() -> None:
@@ -70,19 +75,18 @@ def test_a_tile_counts_whole_where_one_of_its_pairs_is_seen(window: tuple[int, i
         assert count_tile_pairs(length, window, tile) == len(seen) * tile[0] * tile[1]
 
 
-def test_kernels_compute_tiles_of_each_document_and_padded_widths() -> None:
-    q = torch.empty(400, HEADS, WIDTH, device="meta")
+@pytest.mark.parametrize("key", [64, 192])
+def test_kernels_compute_tiles_of_each_document(key: int) -> None:
+    """Keys as wide as values take FlashAttention-2, wider ones llmsys/model/varlen_kernel.py; none is padded."""
+    q, v = torch.empty(400, HEADS, key, device="meta"), torch.empty(400, HEADS, 64, device="meta")
     forward: Any = SimpleNamespace(_opname="varlen_attention")
     backward: Any = SimpleNamespace(_opname="varlen_attention_backward")
     starts = torch.tensor([0, 100, 400])
-    for op, args, tile, products in (
-        (forward, (q, q, q, None, starts, 300, -1, 0, 1.0), FORWARD_TILE, 2),
-        (backward, (q, q, q, q, q, q, starts, 300, -1, 0, 1.0), BACKWARD_TILE, 5),
+    tiles = (FORWARD_TILE, BACKWARD_TILE) if key == 64 else (key_split.FORWARD_TILE, key_split.BACKWARD_TILE)
+    for op, args, tile, channels in (
+        (forward, (q, q, v, None, starts, 300, -1, 0, 1.0), tiles[0], 2 * (key + 64)),
+        (backward, (q, q, q, v, q, q, starts, 300, -1, 0, 1.0), tiles[1], 2 * (3 * key + 2 * 64)),
     ):
         pairs = sum(count_tile_pairs(length, (-1, 0), tile) for length in (100, 300))
-        assert count_attention_flops(op, args) == products * pairs * HEADS * 2 * WIDTH
-    flex: Any = SimpleNamespace(_opname="fake_flex_attention")
-    q, v = (torch.empty(1, HEADS, 300, width, device="meta") for width in (192, 128))
-    blocks = torch.tensor([[[1, 2, 3]]])
-    assert count_attention_flops(flex, (q, q, v, None, blocks)) == 2 * 6 * FLEX_BLOCK**2 * HEADS * (256 + 128)
+        assert count_attention_flops(op, args) == pairs * HEADS * channels
     assert count_attention_flops(SimpleNamespace(_opname="mm"), ()) == 0  # type: ignore[arg-type]

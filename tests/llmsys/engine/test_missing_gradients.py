@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.objective import LossConfig
-from llmsys.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig
+from llmsys.config.optimizer import AdamWConfig, AdEMAMixConfig, LionConfig, MuonConfig, OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.data.batch import IGNORED
 from llmsys.engine.engine import Engine
@@ -137,3 +138,26 @@ def test_muon_decays_what_has_no_gradient() -> None:
     shrunk = started.get_parameter("pooler.weight").detach() * (1 - RATE * DECAY) ** STEPS
     assert steps == STEPS
     torch.testing.assert_close(torch.from_numpy(state["parameter/pooler.weight"]), shrunk)
+
+
+ELEMENTWISE = (
+    LionConfig(learning_rate=RATE, weight_decay=DECAY),
+    AdEMAMixConfig(learning_rate=RATE, weight_decay=DECAY, slow_warmup_steps=3, slow_beta=0.99),
+)
+
+
+def run_elementwise(rank: int, kinds: tuple[str, ...]) -> list[list[Any]]:
+    return [engine_run(rank, kinds, optimizer) for optimizer in ELEMENTWISE]
+
+
+def test_lion_and_ademamix_take_the_same_steps_under_every_engine() -> None:
+    for runs in run_ranks(run_elementwise, 2, KINDS)[0]:
+        by_kind = dict(zip(KINDS, runs, strict=True))
+        for kind, (state, steps) in by_kind.items():
+            expected, _ = by_kind["ddp" if kind in COPIED else "torch"]
+            assert steps == STEPS, kind
+            assert state.keys() == expected.keys(), kind
+            for name, value in expected.items():
+                # The sign of an update near zero, hence 2 · RATE, may follow from the order of a sum.
+                is_far = np.abs(state[name] - value) > 1e-4 * np.abs(value).max() + 1e-7
+                assert is_far.mean() <= 0.01, f"{kind}: {name}"

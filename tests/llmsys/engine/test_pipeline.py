@@ -16,7 +16,8 @@ from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import compare_to_reference, gather_full_tensor
 from llmsys.doctor.parity_matrix import INTERLEAVED, ParityCase
 from llmsys.doctor.parity_models import DEEP, EXPERTS, LATENT, SEQUENCES, ParityModel
-from llmsys.doctor.parity_reference import RATE, Trajectory, build_micro_batches, compute_reference_trajectory
+from llmsys.doctor.parity_reference import RATE, Trajectory, compute_reference_trajectory
+from llmsys.doctor.parity_rows import build_micro_batches
 from llmsys.engine.engine import Engine
 from llmsys.engine.state_hash import hash_state
 from llmsys.errors import CheckpointError

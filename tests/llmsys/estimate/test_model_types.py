@@ -30,6 +30,8 @@ def oracle(name: str) -> tuple[Any, ModelConfig]:
 
 
 def inputs_of(model: Any) -> dict[str, torch.Tensor]:
+    if model.config.model_type == "vit":
+        return {"pixel_values": torch.zeros(SEQUENCES, 3, model.config.image_size, model.config.image_size)}
     tokens = torch.full((SEQUENCES, LENGTH), 5)
     if not model.config.is_encoder_decoder:
         return {"input_ids": tokens}
@@ -50,5 +52,6 @@ def test_operations_equal_those_that_torch_counts(name: str) -> None:
         outputs = model(**inputs_of(model))
         forward = counter.get_total_flops()
         sum(value.sum() for key, value in outputs.items() if key in OUTPUTS).backward()
-    ours = count_flops(config, LENGTH, SEQUENCES, "full", target_length=TARGET)
+    length = LENGTH if config.patches is None else config.max_position_embeddings
+    ours = count_flops(config, length, SEQUENCES, "full", target_length=TARGET)
     assert (ours.forward, ours.forward_backward) == (forward, counter.get_total_flops())

@@ -1,9 +1,12 @@
 """An estimate never counts with `auto`: a device profile says which number type it is."""
 
+from typing import Literal
+
 import pytest
 
 from launch.preflight.cluster_checks import resolve_for_hosts
 from llmsys.config.load import load_run_config
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.config.train import Precision
 from llmsys.errors import ConfigError
@@ -17,18 +20,34 @@ from tests.helpers.device_profile import build_abacus
 
 
 @pytest.mark.parametrize(
-    ("profile", "number"), [("h100-sxm", "bf16"), ("v100", "fp32"), ("p100", "fp32"), ("tpu-v4", "bf16")]
+    ("profile", "number", "compile"),
+    [("h100-sxm", "bf16", "block"), ("v100", "fp32", "block"), ("p100", "fp32", "none"), ("tpu-v4", "bf16", "none")],
 )
-def test_a_profile_decides(profile: str, number: Precision) -> None:
+def test_a_profile_decides_precision_and_compilation(
+    profile: str, number: Precision, compile: Literal["block", "none"]
+) -> None:
     config = RunConfig()
     assert resolve_for_profile(config, load_device_profile(profile)).train.precision == number
     found = estimate_run(config, device=load_device_profile(profile))
-    named = estimate_run(config.resolve_precision(number))
+    train = config.train.model_copy(update={"precision": number, "compile": compile})
+    named = estimate_run(config.model_copy(update={"train": train}))
     assert found["precision"]["number"] == number
     assert found["memory"] == named["memory"]
     text = format_estimate(found)
     assert f"in {number}\n" in text
     assert f"  {number}: train.precision=auto: the profile of " in text
+
+
+def test_time_is_that_of_compiled_blocks_where_training_compiles_them() -> None:
+    h100, config = load_device_profile("h100-sxm"), RunConfig().resolve_precision("bf16")
+
+    def estimate(compile: str, layout: ParallelLayout) -> float:
+        train = config.train.model_copy(update={"compile": compile})
+        return estimate_step_time(config.model_copy(update={"train": train}), layout, h100).seconds.p50
+
+    one, ring = ParallelLayout(shard=1), ParallelLayout(shard=1, context=2, context_kind="ring")
+    assert estimate("auto", one) == estimate("block", one) < estimate("none", one)
+    assert estimate("auto", ring) == estimate("none", ring)  # a ring leaves blocks as they are
 
 
 def test_a_processor_whose_bf16_is_no_faster_takes_fp32() -> None:

@@ -18,13 +18,13 @@ from llmsys.convert.from_hugging_face import HuggingFaceImport, convert_from_hug
 from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 from llmsys.train.trained_model import load_trained_model
-from tests.helpers.transformers_models import CASES, build
+from tests.helpers.transformers_models import CASES, build, build_images
 
 transformers = pytest.importorskip("transformers")
 
 LENGTH, SOURCE_LENGTH, ROWS = 24, 19, 3
 TOLERANCE = 1e-5
-GENERATING = [case for case in CASES if not case.startswith(("bert", "roberta"))]
+GENERATING = [case for case in CASES if not case.startswith(("bert", "roberta", "vit"))]
 # Theirs keeps keys in the cache that were turned by the waves of a shorter sequence; ours computes them anew.
 THEIRS_KEEPS_OLD_KEYS = {"llama, dynamic", "llama, longrope"}
 # Theirs makes as many caches as the encoder has layers.
@@ -63,6 +63,10 @@ def both_logits(theirs: Any, ours: Transformer) -> tuple[Tensor, Tensor]:
         return ours(tokens_BT, source_BS=source_BS, source_documents_BS=real_BS - 1), expected.logits
     if ours.config.family == "decoder":
         return ours(tokens_BT), theirs(input_ids=tokens_BT, use_cache=False).logits
+    if (patches := ours.config.patches) is not None:
+        patches_BNP, pixels = build_images(patches, ROWS)
+        expected = theirs(pixels)
+        return ours(patches_BNP), expected.get("logits", expected.get("last_hidden_state"))
     real_BT = torch.ones(ROWS, LENGTH, dtype=torch.int64)
     real_BT[1, -5:] = 0
     types_BT = torch.zeros_like(tokens_BT)
@@ -130,6 +134,18 @@ def test_what_a_pooler_gives_equals_transformers(models: tuple[str, Path, Any, A
         assert error(ours.pool_first_position(ours(tokens_BT)), expected.pooler_output) < TOLERANCE
     else:
         assert error(ours.compute_next_sentence_logits(hidden_BTD), expected.seq_relationship_logits) < TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("models", ["vit"], indirect=True)
+def test_images_of_another_size_have_interpolated_positions_as_in_transformers(
+    models: tuple[str, Path, Any, Any],
+) -> None:
+    _, _, theirs, ours = models
+    assert ours.config.patches is not None
+    for size in (8, 20):
+        patches_BNP, pixels = build_images(ours.config.patches, ROWS, size)
+        assert error(ours(patches_BNP), theirs(pixels, interpolate_pos_encoding=True).logits) < TOLERANCE
 
 
 @torch.no_grad()

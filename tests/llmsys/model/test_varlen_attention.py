@@ -45,6 +45,28 @@ def test_packed_sequences_equal_plain_operations_with_a_table(
         assert float((a - b).norm()) < 2 * TOLERANCE[dtype] * max(1.0, float(b.norm()))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_keys_wider_than_values_equal_plain_operations(
+    sinks: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_accelerator(monkeypatch, exact=True)
+    generator = torch.Generator().manual_seed(0)
+    keys_values = torch.randn(3, 10, 4, 48 + 32, generator=generator).requires_grad_()
+    q = torch.randn(3, 10, 4, 48, generator=generator).requires_grad_()
+    sinks_H = torch.randn(4, generator=generator).requires_grad_()
+    k, v = keys_values.split([48, 32], dim=-1)  # values are a view, as those of latent attention are
+    packed = build_varlen_mask(build_document_lengths(DOCUMENTS), causal=causal, window=None)
+    table = build_self_attention_mask(10, causal=causal, documents_BT=DOCUMENTS)
+    given_H = sinks_H if sinks else None
+    ours = compute_attention(q, k, v, packed, scale=0.3, sinks_H=given_H)
+    plain = compute_eager_attention(q, k, v, table, scale=0.3, sinks_H=given_H)
+    assert compute_relative_error(ours, plain) < 1e-5
+    inputs = [q, keys_values, sinks_H] if sinks else [q, keys_values]
+    for a, b in zip(*(torch.autograd.grad(y, inputs, y.detach().cos()) for y in (ours, plain)), strict=True):
+        assert compute_relative_error(a, b) < 1e-5
+
+
 def test_the_gradient_through_the_sink_is_exact_where_the_kernel_ignores_that_of_lse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,15 @@ from llmsys.config.schedule import (
     InverseSqrtScheduleConfig,
     LinearScheduleConfig,
     NoamScheduleConfig,
+    PythonScheduleConfig,
     ScheduleConfig,
     WsdScheduleConfig,
 )
+from llmsys.errors import ConfigError
 from llmsys.model.transformer import Transformer
-from llmsys.optim.lr_schedule import compute_learning_rate, compute_lr_multiplier
+from llmsys.optim.lr_schedule import compute_learning_rate, compute_lr_multiplier, load_python_schedule
 from llmsys.optim.parameter_groups import build_parameter_groups, get_parameter_role
+from tests.helpers.paths import ROOT
 from tests.helpers.tiny_training import build_tiny_config
 
 BUDGET, WARMUP = 1000.0, 100
@@ -127,3 +131,19 @@ def test_biases_of_experts_are_stacked_and_still_do_not_decay() -> None:
     experts = {group.weight_decay > 0: group.names for group in groups if group.role == "experts"}
     assert all(name.endswith("_proj") for name in experts[True])
     assert all(name.endswith("_bias") for name in experts[False])
+
+
+def test_a_schedule_of_ones_own_is_a_part_of_the_trajectory(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = (ROOT / "launch/commands/templates/schedule.py").read_text()
+    own.write_text(text)
+    schedule = PythonScheduleConfig(path=f"{own}:Stairs", warmup_tokens=10, options={"steps": 2})
+    assert [compute_lr_multiplier(schedule, tokens, 100) for tokens in (5, 10, 49, 50, 100)] == [0.5, 1, 1, 0.5, 0.5]
+    train = {"tokens": 1000, "precision": "fp32"}
+    before = run_with(schedule, train=train).trajectory_settings
+    own.write_text(text.replace("0.5 **", "0.25 **"))
+    assert run_with(schedule, train=train).trajectory_settings != before
+    own.write_text(text.replace("return float(", "return -float("))
+    load_python_schedule.cache_clear()
+    with pytest.raises(ConfigError, match=r"own\.py:Stairs gives -1\.0 after 20 tokens, but a multiplier"):
+        compute_lr_multiplier(schedule, 20, 100)

@@ -89,7 +89,7 @@ def test_a_branch_with_nothing_changed_follows_its_parent_bit_for_bit_also_when_
         assert [event for event in select(events, kind) if event["step"] > 2] == later, kind
     assert [event.get("resumed_from") for event in select(events, "start")] == [None, 4]
     [branch] = select(events, "branch")
-    assert (branch["changes"], branch["moments"], branch["data"], branch["new"]) == ([], "taken", "continued", [])
+    assert (branch["changes"], branch["moments"], branch["data_order"], branch["new"]) == ([], "taken", "continued", [])
     record = json.loads((folder / "same" / "checkpoints" / "step-00000006" / "state.json").read_text())
     assert record["parent"]["checkpoint"] == str(folder / "moe" / "checkpoints" / "step-00000002")
 
@@ -103,7 +103,7 @@ def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: P
     )  # fmt: skip
     [branch] = select(events, "branch")
     assert (branch["step"], branch["parent_steps"], branch["tokens"]) == (2, 4, 4 * STEP_TOKENS)
-    assert (branch["data"], branch["moments"]) == ("continued", "taken")
+    assert (branch["data_order"], branch["moments"]) == ("continued", "taken")
     keys = {change.split(" was ")[0] for change in branch["changes"]}
     assert {"batch.tokens", "schedule.decay_tokens", "optimizer.weight_decay"} <= keys
     assert "schedule.decay_tokens was 1, now 1024" in branch["changes"]
@@ -119,7 +119,7 @@ def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: P
         "model.position.scaling={kind: linear, factor: 2}", "train.ema_half_life_tokens=999",
     )  # fmt: skip
     [branch] = select(other, "branch")
-    assert branch["data"] == "in another order, from the same token count"
+    assert branch["data_order"] == "in another order, from the same token count"
     assert branch["moments"] == "new: optimizer.kind was adamw, now muon"
     assert "model.position.scaling.kind was none, now linear" in branch["changes"]
 

@@ -70,8 +70,7 @@ def translation(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "generation": {"num_beams": 2},
     }  # fmt: skip
     config = write_config(folder / "toy.yaml", settings)
-    run_llmsys("prepare", config)
-    run_llmsys("train", config)
+    run_llmsys("train", config, "--prepare")
     return config
 
 

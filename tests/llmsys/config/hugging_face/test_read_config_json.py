@@ -152,7 +152,7 @@ def test_falcons_come_in_three_shapes() -> None:
         ("BertForMaskedLM", {"kind": "mlm", "activation": "gelu", "pooler": False, "next_sentence": False}),
         ("BertForPreTraining", {"kind": "mlm", "activation": "gelu", "pooler": True, "next_sentence": True}),
         ("BertModel", {"kind": "features", "pooler": True}),
-        ("BertForSequenceClassification", {"kind": "classification", "num_labels": 3}),
+        ("BertForSequenceClassification", {"kind": "classification", "num_labels": 3, "pooling": None}),
     ],
 )
 def test_the_class_decides_the_head(architecture: str, head: dict[str, Any]) -> None:

@@ -76,10 +76,10 @@ def refusal(**values: Any) -> str:
         ({"architectures": "LlamaForCausalLM"}, "architectures: 'LlamaForCausalLM' is not a list of texts."),
         ({"num_attention_heads": 5}, "config.json: num_attention_heads: 5 does not divide hidden_size=32. Use 4 or 8"),
         ({"num_key_value_heads": 3}, "config.json: num_key_value_heads: 3 does not divide num_attention_heads=4."),
-        ({"head_dim": 0}, "config.json: head_dim: 0 should be greater than or equal to 1."),
-        ({"rope_theta": 0}, "config.json: position.theta: 0.0 should be greater than 0."),
+        ({"head_dim": 0}, "config.json: head_dim: 0 is too small: the minimum is 1."),
+        ({"rope_theta": 0}, "config.json: position.theta: 0.0 is too small: it must be above 0."),
         ({"rope_interleaved": True}, "rope_interleaved: true is not supported: rotated channel pairs"),
-        ({"vocab_size": 0}, "config.json: vocab_size: 0 should be greater than or equal to 2."),
+        ({"vocab_size": 0}, "config.json: vocab_size: 0 is too small: the minimum is 2."),
     ],
 )
 def test_a_llama_that_cannot_be_built_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -112,9 +112,9 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(changes: dict[str, Any]
             {"sliding_window_size": 512},
             "sliding_window_size: 512 is not supported: sliding_window has anoth",
         ),
-        ("qwen3_moe", {"decoder_sparse_step": 0}, "moe.every: 0 should be greater than or equal to 1."),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "moe.every: 0 is too small: the minimum is 1."),
         ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval: 0.0 is not above 0."),
-        ("gpt_neox", {"rotary_pct": 0.0}, "position.fraction: 0.0 should be greater than 0."),
+        ("gpt_neox", {"rotary_pct": 0.0}, "position.fraction: 0.0 is too small: it must be above 0."),
         ("qwen3_moe", {"use_qk_norm": False}, "use_qk_norm: false is not supported: queries and keys have norms."),
         ("gemma3_text", {"rope_parameters": {"rope_theta": 1}}, "rope_parameters.rope_theta: unknown field"),
         (
@@ -137,7 +137,7 @@ def test_a_llama_that_cannot_be_built_is_refused_by_name(changes: dict[str, Any]
         (
             "deepseek_v3",
             {"n_group": 1, "topk_group": 0},
-            "moe.groups.groups_per_token: 0 should be greater than or equal",
+            "moe.groups.groups_per_token: 0 is too small: the minimum is",
         ),
         ("deepseek_v3", {"n_group": 7}, "moe.groups.num_groups: 7 groups cannot share 256 experts evenly."),
         ("deepseek_v2", {}, "num_experts_per_tok: is missing. Give a whole number."),
@@ -255,7 +255,7 @@ def test_a_config_json_is_shown_and_priced(folder: Path, capsys: pytest.CaptureF
         ("", "bad.json:1: not JSON: Expecting value."),
         ("[" * 100_000, "bad.json: not JSON: nested too deeply."),
         ('{"model_type": "llama", "vocab_size": "x"}', "bad.json: vocab_size: 'x' is not a whole number."),
-        ('{"model_type": "llama", "vocab_size": 1}', "bad.json: model.vocab_size: 1 should be greater than or equal"),
+        ('{"model_type": "llama", "vocab_size": 1}', "bad.json: model.vocab_size: 1 is too small: the minimum is"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(folder: Path, text: str, message: str) -> None:
@@ -275,7 +275,7 @@ def test_a_model_stands_only_where_a_model_belongs(folder: Path) -> None:
 
 def test_a_folder_without_a_config_json_is_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"empty is a folder without a config\.json\. Give the path of a file\."):
+    with pytest.raises(ConfigError, match=r"empty is a folder without a config: .* llmsys init empty"):
         load_model_config("empty")
 
 

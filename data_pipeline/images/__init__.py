@@ -1,0 +1,1 @@
+"""Read labelled images and store them as pairs of token sequences."""

@@ -1,0 +1,81 @@
+"""Run `llmsys init`: write a commented config for what is in some folders, and print the next command."""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+from llmsys.errors import ConfigError
+from llmsys.local_files import parse_local_path, write_bytes_atomically
+
+TEMPLATES = ("rule", "extractor", "schedule")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the folders to look at and the file to write."""
+    parser.add_argument(
+        "folders",
+        metavar="FOLDER",
+        nargs="*",
+        type=parse_local_path,
+        help="folder of WARC, parquet, jsonl, Arrow or text files, of a prepared dataset, or of a Hugging Face model; "
+        "or one of each (default: the working directory)",
+    )
+    parser.add_argument(
+        "--output",
+        type=parse_local_path,
+        default=Path("my.yaml"),
+        metavar="FILE",
+        help="file to write; must not exist (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--template",
+        choices=TEMPLATES,
+        help="write an example of your own rule, extractor or schedule instead, as a Python file",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the config and print what was found and the next commands; with --json, as one object."""
+    output: Path = arguments.output
+    if output.exists():
+        raise ConfigError(f"{output} exists, and a config is not overwritten. Choose another file with --output FILE.")
+    if not output.absolute().parent.is_dir():
+        raise ConfigError(f"{output.parent} is not a folder. Make it, or choose another --output.")
+    if arguments.template is not None:
+        return _write_template(arguments)
+    from launch.commands.init_config import format_config, list_next_commands
+    from launch.commands.init_inputs import find_contents
+    from llmsys.config.load import load_run_config
+
+    found = find_contents(arguments.folders or [Path()])
+    write_bytes_atomically(output, format_config(found, output).encode())
+    try:
+        load_run_config(str(output))  # bases are found from the place of the file
+    except ConfigError:
+        output.unlink()
+        raise
+    commands = [shlex.join(command) for command in list_next_commands(found, output)]
+    if arguments.json:
+        print(json.dumps({"config": str(output), "found": found.describe(), "next": commands}))
+        return 0
+    print("\n".join([f"found {line}" for line in found.describe()]))
+    print(f"wrote {output}\n\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+    return 0
+
+
+def _write_template(arguments: argparse.Namespace) -> int:
+    """Copy a template and print how to test it."""
+    output: Path = arguments.output
+    if output.suffix != ".py":
+        raise ConfigError(
+            f"--template writes Python, and {output} does not end in .py. Add --output my_{arguments.template}s.py."
+        )
+    source = Path(__file__).with_name("templates") / f"{arguments.template}.py"
+    write_bytes_atomically(output, source.read_bytes())
+    commands = [shlex.join(["python", str(output)])]
+    if arguments.json:
+        print(json.dumps({"template": str(output), "next": commands}))
+    else:
+        print(f"wrote {output}\n\nnext:\n  {commands[0]}")
+    return 0

@@ -1,0 +1,32 @@
+"""A text file is one document, or one place with a reason."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.readers.page_reader import read_pages
+
+
+def read(path: Path, limit: int = 100) -> tuple[list[str], list[str]]:
+    """The texts and the reasons of a file."""
+    batches = list(read_pages(str(path), max_page_bytes=limit))
+    texts = [text for batch in batches for text in batch.pages.column("text").to_pylist()]
+    return texts, [skip.reason for batch in batches for skip in batch.skipped]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "reason"),
+    [
+        ("a.txt", b"One line.\n\nAnother \xc3\xa9.\n", ["One line.\n\nAnother é.\n"], ""),
+        ("a.md", b"\xef\xbb\xbf# Title\n", ["# Title\n"], ""),
+        ("a.txt", b"latin \xe9", [], "not UTF-8: convert it, such as with iconv -t UTF-8"),
+        ("a.txt", b"x" * 200, [], "longer than 100 bytes: split it, one document per file"),
+        ("a.txt", b"", [], "empty file"),
+        ("a.txt.gz", gzip.compress(b"packed"), [], "a text file inside another compression: decompress it first"),
+        ("a.jsonl", b'{"text": "a row"}\n', ["a row"], ""),
+    ],
+)
+def test_a_file_is_one_document(tmp_path: Path, name: str, content: bytes, texts: list[str], reason: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert read(tmp_path / name) == (texts, [reason] if reason else [])

@@ -1,0 +1,118 @@
+"""`llmsys init` writes a legal config for what it finds, and prints commands that follow from it."""
+
+import gzip
+import json
+import runpy
+import shlex
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from launch.commands.init import TEMPLATES
+from launch.main import build_parser, main
+from llmsys.config.load import load_run_config
+from llmsys.config.run import RunConfig
+from tests.helpers.example_run import write_dataset, write_run
+from tests.helpers.tiny_crawl import make_crawl
+
+HUGGING_FACE = {
+    "model_type": "llama", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def init(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[RunConfig, list[str]]:
+    """The config that init writes, and the commands it prints, each of which must be one that llmsys takes."""
+    assert main(["init", *words, "--json"]) == 0, capsys.readouterr().err
+    result = json.loads(capsys.readouterr().out)
+    for command in result["next"]:
+        program, verb, *rest = shlex.split(command)
+        assert program == "llmsys"
+        build_parser(verb).parse_intermixed_args(rest)
+    return load_run_config(result["config"]), result["next"]
+
+
+def test_a_crawl_gets_the_rules_for_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    make_crawl(Path("crawl"))
+    config, commands = init(capsys, "crawl")
+    assert config.data.inputs == ("crawl/*.warc.gz",)
+    assert [rule.kind for rule in config.data.rules] == ["gopher_repetition", "gopher_quality", "c4_datatrove"]
+    assert config.tokenizer.vocab_size == config.model.vocab_size == 512
+    assert commands[0] == "llmsys train my.yaml --prepare"
+
+
+def test_rows_are_read_from_the_column_that_holds_the_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows/deep").mkdir(parents=True)
+    pq.write_table(pa.table({"id": ["a"], "body": ["a long enough text"]}), "rows/deep/one.parquet")
+    Path("lines").mkdir()
+    Path("lines/one.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a", "other": "longer than the text"}\n'))
+    config, _ = init(capsys, "rows", "--output", "rows.yaml")
+    assert (config.data.inputs, config.data.read.text_field) == (("rows/**/*.parquet",), "body")
+    assert config.data.rules == ()
+    config, _ = init(capsys, "lines", "--output", "lines.yaml")
+    assert (config.data.inputs, config.data.read.text_field) == (("lines/*.jsonl.gz",), "text")
+
+
+def test_a_stream_of_arrow_as_datasets_are_stored_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("set").mkdir()
+    table = pa.table({"content": ["a text"]})
+    with pa.OSFile("set/data-00000-of-00001.arrow", "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    Path("set/dataset_info.json").write_text("{}")
+    config, _ = init(capsys, "set")
+    assert (config.data.inputs, config.data.read.text_field) == (("set/*.arrow",), "content")
+
+
+def test_a_model_and_texts_make_a_run_that_continues_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hub/tiny").mkdir(parents=True)
+    Path("hub/tiny/config.json").write_text(json.dumps(HUGGING_FACE))
+    Path("hub/tiny/tokenizer.json").write_text("{}")
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("one text")
+    Path("texts/README.md").write_text("")
+    config, commands = init(capsys, "hub/tiny", "texts", "--output", "texts/tiny.yaml")
+    assert (config.tokenizer.kind, config.tokenizer.path) == ("file", Path("hub/tiny"))
+    assert (config.model.hidden_size, config.batch.sequence_length) == (16, 64)
+    assert (config.data.inputs, config.train.init_from) == (("texts/*.txt",), Path("runs/tiny-weights"))
+    assert [command.split()[1] for command in commands] == ["convert", "train", "convert"]
+
+
+def test_a_dataset_is_trained_on_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(Path("made"))
+    config, _ = init(capsys, "made")
+    assert config.data.folder == Path("made")
+
+
+def test_templates_run_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    for template in TEMPLATES:
+        assert main(["init", "--template", template, "--output", f"my_{template}.py"]) == 0
+        assert f"next:\n  python my_{template}.py" in capsys.readouterr().out
+        runpy.run_path(f"my_{template}.py", run_name="__main__")
+        assert capsys.readouterr().out
+    assert main(["init", "--template", "rule", "--output", "my.yaml"]) == 2
+    assert "Add --output my_rules.py" in capsys.readouterr().err
+
+
+def test_what_is_there_is_not_overwritten_or_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    write_run(Path("run"))
+    Path("odd").mkdir()
+    Path("odd/a.jsonl").write_text('{"messages": [{"role": "user"}]}\n')
+    Path("there.yaml").write_text("run: {}\n")
+    for words, message in (
+        (["empty"], "empty has no files that llmsys reads"),
+        (["nowhere"], "nowhere does not exist"),
+        (["run"], "run is a run folder, which is a config already. Use it: llmsys train run"),
+        (["odd"], "has no column with text (columns: messages)"),
+        (["odd", "--output", "there.yaml"], "there.yaml exists, and a config is not overwritten"),
+    ):
+        assert main(["init", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert sorted(path.name for path in Path().glob("*.yaml")) == ["there.yaml"]

@@ -213,6 +213,7 @@ class Transformer(LayerStack):
 
     def reset_buffers(self) -> None:
         """Recompute every buffer, after `to_empty` has given a meta-device model storage without values."""
+        # The model has this method too, and would call itself.
         for module in self.modules():
             reset = None if module is self else getattr(module, "reset_buffers", None)
             if reset is not None:

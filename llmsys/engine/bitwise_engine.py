@@ -66,6 +66,7 @@ class BitwiseEngine:
         self._loss = loss
         self._seed = seed
         self._clip = optimizer.max_grad_norm
+        # Replicas hold the same rows, of which the norm counts one copy.
         self._first_copy = get_rank() < meshes.layout.ranks_per_replica
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
@@ -89,12 +90,14 @@ class BitwiseEngine:
         loss = nats / float(counts[0])
         applied = accept(loss, norm)
         if applied:
+            # 1e-6 as in torch.nn.utils.clip_grad_norm_.
             scale = min(1.0, self._clip / (norm + 1e-6)) if self._clip > 0 else 1.0
             self._optimizer.step(gradients, learning_rate, scale)
         return StepResult(loss, norm, int(counts[0]), applied, extra_sums)
 
     def _seed_dropout(self, micro_batch: int) -> None:
         """Seed dropout by (seed, step, micro-batch of the step)."""
+        # torch takes seeds of 63 bits.
         torch.manual_seed(derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor) -> Tensor:
@@ -125,6 +128,7 @@ class BitwiseEngine:
         own = torch.cat([*numbers, torch.tensor(extras, dtype=torch.float64, device=self.device)])
         gathered = all_gather_tensor(own)
         by_rank, extra_sums = gathered.split([own.numel() - len(extras), len(extras)], dim=1)
+        # Micro-batch i of rank r is number i · W + r of the step.
         numbers_JM = by_rank.unflatten(1, (len(numbers), -1)).transpose(0, 1).flatten(0, 1).T
         totals_J = sum_rows_pairwise(numbers_JM.clone())
         if get_rank() == 0:
@@ -166,5 +170,6 @@ class BitwiseEngine:
 def use_deterministic_kernels(device: torch.device) -> None:
     """Select kernels without atomic additions and one cuBLAS workspace, on accelerators. CPU kernels have neither."""
     if device.type != "cpu":
+        # One of the two settings with which cuBLAS is deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -103,8 +103,10 @@ def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tenso
     Losses are divided by the first. Auxiliary losses are divided by the tokens that a layer sees: the third in the
     encoder of an encoder-decoder, otherwise the second. Exact up to 16 million.
     """
+    # A rank whose rows another one counts has no batches here.
     counts = [(batch.num_valid_targets, batch.num_tokens, batch.num_source_tokens) for batch in batches]
     sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * 3
+    # A step without any target must not divide by zero.
     return all_reduce_sum(_copy_to_device(sums, device)).clamp_(min=1)
 
 

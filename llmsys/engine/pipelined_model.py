@@ -95,6 +95,7 @@ class PipelinedModel:
             return share * scale
 
         rows, positions = batches[0].tokens_BT.shape
+        # Stages exchange the positions of this rank.
         positions //= self._layout.sequence_parallel_size
         self._runner.run_step(len(batches), rows, positions, run_stage, data_parallel.enter_micro_batch)
         return total

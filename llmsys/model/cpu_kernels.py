@@ -55,7 +55,7 @@ def compute_grouped_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: T
         dy = gradient_MF[start:padded_end]
         if padded_end > end:
             dy = dy.clone()
-            # The surplus rows are those of the next expert, or behind the last.
+            # The surplus rows are those of the next experts.
             dy[end - start :] = 0
         torch.mm(x_MD[start:padded_end].t(), dy, out=dweight_EDF[expert])
     return dweight_EDF

@@ -165,6 +165,7 @@ def compute_row_metrics(
         sums_B3 = compute_batch_row_sums(compute_logits(batch), batch.targets_BT.to(device)).double().cpu()
         # Other ranks of the row add zeros, so that the reduction counts it once.
         is_counted = get_rank() < ranks_per_stage and place % row_ranks.neighbours == 0
+        # The last batch may reach past the end.
         count = max(0, min(sequences, heldout.num_rows - first)) if is_counted else 0
         row_metrics[first : first + count] = sums_B3[:count]
     return all_reduce_sum(row_metrics.to(device)).cpu()

@@ -107,6 +107,7 @@ class Trainer:
                 self.steps_done = step + 1
             else:
                 is_stop_requested = self._train_step(step, batches, progress)
+            # After a rewind the loader begins again, at an earlier step.
             if self.steps_done != step + 1:
                 return
             self._handle_step_end(is_stop_requested)
@@ -125,6 +126,7 @@ class Trainer:
         stop_flag = self.control.stop_request.to_flag()
         result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
         self.observability.end_step(result)
+        # After a skipped step too: it resets the counts, and is collective.
         experts = update_expert_balance(self.engine.module, result.is_applied)
         depth = measure_mean_depth(self.engine.module)
         self.steps_done = number
@@ -142,6 +144,7 @@ class Trainer:
             guard.record_accepted(number, result)
         else:
             self._handle_skipped_step(number, result, progress)
+        # The sum of the flags of all ranks.
         return result.extras[0] > 0
 
     def _accept_step(self, loss: float, gradient_norm: float) -> bool:

@@ -235,6 +235,7 @@ def _iter_attention_flops(model: ModelConfig, source: _PackedSequence, target: _
     if model.family == "encoder_decoder":
         yield from _iter_self_attention_flops(model.encoder_model, source)
         width = model.num_attention_heads * model.head_dim
+        # Scores and weighted sums: two products of two operations for each pair and channel.
         yield model.num_hidden_layers * 4 * width * target.length * source.length
 
 

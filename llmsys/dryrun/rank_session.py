@@ -120,6 +120,7 @@ class RankSession:
             host_bytes = self._copy_state(engine)
         counts = compute_parameter_counts(engine.module, self.layout, self.request.rank)
         torch.distributed.destroy_process_group()
+        # Linux gives KiB.
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         return SessionOutcome(counts, host_bytes, rss)
 
@@ -153,6 +154,7 @@ class RankSession:
 
             return compute_loss
 
+        # build_engine looks these names up in its module's globals.
         functions |= {"build_model": build_meta_model, "build_training_loss": build_marked_loss}
         register_optimizer_step_pre_hook(self._begin_update)
         register_optimizer_step_post_hook(self._end_update)

@@ -178,6 +178,7 @@ class StepMemory:
         """Tensors that the optimizer allocates for its step."""
         if self._offload_mode != "none":  # the step runs in host memory
             return MemoryItem("updates of matrices", 0)
+        # The experts of a layer are one tensor, and are updated one by one.
         matrix = max(row.elements_per_copy // (row.shape[0] if row.is_routed else 1) for row in self._parameter_tensors)
         elements = self.config.optimizer.count_update_elements(self._state_bytes.masters // FP32, matrix)
         return MemoryItem("updates of matrices", FP32 * elements)

@@ -124,7 +124,6 @@ def load_naive_bayes_model() -> NaiveBayesModel:
 
     library = LanguageIdentifier.from_model_file(MODEL_FILE)
     weights_FL = np.asarray(library.nb_ptc).astype(np.float32)
-    # The same for all labels, which changes no probability, but costs float32 its precision.
     weights_FL -= weights_FL.mean(axis=1, keepdims=True)
     return NaiveBayesModel(
         moves=_as_numpy(library.tk_nextmove).astype(np.uint32, copy=False),

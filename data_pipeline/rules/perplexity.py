@@ -80,7 +80,7 @@ class ArpaModel:
         total = 0.0
         for word in [*words, _END]:
             total += self._score_word(context, word)
-            # A list without a context at order 1: `[-0:]` would be all of it.
+            # Order 1 has no context, and `[-0:]` would be all of it.
             context = [*context, word][-(self.order - 1) :] if self.order > 1 else []
         return total
 

@@ -17,7 +17,7 @@ PYTHON := $(shell for p in $(CANDIDATES); do $$p -c '$(SUITABLE)' >/dev/null 2>&
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test check docs format clean
 
 help:  ## Print what each target does
 	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' Makefile
@@ -30,7 +30,7 @@ install:  ## Create .venv with llmsys and its pinned dependencies
 	@$(PYTHON) tools/install.py
 
 demo: install  ## Crawl shards in, a trained mixture-of-experts model out: make demo ENGINE=torch|deepspeed
-	@exec env LLMSYS_PARENT=$$PPID $(BIN)/python tools/demo.py --engine $(ENGINE)
+	@exec env LLMSYS_PARENT=$$PPID $(BIN)/llmsys demo --engine $(ENGINE)
 
 test: install  ## Run every test, or TEST=tests/llmsys/model
 	@$(BIN)/python tools/system_packages.py
@@ -42,6 +42,11 @@ check: install  ## Check format, lint, names and docstrings, types and import di
 	@$(BIN)/python tools/lint.py
 	@$(BIN)/mypy $(TYPED)
 	@$(BIN)/lint-imports --no-logo
+
+docs: install  ## Build the documentation into site/, warnings being errors
+	@$(BIN)/python tools/install.py --extra docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'docs: open site/index.html, or run $(BIN)/mkdocs serve'
 
 format: install  ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -34,6 +34,11 @@ class CommandSpec(NamedTuple):
 
 
 VERBS = {
+    "demo": CommandSpec(
+        "run every step on a sample crawl, from web pages to a report: 4 to 7 minutes on two cores",
+        "llmsys demo --folder demo --engine deepspeed",
+        takes_config=False,
+    ),
     "prepare": CommandSpec(
         "turn crawl shards into clean documents, a tokenizer and token shards",
         "llmsys prepare train/demo data.executor.workers=2",

@@ -5,6 +5,7 @@ anything is installed, so it uses the standard library alone.
 
 Invariants:
 - A finished install is recognized by a hash of its inputs, and costs nothing.
+- An extra that was installed once (`--extra docs`) is installed again with every later change of the inputs.
 - An install that was killed is deleted and repeated, because a half-copied package looks complete to pip.
 - Two installs at the same time wait for each other.
 """
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -25,13 +26,15 @@ from typing import IO, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "dev,test,track"
 LOCK, LOG, STATE = "install.lock", "install.log", "install.state"  # the three files of ours inside .venv
+PROGRESS_SECONDS = 1.0 if sys.stdout.isatty() else 15.0  # between two lines about a running step
 
 
 class InstallState(NamedTuple):
-    """Inputs of an environment: its path, and the hash of the files that list its content."""
+    """Inputs of an environment: its path, the hash of the files that list its content, and extras beside EXTRAS."""
 
     place: str
     content: str
+    extras: frozenset[str] = frozenset()
 
 
 UNFINISHED = InstallState("unfinished", "unfinished")
@@ -43,10 +46,11 @@ def compute_digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
-def compute_wanted_state(root: Path) -> InstallState:
+def compute_wanted_state(root: Path, extras: Iterable[str] = ()) -> InstallState:
     """Return the state of a finished install of the checkout at `root`. Scripts in .venv/bin hold absolute paths."""
     files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    return InstallState(compute_digest(str(root).encode()), compute_digest(EXTRAS.encode(), *files))
+    content = compute_digest(EXTRAS.encode(), *files)
+    return InstallState(compute_digest(str(root).encode()), content, frozenset(extras))
 
 
 def read_state(venv: Path) -> InstallState:
@@ -54,14 +58,14 @@ def read_state(venv: Path) -> InstallState:
     path = venv / STATE
     if not path.exists():
         return UNKNOWN
-    words = path.read_text().split()
-    return InstallState(*words) if len(words) == 2 else UNFINISHED
+    place, content, *extras = [*path.read_text().split(), "", ""]
+    return InstallState(place, content, frozenset(filter(None, extras))) if content else UNFINISHED
 
 
 def write_state(venv: Path, state: InstallState) -> None:
     """Write `state` by one rename, so that a kill never leaves half of it."""
     aside = venv / f"{STATE}.tmp"
-    aside.write_text(f"{state.place} {state.content}\n")
+    aside.write_text(" ".join([state.place, state.content, *sorted(state.extras)]) + "\n")
     aside.replace(venv / STATE)
 
 
@@ -103,6 +107,41 @@ def hold_lock(venv: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
+def describe_progress(written: str) -> str:
+    """Return what pip does now, in a few words, from what it wrote; empty before it found a package."""
+    lines = written.splitlines()
+    if installing := [line for line in lines if line.startswith("Installing collected packages:")]:
+        return f"writing {installing[-1].count(',') + 1} packages"
+    # `Processing` is a wheel of a local folder
+    found = sum(line.startswith(("Collecting ", "Processing ")) for line in lines)
+    # pip names the size behind the file: `Downloading torch-2.13.0-cp311-….whl (183.2 MB)`
+    loads = [line.split()[1:] for line in lines if line.lstrip().startswith("Downloading ")]
+    now = f", now {loads[-1][0].rpartition('/')[2]} {' '.join(loads[-1][1:])}".rstrip() if loads else ""
+    return f"{found} packages found{now}" if found else ""
+
+
+def wait_for_command(process: "subprocess.Popen[bytes]", log: Path, start: int) -> int:
+    """Return the exit status of a command, and print what its log says since `start` until then.
+
+    A terminal shows one line that changes every second; elsewhere a line appears every 15 seconds.
+    """
+    began, is_terminal = time.monotonic(), sys.stdout.isatty()
+    while True:
+        try:
+            status = process.wait(PROGRESS_SECONDS)
+        except subprocess.TimeoutExpired:
+            now = describe_progress(log.read_bytes()[start:].decode(errors="replace"))
+            if now:
+                line = f"install: {now} ({time.monotonic() - began:.0f} s)"
+                # \r and the escape code: the same line again, cleared
+                width = shutil.get_terminal_size().columns - 1
+                print(f"\r\033[K{line[:width]}" if is_terminal else f"{line}\n", end="", flush=True)
+            continue
+        if is_terminal:
+            print("\r\033[K", end="", flush=True)
+        return status
+
+
 def run_command(command: list[str], root: Path, lock: int, log: IO[str]) -> None:
     """Run one command with its output in the log; on failure print the end of the log and exit with status 1."""
     # DS_BUILD_OPS=0: deepspeed compiles no kernel, so neither gcc nor a second torch is needed to build it.
@@ -118,7 +157,7 @@ def run_command(command: list[str], root: Path, lock: int, log: IO[str]) -> None
     process = subprocess.Popen(
         command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock]
     )
-    status = process.wait()
+    status = wait_for_command(process, Path(log.name), start)
     if status == 0:
         return
     print("\n".join(Path(log.name).read_bytes()[start:].decode(errors="replace").splitlines()[-30:]), file=sys.stderr)
@@ -140,27 +179,31 @@ def build_environment(root: Path, present: InstallState, wanted: InstallState, l
             run_command([str(Path(sys.executable).resolve()), "-m", "venv", ".venv"], root, lock, log)
         write_state(venv, UNFINISHED)
         print("install: the packages of constraints.txt (one to three minutes; log in .venv/install.log)", flush=True)
-        run_command([*pip, "--no-compile", "--use-pep517", "-e", f".[{EXTRAS}]"], root, lock, log)
+        extras = ",".join([EXTRAS, *sorted(wanted.extras)])
+        run_command([*pip, "--no-compile", "--use-pep517", "-e", f".[{extras}]"], root, lock, log)
     write_state(venv, wanted)
 
 
-def install_checkout(root: Path = ROOT) -> None:
+def install_checkout(root: Path = ROOT, extras: Sequence[str] = ()) -> None:
     """Bring `root/.venv` to the wanted state, printing one line per step."""
     venv = root / ".venv"
     venv.mkdir(exist_ok=True)
     with hold_lock(venv) as lock:
-        wanted, present = compute_wanted_state(root), read_state(venv)
+        present = read_state(venv)
+        wanted = compute_wanted_state(root, {*extras, *present.extras})
         if present == wanted and can_start(venv):
             return
         started = time.monotonic()
         build_environment(root, present, wanted, lock)
-        print(f"install: done in {time.monotonic() - started:.0f} s", flush=True)
+        size = sum(path.lstat().st_size for path in venv.rglob("*"))
+        print(f"install: done in {time.monotonic() - started:.0f} s, {size / 1e9:.1f} GB in .venv", flush=True)
 
 
 def main() -> None:
-    """Parse the command line (it has no options beside --help) and install."""
-    argparse.ArgumentParser(description="Create .venv with llmsys and its pinned dependencies.").parse_args()
-    install_checkout()
+    """Parse the command line and install."""
+    parser = argparse.ArgumentParser(description="Create .venv with llmsys and its pinned dependencies.")
+    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml to install as well")
+    install_checkout(extras=parser.parse_args().extra)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 torchrun's and DeepSpeed's own launchers end their ranks 30 s after a SIGTERM, saved or not. Here SIGTERM and SIGUSR1 go
 straight to the ranks, which finish their step, save and exit with status 75; the launcher only sees them exit.
 
+- SIGUSR2, which asks for a profile of the next step, is passed on as well; it stops nothing.
 - SIGHUP of a closed terminal is forwarded too, unless it was ignored before (`nohup`).
 - A second SIGTERM, a second or more after the first, ends everything at once.
 - `python -m launch.process.signal_forwarding CONFIG SIGNAL` signals the ranks of one host. Where there is no rank, and
@@ -22,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, redirect_dead_terminal
+from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, PROFILE_SIGNAL, redirect_dead_terminal
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 # A SIGTERM that comes sooner is the same one: `timeout` and a shell's `kill` reach a process and its whole group.
@@ -87,15 +88,15 @@ def get_signals_to_forward() -> tuple[signal.Signals, ...]:
 
 @contextlib.contextmanager
 def ignore_own_signals() -> Iterator[dict[str, str]]:
-    """Ignore the signals that a launcher must not die of while it is started: SIGUSR1, and SIGHUP where it means save.
+    """Ignore signals that a launcher must not die of while it is started: SIGUSR1, SIGUSR2, SIGHUP where it means save.
 
-    Launchers know neither signal. A process that is started inside the block inherits the ignored signals.
+    Launchers know none of them. A process that is started inside the block inherits the ignored signals.
 
     Yields:
         Variables for its environment, by which ranks know that SIGHUP means save.
     """
     saves = signal.SIGHUP in get_signals_to_forward()
-    numbers = (signal.SIGUSR1, signal.SIGHUP) if saves else (signal.SIGUSR1,)
+    numbers = (signal.SIGUSR1, PROFILE_SIGNAL, *([signal.SIGHUP] if saves else []))
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield {HANGUP: HANGUP_SAVES} if saves else {}
@@ -106,13 +107,14 @@ def ignore_own_signals() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def relay_signals_to(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Relay the signals that ask to stop to one process while the block runs."""
+    """Relay the signals that ask to stop, or for a profile, to one process while the block runs."""
 
     def relay_signal(number: int, frame: FrameType | None) -> None:
         redirect_dead_terminal()
         process.send_signal(number)
 
-    before = {number: signal.signal(number, relay_signal) for number in get_signals_to_forward()}
+    relayed = (*get_signals_to_forward(), PROFILE_SIGNAL)
+    before = {number: signal.signal(number, relay_signal) for number in relayed}
     try:
         yield
     finally:
@@ -144,16 +146,24 @@ def forward_signals(top: int = 0) -> Iterator[list[int]]:
             return
         first_at = time.monotonic() if number == signal.SIGTERM else first_at
         asked.append(number)
-        for rank in ranks:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                rank.send_signal(number)
+        _send_signal(ranks, number)
+
+    def request_profile(number: int, frame: FrameType | None) -> None:
+        _send_signal(list_descendant_ranks(top or os.getpid()), number)
 
     before = {number: signal.signal(number, handle_signal) for number in get_signals_to_forward()}
+    before[PROFILE_SIGNAL] = signal.signal(PROFILE_SIGNAL, request_profile)
     try:
         yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _send_signal(ranks: list[psutil.Process], number: int) -> None:
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)
 
 
 def _is_rank(process: psutil.Process) -> bool:

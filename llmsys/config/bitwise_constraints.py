@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from llmsys.config.batch import BatchConfig
 from llmsys.config.engine import EngineConfig
+from llmsys.config.optimizer import OptimizerConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation, format_choices, list_divisors
 from llmsys.config.train import TrainConfig
@@ -21,7 +22,7 @@ def find_bitwise_violations(
     layout: ParallelLayout,
     batch: BatchConfig,
     *,
-    optimizer: str,
+    optimizer: OptimizerConfig,
     windows: bool,
 ) -> Iterator[Violation]:
     """Yield the settings that change sums with the number of ranks.
@@ -31,7 +32,7 @@ def find_bitwise_violations(
         engine: the `engine:` section.
         layout: the `layout:` section.
         batch: the `batch:` section.
-        optimizer: `optimizer.kind`.
+        optimizer: the `optimizer:` section.
         windows: steps are packed windows of one length, not pairs or texts.
     """
     if engine.kind != "torch":
@@ -53,10 +54,10 @@ def find_bitwise_violations(
                 f"{size} ranks would each sum a part of one matmul, so the result would depend on their "
                 f"number. Use {axis}=1 with shard, replicate and expert, {FAST_REMEDY}.",
             )
-    if optimizer != "adamw":
+    if not optimizer.is_elementwise:
         yield Violation(
             "optimizer.kind",
-            f"{optimizer} has operations that are not elementwise and exact. Use adamw, {FAST_REMEDY}.",
+            f"{optimizer.kind} has operations that are not elementwise and exact. Use adamw, {FAST_REMEDY}.",
         )
     yield from _find_train_violations(train)
     if windows:

@@ -12,6 +12,9 @@ from llmsys.config.section import LocalPath, Section, Violation, raise_violation
 # Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller.
 MAX_DEFAULT_SEQUENCES = 8
 
+# Positions of a held-out window unless `evaluation.sequence_length` sets more: one rank computes all of them.
+MAX_DEFAULT_LENGTH = 32_768
+
 SUFFIXES = (".gz", ".jsonl", ".json")
 
 
@@ -68,13 +71,25 @@ class EvaluationConfig(Section):
     sequence_length: int = Field(
         0,
         ge=0,
-        description="Positions of a held-out window, all of which one rank computes. 0: batch.sequence_length.",
+        description="Positions of a held-out window, all of which one rank computes. 0: batch.sequence_length, at "
+        "most 32768.",
     )
     tasks: tuple[SetConfig, ...] = Field(
         (),
         validate_default=False,
         description="Tasks with questions that a language model answers by likelihood.",
     )
+
+    def resolve_sequence_length(self, training: int) -> int:
+        """Return the positions of a held-out window.
+
+        Args:
+            training: `batch.sequence_length`.
+
+        Returns:
+            The same on every number of ranks, so that a loss does not depend on the layout.
+        """
+        return self.sequence_length or min(training, MAX_DEFAULT_LENGTH)
 
     @field_validator("tasks")
     @classmethod

@@ -7,14 +7,14 @@ here and in `OptimizerConfig`, its rule in `UpdateRule`, and its construction in
 
 from abc import abstractmethod
 from math import gcd
-from typing import Annotated, ClassVar, Literal, assert_never
+from typing import Annotated, ClassVar, Literal, Self, assert_never
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from llmsys.config.section import Section
+from llmsys.config.section import Section, Violation, raise_violations
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-UpdateRule = Literal["adamw", "muon"]
+UpdateRule = Literal["adamw", "muon", "elementwise"]
 MomentsDtype = Literal["fp32", "bf16", "int8"]
 
 # Largest number of neighbours with one scale.
@@ -40,6 +40,7 @@ class _BaseOptimizerConfig(Section):
     """Fields of every optimizer: learning rate, weight decay, clipping, and the AdamW fields used for vectors."""
 
     can_update_flat_shards: ClassVar[bool] = False  # the DeepSpeed engine, which has flat shards, builds it
+    is_elementwise: ClassVar[bool] = False  # operations that round once per element, as bitwise mode needs
 
     learning_rate: float = Field(3e-4, gt=0, description="Peak learning rate, scaled by the schedule.")
     embedding_lr_multiplier: float = Field(
@@ -90,6 +91,7 @@ class AdamWConfig(_BaseOptimizerConfig):
 
     kind: Literal["adamw"] = "adamw"
     can_update_flat_shards: ClassVar[bool] = True
+    is_elementwise: ClassVar[bool] = True
     moments: MomentsDtype = Field(
         "fp32",
         description="How moments are stored; they are computed in float32. bf16: 2 bytes. int8: 1 byte and a scale per "
@@ -136,6 +138,7 @@ class AdamConfig(AdamWConfig):
     kind: Literal["adam"] = "adam"  # type: ignore[assignment]
     moments: Literal["fp32"] = Field("fp32", description="How moments are stored; only AdamW compresses them.")
     can_update_flat_shards: ClassVar[bool] = False
+    is_elementwise: ClassVar[bool] = False
 
 
 class MuonConfig(_BaseOptimizerConfig):
@@ -170,4 +173,72 @@ class MuonConfig(_BaseOptimizerConfig):
         return 36  # as AdamW: one moment less, but the update is written and read
 
 
-OptimizerConfig = Annotated[AdamWConfig | AdamConfig | MuonConfig, Field(discriminator="kind")]
+class _ElementwiseConfig(_BaseOptimizerConfig):
+    """An optimizer that treats each element of each parameter alike."""
+
+    can_update_flat_shards: ClassVar[bool] = True
+    is_elementwise: ClassVar[bool] = True
+    num_moments: ClassVar[int]
+
+    def select_update_rule(self, name: str, num_dims: int) -> UpdateRule:
+        """Return elementwise for every parameter."""
+        return "elementwise"
+
+    def count_moments(self, name: str, num_dims: int) -> int:
+        """Return the moments of the kind."""
+        return self.num_moments
+
+    def count_update_elements(self, elements: int, largest_matrix: int) -> int:
+        """Return some tensors of one piece of a parameter."""
+        return 4 * min(elements, MAX_UPDATED_ELEMENTS)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written per parameter and step."""
+        # Reads weight, gradient and moments, writes weight and moments, and reads again for the gradient norm.
+        return 4 * (4 + 2 * self.num_moments)
+
+
+class LionConfig(_ElementwiseConfig):
+    """The sign of an interpolated momentum (Chen 2023, arXiv:2302.06675); half of AdamW's state.
+
+    Its updates have the size of the learning rate: the paper uses a rate 3 to 10 times smaller than AdamW's, and a
+    weight decay as much larger.
+    """
+
+    kind: Literal["lion"] = "lion"
+    num_moments: ClassVar[int] = 1
+    betas: tuple[Decay, Decay] = Field(
+        (0.9, 0.99), description="Shares of the momentum in the update, and in the next momentum."
+    )
+
+    @model_validator(mode="after")
+    def _check_eps(self) -> Self:
+        if self.eps != type(self).model_fields["eps"].default:
+            raise_violations(
+                [Violation("eps", f"{self.eps:g} has no place in lion, which divides by nothing. Omit it.")]
+            )
+        return self
+
+
+class AdEMAMixConfig(_ElementwiseConfig):
+    """AdamW with a second, slow momentum (Pagliardini 2024, arXiv:2409.03137)."""
+
+    kind: Literal["ademamix"] = "ademamix"
+    num_moments: ClassVar[int] = 3
+    betas: tuple[Decay, Decay] = Field(
+        (0.9, 0.999), description="Decay rates of the fast first moment and of the second moment, per step."
+    )
+    slow_beta: Decay = Field(0.9999, gt=0, description="Decay rate of the slow momentum, per step.")
+    slow_weight: float = Field(5.0, ge=0, description="Weight of the slow momentum; 4 to 10 in the paper.")
+    slow_warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps over which slow_weight grows from 0, and slow_beta from betas[0]. The paper uses all steps of "
+        "the run. 0: none.",
+    )
+
+
+OptimizerConfig = Annotated[
+    AdamWConfig | AdamConfig | MuonConfig | LionConfig | AdEMAMixConfig, Field(discriminator="kind")
+]

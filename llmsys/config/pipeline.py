@@ -177,12 +177,19 @@ def _list_unproven_choices(model: ModelConfig) -> list[str]:
 
 
 def find_pipeline_violations(
-    ranks: int, engine: EngineConfig, train: TrainConfig, generation: GenerationConfig, *, windows: bool
+    ranks: int,
+    model: ModelConfig,
+    engine: EngineConfig,
+    train: TrainConfig,
+    generation: GenerationConfig,
+    *,
+    windows: bool,
 ) -> Iterator[Violation]:
     """Yield the violations between a pipeline and the other sections, for every number of ranks.
 
     Args:
         ranks: size of the pipeline axis, more than 1.
+        model: the `model:` section.
         engine: the `engine:` section.
         train: the `train:` section.
         generation: the `generation:` section.
@@ -196,15 +203,7 @@ def find_pipeline_violations(
         value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"
         yield Violation("engine.kind", f"{value} runs no stages. Use torch with data_parallel=fsdp, {whole}.")
     if train.reproducibility == "bitwise":
-        text = "bitwise adds up micro-batches in a tree of its own, which a schedule does not follow"
-        yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
-    if train.compile == "block":
-        text = f"{train.compile} is not proven where a stage has several micro-batches under way"
-        yield Violation("train.compile", f"{text}. Use none, {whole}.")
-    for key in ("matmul_dtype", "expert_matmul_dtype"):
-        if (recipe := getattr(train, key)) != "compute":
-            text = f"{recipe} is not proven where a stage has several micro-batches under way"
-            yield Violation(f"train.{key}", f"{text}. Use compute, {whole}.")
+        yield from _find_bitwise_violations(model, whole)
     if train.noise_scale_every_steps:
         text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
         yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
@@ -215,6 +214,17 @@ def find_pipeline_violations(
     if not windows:
         text = f"{ranks} ranks exchange tensors of one shape, but pairs and texts differ in length"
         yield Violation("layout.pipeline", f"{text}. Use pipeline=1.")
+
+
+def _find_bitwise_violations(model: ModelConfig, whole: str) -> Iterator[Violation]:
+    tied, drops = model.tie_word_embeddings, any(model.dropout.model_dump().values())
+    if tied or model.multi_token_prediction is not None:
+        key = "model.tie_word_embeddings=true" if tied else "model.multi_token_prediction"
+        text = f"bitwise sums the gradient of one embedding in each micro-batch, but with {key} two stages have a part"
+        yield Violation("train.reproducibility", f"{text}. Use fast, {whole}.")
+    if drops:
+        text = "bitwise draws dropout layer by layer of a micro-batch, but stages draw by themselves"
+        yield Violation("train.reproducibility", f"{text}. Use fast, model.dropout={{}}, {whole}.")
 
 
 def require_pipeline_micro_batches(

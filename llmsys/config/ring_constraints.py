@@ -42,12 +42,6 @@ def find_ring_violations(
             f"{layout.context_kind} is not proven inside of compiled blocks. Use train.compile=none, or "
             "context_kind=ulysses.",
         )
-    if layout.pipeline > 1:
-        yield Violation(
-            "pipeline",
-            f"{layout.pipeline} ranks of a pipeline are not proven with context_kind={layout.context_kind}. Use "
-            "pipeline=1, or context_kind=ulysses.",
-        )
     choices = {
         f"model.position.kind={model.position.kind}, whose bias of the scores is trained,": (
             model.position.has_trained_scores

@@ -121,11 +121,12 @@ class RunConfig(Section):
         windows = self.objective.uses_windows
         if self.train.reproducibility == "bitwise":
             sections = self.train, self.engine, self.layout, self.batch
-            yield from find_bitwise_violations(*sections, optimizer=self.optimizer.kind, windows=windows)
+            yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
         if self.train.noise_scale_every_steps:
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
         if (stages := self.layout.pipeline) > 1:
-            yield from find_pipeline_violations(stages, self.engine, self.train, self.generation, windows=windows)
+            parts = self.model, self.engine, self.train, self.generation
+            yield from find_pipeline_violations(stages, *parts, windows=windows)
         yield from self._find_average_violations()
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
 
@@ -225,6 +226,10 @@ class RunConfig(Section):
             train["expert_matmul_dtype"] = self.train.expert_matmul_dtype
         if self.train.ema_half_life_tokens:
             train["average_half_life_tokens"] = self.train.ema_half_life_tokens
+        if self.train.branch_from is not None:
+            train["branch_from"] = stored["train"]["branch_from"]
+        if self.train.grow_model:
+            train["grow_model"] = True
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
@@ -267,9 +272,9 @@ class RunConfig(Section):
         """
         if (train := self.train).compile != "auto":
             return self
-        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting. Stages: pipeline.py.
-        settings = self.engine.kind, train.reproducibility, self.layout.pipeline, self.layout.ring_size
-        plain = settings == ("torch", "fast", 1, 1) and train.activation_checkpoint != "offload"
+        # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
+        settings = self.engine.kind, train.reproducibility, self.layout.ring_size
+        plain = settings == ("torch", "fast", 1) and train.activation_checkpoint != "offload"
         chosen = "block" if has_triton and plain else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 

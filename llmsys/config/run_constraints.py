@@ -148,7 +148,7 @@ def find_optimizer_violations(
     if not optimizer.can_update_flat_shards and engine.kind == "deepspeed":
         yield Violation(
             "optimizer.kind",
-            f"{optimizer.kind} is not built by engine.kind=deepspeed, which has AdamW on flat shards. "
+            f"{optimizer.kind} is not built by engine.kind=deepspeed, which has elementwise optimizers on flat shards. "
             "Use engine.kind=torch, or optimizer.kind=adamw.",
         )
     if optimizer.kind != "adamw" or optimizer.moments == "fp32":

@@ -1,9 +1,11 @@
 """Sections of the run itself: name, processes, budget, bad steps, generation, tracking and FLOP counting."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
@@ -37,6 +39,21 @@ class SpikeDetectionConfig(Section):
             text = f"{ratio:g} times the median would skip ordinary steps. Use more than 1, or 0 to turn it off."
             raise_violations([Violation("", text)])
         return ratio
+
+
+class ProfileConfig(Section):
+    """`train.profile:` — steps that torch's profiler records into `profile/` of the run folder.
+
+    SIGUSR2 to a running job records its next step too.
+    """
+
+    steps: tuple[PositiveInt, ...] = Field((), description="Steps to record, counted from 1, such as [10, 500].")
+    ranks: tuple[NonNegativeInt, ...] = Field(
+        (0,), description="Ranks that record. Every rank writes files of its own."
+    )
+    memory: bool = Field(
+        False, description="Record memory as well: a snapshot of the allocator on CUDA devices, a curve in the trace."
+    )
 
 
 MatmulDtype = Literal["compute", "fp8", "fp8_block"]
@@ -97,7 +114,18 @@ class TrainConfig(Section):
         "under engine.kind=torch on CUDA devices with Triton, else none.",
     )
     init_from: LocalPath | None = Field(
-        None, description="Run folder or checkpoint to initialize the weights of a new run from, matched by name."
+        None,
+        description="Run folder, RUN@STEP or checkpoint to initialize the weights of a new run from, matched by name.",
+    )
+    branch_from: LocalPath | None = Field(
+        None,
+        description="RUN@STEP to continue in a new run folder with other settings: takes weights, moments, balance "
+        "bias and position in the data of that step.",
+    )
+    grow_model: bool = Field(
+        False,
+        description="Grow the tensors of init_from or branch_from to a deeper or wider model, or to experts that are "
+        "copies of a dense layer.",
     )
     restart: bool = Field(
         False,
@@ -137,8 +165,30 @@ class TrainConfig(Section):
         description="Steps between measurements of the gradient noise scale (the critical batch size, in tokens). 0: "
         "off.",
     )
+    profile: ProfileConfig = Field(ProfileConfig(), description="Steps to record with torch's profiler. Default: none.")
     log_every_steps: int = Field(10, ge=1, description="Steps between log entries.")
     threads_per_process: int = Field(0, ge=0, description="CPU threads per process. 0: available cores / processes.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        raise_violations(self._find_source_violations())
+        return self
+
+    def _find_source_violations(self) -> Iterator[Violation]:
+        if self.branch_from is not None and not re.search(r"@\d+$", str(self.branch_from)):
+            yield Violation(
+                "branch_from",
+                f"{self.branch_from} does not name a step. Append the step of a checkpoint, such as "
+                f"{self.branch_from}@1000.",
+            )
+        if self.branch_from is not None and self.init_from is not None:
+            yield Violation(
+                "branch_from",
+                f"{self.branch_from} and train.init_from={self.init_from} are both sources of weights. Use "
+                "branch_from to continue a run at its token, or init_from to start at token 0.",
+            )
+        if self.grow_model and self.branch_from is None and self.init_from is None:
+            yield Violation("grow_model", "there is no model to grow. Set branch_from or init_from, or leave it out.")
 
     @property
     def resolved_precision(self) -> Precision:
@@ -184,7 +234,10 @@ class TrackingConfig(Section):
 
     tensorboard: bool = Field(False, description="Write TensorBoard files to the run folder.")
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
-    project: str = Field("llmsys", min_length=1, description="Weights & Biases project.")
+    mlflow: bool = Field(
+        False, description="Send metrics to MLflow: to $MLFLOW_TRACKING_URI, else to `mlflow.db` in the run folder."
+    )
+    project: str = Field("llmsys", min_length=1, description="Weights & Biases project, MLflow experiment.")
 
 
 class FlopsConfig(Section):

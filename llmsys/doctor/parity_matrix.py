@@ -28,6 +28,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero-3": {"kind": "deepspeed", "zero_stage": 3},
     "accelerate": {"kind": "accelerate"},
 }
+GPIPE = {"kind": "gpipe"}
 INTERLEAVED = {"kind": "interleaved", "stages_per_rank": 2}
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {},
@@ -41,13 +42,18 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"tensor": 2, "context": 2},
     {"tensor": 2, "expert": 2},
     {"pipeline": 2},
-    {"pipeline": 2, "pipeline_schedule": {"kind": "gpipe"}},
+    {"pipeline": 2, "pipeline_schedule": GPIPE},
     {"pipeline": 2, "pipeline_schedule": INTERLEAVED},
     {"pipeline": 2, "pipeline_schedule": INTERLEAVED, "expert": 2},
     {"pipeline": 2, "replicate": 2},
     {"pipeline": 2, "tensor": 2},
     {"pipeline": 2, "context": 2},
+    {"pipeline": 2, "context": 2, "context_kind": "ring"},
     {"pipeline": 4},
+    {"pipeline": 4, "pipeline_schedule": GPIPE},
+    {"pipeline": 4, "pipeline_schedule": INTERLEAVED},
+    {"pipeline": 4, "expert": 2},
+    {"pipeline": 4, "tensor": 2},
 )
 RECOMPUTE = ("none", "selective", "full", "offload")
 

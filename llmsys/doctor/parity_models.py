@@ -146,7 +146,17 @@ DEEP = ParityModel(
         moe=_build_moe_config(2, balance=_BIAS_AND_LOSS, first_dense_layers=1, z_loss_weight=0.1),
     ),
 )
-PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED, DEEP)
+NARROW = ParityModel(
+    "eight narrow layers, two dense, then experts",
+    _build_model_config(
+        num_hidden_layers=8,
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=2,
+        moe=_build_moe_config(2, first_dense_layers=2, moe_intermediate_size=8),
+    ),
+)
+PARITY_MODELS = (DENSE, EXPERTS, IDLE, CROWDED, LATENT, SINKS, TRANSLATION, LABELS, MASKED, DEEP, NARROW)
 
 
 def build_parity_batch(step: int, rows: range, parity_model: ParityModel = DENSE) -> Batch:

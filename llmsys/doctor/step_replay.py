@@ -108,10 +108,10 @@ def _load_checkpoint_before(engine: Engine, config: RunConfig, step: int) -> tup
         record = read_record(name)
         log.info("replaying from %s", name)
         return int(record["steps"]), set(record.get("judge", {}).get("left_out", ()))
-    if config.train.init_from is not None:
+    if (source := config.train.init_from or config.train.branch_from) is not None:
         raise CheckpointError(
             f"no checkpoint in {folder} is older than step {step}, and the run started from "
-            f"{config.train.init_from}. Replay a step after the oldest checkpoint, or keep more with "
+            f"{source}. Replay a step after the oldest checkpoint, or keep more with "
             "checkpoint.keep_every_steps."
         )
     log.info("replaying from the seed: no checkpoint is older than step %d", step)

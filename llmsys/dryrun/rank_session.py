@@ -234,7 +234,7 @@ class RankSession:
         began = time.process_time()
         self.recorder.enter_phase("evaluation", EVALUATION)
         sequences = self.config.evaluation_sequences
-        length = self.config.evaluation.sequence_length or self.config.batch.sequence_length
+        length = self.config.evaluation.resolve_sequence_length(self.config.batch.sequence_length)
         batch = self.config.batch.model_copy(update={"sequence_length": length})
         heldout = self.config.model_copy(update={"batch": batch})
         rows = SyntheticRows(heldout, sequences * self.layout.data_parallel_size, self.request.documents)

@@ -4,19 +4,23 @@ FSDP2 as in fast mode, with every sum in a fixed order:
 
 - A step is a fixed list of micro-batches. Rank r of W computes the micro-batches r, W + r, 2W + r, …, each with the
   same shapes, kernels and dropout on any rank (experts too, see reproducible_sharding.py).
-- Gradients are summed over micro-batches by one binary tree (reproducible_sum.py), across ranks and in time.
-- The norm is summed over the rows of all parameters, AdamW consists of operations that round once (bitwise_adamw.py),
-  and metrics are gathered by micro-batch and summed in float64.
+- Gradients are summed over micro-batches by one binary tree (reproducible_sum.py), across ranks and in time. In a
+  pipeline every stage has a tree, whose leaves arrive as its backward passes end.
+- The norm is summed over the rows of all parameters, the optimizer consists of operations that round once
+  (elementwise.py), and metrics are gathered by micro-batch and summed in float64.
 
-Requires W to be a power of two that divides the micro-batches of a step. Compared machines must have the same kind of
-device, the same libraries and, on CPUs, the same number of threads.
+W counts the groups of ranks with different sequences. It must be a power of two that divides the micro-batches of a
+step. Compared machines must have the same kind of device, the same libraries and, on CPUs, the same number of threads.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise, starmap
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from llmsys.config.optimizer import OptimizerConfig
@@ -32,14 +36,18 @@ from llmsys.engine.engine import (
     reduce_token_counts,
 )
 from llmsys.engine.micro_batch_loss import compute_loss_share
+from llmsys.engine.pipelined_model import PipelinedModel
+from llmsys.estimate.pipeline_stages import PipelineCut
 from llmsys.model.initialization import build_initializer
+from llmsys.model.moe_layer import MoELayer
+from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
-from llmsys.optim.bitwise_adamw import BitwiseAdamW
-from llmsys.optim.build_optimizer import require_adamw
+from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
+from llmsys.optim.elementwise import require_elementwise
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.gradient_clipping import list_local_gradients
 from llmsys.parallel.parallelize import materialize_parameters
-from llmsys.parallel.process_group import all_gather_tensor, get_rank, get_world_size
+from llmsys.parallel.process_group import all_gather_tensor, get_rank
 from llmsys.parallel.reproducible_sharding import apply_reproducible_fsdp
 from llmsys.parallel.reproducible_sum import StreamingTreeSum, compute_gradient_norm, sum_rows_pairwise
 
@@ -47,7 +55,11 @@ from llmsys.parallel.reproducible_sum import StreamingTreeSum, compute_gradient_
 
 
 class BitwiseEngine:
-    """FSDP2 with sums in a fixed order; arguments as for `TorchEngine`. `train_step` gets every W-th micro-batch."""
+    """FSDP2 with sums in a fixed order; arguments as for `TorchEngine`. `train_step` gets every W-th micro-batch.
+
+    Numbers of layers and rows of parameters have the places that they have in one process, also where a rank of a
+    pipeline has some of them only: the others are zeros there.
+    """
 
     def __init__(
         self,
@@ -60,32 +72,44 @@ class BitwiseEngine:
         seed: int,
         device: torch.device,
         initialize: bool = True,
+        cut: PipelineCut | None = None,
     ) -> None:
         self.device = device
         self.module = model
         self._loss = loss
         self._seed = seed
         self._clip = optimizer.max_grad_norm
+        self._layout, place = meshes.layout, get_rank() % meshes.layout.ranks_per_stage
         # Replicas hold the same rows, of which the norm counts one copy.
-        self._first_copy = get_rank() < meshes.layout.ranks_per_replica
+        self._first_copy, self._is_first_of_stage = place < meshes.layout.ranks_per_replica, place == 0
+        self._data_rank = meshes.layout.get_data_rank(get_rank())
+        ends = list(accumulate((len(parameter) for parameter in model.parameters()), initial=0))
+        starts = dict(zip((name for name, _ in model.named_parameters()), ends, strict=False))
+        self._slots = _number_counters(model.list_auxiliary_layers())
+        self.pipeline = None if meshes.pipeline is None else PipelinedModel(model, meshes, cut, compute_dtype, device)
+        self._rows: dict[str, Any] = {
+            "first_rows": [starts[name] for name, _ in model.named_parameters()],
+            "num_rows": ends[-1],
+        }
         use_deterministic_kernels(device)
         apply_reproducible_fsdp(model, meshes, compute_dtype)
         materialize_parameters(model, device, build_initializer(model.config, seed, draws=initialize))
-        self._optimizer = BitwiseAdamW(dict(model.named_parameters()), require_adamw(optimizer))
+        self._optimizer = BitwiseOptimizer(dict(model.named_parameters()), require_elementwise(optimizer))
 
     def train_step(
         self, batches: Sequence[Batch], learning_rate: float, accept: Accept = accept_all, extras: Sequence[float] = ()
     ) -> StepResult:
         """Implement `Engine.train_step`."""
         self.module.train()
-        counts = reduce_token_counts(batches, self.device)
-        sums, numbers = StreamingTreeSum(), []
-        for index, batch in enumerate(batches):
-            self._seed_dropout(index * get_world_size() + get_rank())
-            numbers.append(self._train_micro_batch(batch.to(self.device), counts))
-            sums.add_leaf(self._take_gradients())
-        gradients = sums.compute_total()
-        norm = compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy)
+        has_own_rows = self.pipeline is None or self.pipeline.is_first_rank
+        counts = reduce_token_counts(batches if has_own_rows else (), self.device)
+        batches = [batch.to(self.device) for batch in batches]
+        numbers = [self._allocate_numbers() for _ in batches]
+        if self.pipeline is None:
+            gradients = self._add_gradients(batches, counts, numbers)
+        else:
+            gradients = self._add_stage_gradients(self.pipeline, batches, counts, numbers)
+        norm = compute_gradient_norm(list(self.module.parameters()), gradients, counts=self._first_copy, **self._rows)
         nats, extra_sums = self._sum_step_numbers(numbers, extras)
         loss = nats / float(counts[0])
         applied = accept(loss, norm)
@@ -100,48 +124,83 @@ class BitwiseEngine:
         # torch takes seeds of 63 bits.
         torch.manual_seed(derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
 
-    def _train_micro_batch(self, batch: Batch, counts: Tensor) -> Tensor:
-        """Compute the gradients of one micro-batch per rank, summed over ranks; return the J metrics of this rank's."""
-        share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
-        share.backward()
-        counted = [sums for layer in self.module.list_auxiliary_layers() for sums in layer.get_step_counters()]
-        numbers_J = torch.cat([part.double().flatten() for part in (nats, *counted)])
-        for layer in self.module.list_auxiliary_layers():
-            layer.reset_counts()
-        return numbers_J
+    def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor]) -> list[Tensor]:
+        """Return the gradients of the step, and write the J metrics of each micro-batch."""
+        sums, parameters = StreamingTreeSum(), list(self.module.parameters())
+        for index, (batch, numbers_J) in enumerate(zip(batches, numbers, strict=True)):
+            self._seed_dropout(index * self._layout.data_parallel_size + self._data_rank)
+            share, nats = compute_loss_share(self.module, self.module, batch, self._loss, counts)
+            share.backward()
+            self._take_numbers(numbers_J, self.module.list_auxiliary_layers(), nats)
+            sums.add_leaf(_take_gradients(parameters))
+        return sums.compute_total()
 
-    def _take_gradients(self) -> list[Tensor]:
-        parameters = list(self.module.parameters())
-        for parameter in parameters:
-            if parameter.grad is None:  # unused by this micro-batch on every rank
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = list_local_gradients(parameters)
-        for parameter in parameters:
-            parameter.grad = None
-        return gradients
+    def _add_stage_gradients(
+        self, pipeline: PipelinedModel, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor]
+    ) -> list[Tensor]:
+        """As `_add_gradients`, in the order of a schedule. No dropout is drawn: the config rejects it."""
+        sums = {stage: StreamingTreeSum() for stage in pipeline.stages}
+        parameters = {stage: pipeline.list_parameters(stage) for stage in pipeline.stages}
+
+        def finish_forward(number: int, layers: range, nats: Tensor | None) -> None:
+            self._take_numbers(numbers[number], self.module.list_auxiliary_layers(layers), nats)
+
+        @contextmanager
+        def enter_backward(stage: int, last: bool) -> Iterator[None]:
+            yield
+            sums[stage].add_leaf(_take_gradients(parameters[stage]))
+
+        options: dict[str, Any] = {"enter_backward": enter_backward, "after_forward": finish_forward}
+        pipeline.add_gradients(batches, self.module, self._loss, counts, 1.0, **options)
+        found = {
+            id(parameter): total
+            for stage, tree in sums.items()
+            for parameter, total in zip(parameters[stage], tree.compute_total(), strict=True)
+        }
+        return [found[id(parameter)] for parameter in self.module.parameters()]
+
+    def _allocate_numbers(self) -> Tensor:
+        """Return the J metrics of one micro-batch, zero: loss in nats, and the counters of every layer."""
+        last = max((slot.stop for slot in self._slots.values()), default=1)
+        return torch.zeros(last, dtype=torch.float64, device=self.device)
+
+    def _take_numbers(
+        self, numbers_J: Tensor, layers: Sequence[MoELayer | AdaptiveRecurrence], nats: Tensor | None
+    ) -> None:
+        """Write the metrics of a forward pass, and reset the counters of its layers."""
+        if nats is not None:
+            numbers_J[0] = nats
+        for layer in layers:
+            numbers_J[self._slots[layer]] = torch.cat([part.double().flatten() for part in layer.get_step_counters()])
+            layer.reset_counts()
 
     def _sum_step_numbers(self, numbers: list[Tensor], extras: Sequence[float]) -> tuple[float, tuple[float, ...]]:
         """Return the loss sum of the step in nats and the sums of `extras`.
 
-        Sets the layers' counters to those of the step on rank 0, and to zero elsewhere.
+        Sets the layers' counters to those of the step on the first rank of a stage, and to zero elsewhere.
         """
         own = torch.cat([*numbers, torch.tensor(extras, dtype=torch.float64, device=self.device)])
         gathered = all_gather_tensor(own)
         by_rank, extra_sums = gathered.split([own.numel() - len(extras), len(extras)], dim=1)
+        by_rank = by_rank.unflatten(0, (self._layout.pipeline, -1)).sum(0)  # zeros but for one stage
         # Micro-batch i of rank r is number i · W + r of the step.
         numbers_JM = by_rank.unflatten(1, (len(numbers), -1)).transpose(0, 1).flatten(0, 1).T
         totals_J = sum_rows_pairwise(numbers_JM.clone())
-        if get_rank() == 0:
-            counted = [sums for layer in self.module.list_auxiliary_layers() for sums in layer.get_step_counters()]
-            for sums, total in zip(counted, totals_J[1:].split([sums.numel() for sums in counted]), strict=True):
+        for layer in self.module.list_auxiliary_layers() if self._is_first_of_stage else ():
+            counted = layer.get_step_counters()
+            sizes = [sums.numel() for sums in counted]
+            for sums, total in zip(counted, totals_J[self._slots[layer]].split(sizes), strict=True):
                 sums.copy_(total.view_as(sums))
         return float(totals_J[0]), tuple(extra_sums.sum(0).tolist())
 
     @torch.no_grad()
-    def compute_logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor | None:
         """Implement `Engine.compute_logits`."""
         self.module.eval()
-        logits_BTV: Tensor = self.module(**batch.to(self.device).to_model_inputs())
+        batch = batch.to(self.device)
+        if self.pipeline is not None:
+            return self.pipeline.compute_logits(batch)
+        logits_BTV: Tensor = self.module(**batch.to_model_inputs())
         return logits_BTV
 
     def get_state(self) -> EngineState:
@@ -153,8 +212,7 @@ class BitwiseEngine:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
-            tensors[f"first_moment/{name}"] = self._optimizer.first[name]
-            tensors[f"second_moment/{name}"] = self._optimizer.second[name]
+            tensors |= {f"{moment}/{name}": by_name[name] for moment, by_name in self._optimizer.moments.items()}
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         return EngineState(tensors, self._optimizer.steps)
 
@@ -165,6 +223,22 @@ class BitwiseEngine:
             if own[name] is not tensor:
                 own[name].copy_(tensor)
         self._optimizer.steps = state.steps
+
+
+def _number_counters(layers: Sequence[MoELayer | AdaptiveRecurrence]) -> dict[MoELayer | AdaptiveRecurrence, slice]:
+    """Return the places of each layer's counters in the metrics of a micro-batch, after the loss."""
+    ends = accumulate((sum(sums.numel() for sums in layer.get_step_counters()) for layer in layers), initial=1)
+    return dict(zip(layers, starmap(slice, pairwise(ends)), strict=True))
+
+
+def _take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    for parameter in parameters:
+        if parameter.grad is None:  # unused by this micro-batch on every rank
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = list_local_gradients(parameters)
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
 
 
 def use_deterministic_kernels(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The DeepSpeed engine: every ZeRO stage around torch's AdamW, with our own expert dispatcher.
+"""The DeepSpeed engine: every ZeRO stage around an elementwise optimizer, with our own expert dispatcher.
 
 Differences of DeepSpeed from the `Engine` protocol, and their treatment:
 
@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor, Shard
 from llmsys.config.optimizer import OptimizerConfig
 from llmsys.data.batch import Batch
 from llmsys.engine.deepspeed_setup import (
-    build_adamw,
     build_deepspeed_config,
+    build_flat_optimizer,
     initialize_deepspeed,
     materialize_full_parameters,
     materialize_partitioned_parameters,
@@ -43,7 +43,7 @@ from llmsys.engine.grad_scaler import GradScaler
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import Initializer, build_initializer
 from llmsys.model.transformer import Transformer
-from llmsys.optim.build_optimizer import FULL_MOMENTS, require_adamw
+from llmsys.optim.elementwise import STATE_KEYS, build_elementwise_rule, require_elementwise
 from llmsys.optim.lr_schedule import set_rates
 from llmsys.optim.parameter_groups import get_parameter_role
 from llmsys.parallel.device_mesh import DeviceMeshes
@@ -53,7 +53,7 @@ from llmsys.parallel.process_group import get_world_size
 
 
 class DeepSpeedEngine:
-    """ZeRO around torch's AdamW. `model` is on the meta device; arguments as for `TorchEngine`."""
+    """ZeRO around torch's AdamW or another elementwise optimizer. `model` is on the meta device; arguments as for `TorchEngine`."""
 
     def __init__(
         self,
@@ -85,11 +85,15 @@ class DeepSpeedEngine:
             materialize_partitioned_parameters(model, settings, device, compute_dtype, initial)
         else:
             materialize_full_parameters(model, meshes, device, initial)
-        adamw = build_adamw(dict(model.named_parameters()), self._shapes, meshes, require_adamw(optimizer))
-        self._engine = initialize_deepspeed(model, adamw, settings)
+        elementwise = require_elementwise(optimizer)
+        self._moments = {name: STATE_KEYS[name] for name in build_elementwise_rule(elementwise).moments}
+        stepper = build_flat_optimizer(dict(model.named_parameters()), self._shapes, meshes, elementwise)
+        self._engine = initialize_deepspeed(model, stepper, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)
-        self._state = build_deepspeed_state(self._engine, zero_stage, clip, meshes)
+        self._state = build_deepspeed_state(
+            self._engine, zero_stage, clip, meshes, moments=tuple(self._moments.values())
+        )
         self._set_masters(initial)
 
     def _set_masters(self, initial: Initializer) -> None:
@@ -142,7 +146,7 @@ class DeepSpeedEngine:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, None))
-            for ours, theirs in FULL_MOMENTS.items():
+            for ours, theirs in self._moments.items():
                 tensors[f"{ours}/{name}"] = self._shard_tensor(name, self._state.get_tensor(parameter, theirs))
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         tensors |= {} if self._scale is None else self._scale.state_dict()
@@ -152,7 +156,7 @@ class DeepSpeedEngine:
         """Implement `Engine.load_state`."""
         for name, parameter in self.module.named_parameters():
             self._state.set_tensor(parameter, self._gather_full_tensor(name, state.tensors[f"parameter/{name}"]), None)
-            for ours, theirs in FULL_MOMENTS.items():
+            for ours, theirs in self._moments.items():
                 self._state.set_tensor(
                     parameter, self._gather_full_tensor(name, state.tensors[f"{ours}/{name}"]), theirs
                 )

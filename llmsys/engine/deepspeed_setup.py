@@ -18,6 +18,7 @@ from llmsys.errors import ConfigError
 from llmsys.model.initialization import Initializer
 from llmsys.model.transformer import Transformer
 from llmsys.model.transformer_block import TransformerBlock
+from llmsys.optim.elementwise import ElementwiseConfig, ElementwiseOptimizer
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
@@ -157,10 +158,10 @@ def materialize_partitioned_parameters(
     deepspeed.utils.set_z3_leaf_modules(model, [TransformerBlock])
 
 
-def build_adamw(
-    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: AdamWConfig
-) -> torch.optim.AdamW:
-    """Build torch's AdamW with the parameter groups of every engine; those of split experts are marked for DeepSpeed.
+def build_flat_optimizer(
+    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: ElementwiseConfig
+) -> torch.optim.Optimizer:
+    """Build an optimizer with the parameter groups of every engine; those of split experts are marked for DeepSpeed.
 
     `shapes` are those of the full parameters, since a partitioned one has none of its own.
     """
@@ -176,4 +177,6 @@ def build_adamw(
         if meshes.expert is not None and group.role == "experts":
             entry |= {"moe": True, "name": f"ep_size_{meshes.expert.size()}"}
         param_groups.append(entry)
+    if not isinstance(config, AdamWConfig):
+        return ElementwiseOptimizer(param_groups, config)
     return torch.optim.AdamW(param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

@@ -4,7 +4,7 @@ ZeRO-0 holds them unsharded on every rank, ZeRO-1 and 2 in flat vectors that all
 parameter. A master or moment is read and written as a full tensor, one at a time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, assert_never, cast
 
 import torch
@@ -18,7 +18,7 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 
 class DeepSpeedState(Protocol):
-    """Masters and moments of one engine. Key None is the float32 parameter; other keys are those of `FULL_MOMENTS`."""
+    """Masters and moments of one engine. Key None is the float32 parameter; other keys are values of `STATE_KEYS`."""
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Return the full tensor, on every rank. Collective."""
@@ -33,7 +33,7 @@ class DeepSpeedState(Protocol):
         ...
 
     def get_step_counters(self) -> list[Tensor]:
-        """Return Adam's step counters."""
+        """Return the optimizer's step counters."""
         ...
 
     def set_loss_scale(self, scale: float) -> float:
@@ -53,13 +53,10 @@ class DeepSpeedState(Protocol):
         ...
 
 
-def build_empty_moments(shard: Tensor) -> dict[str, Tensor]:
-    """Return Adam's state before the first step; it exists from the start so that a checkpoint can be loaded."""
-    return {
-        "step": torch.zeros((), dtype=torch.float32, device=shard.device),
-        "exp_avg": torch.zeros_like(shard, requires_grad=False),
-        "exp_avg_sq": torch.zeros_like(shard, requires_grad=False),
-    }
+def build_empty_moments(shard: Tensor, moments: Sequence[str]) -> dict[str, Tensor]:
+    """Return the state before the first step; it exists from the start so that a checkpoint can be loaded."""
+    step = torch.zeros((), dtype=torch.float32, device=shard.device)
+    return {"step": step} | {key: torch.zeros_like(shard, requires_grad=False) for key in moments}
 
 
 def is_split(parameter: Tensor) -> bool:
@@ -129,10 +126,10 @@ class GuardedOptimizer:
 class Zero3State:
     """Stage 3: every rank has an equal slice of each parameter, its master and moments; the last one is padded."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, moments: Sequence[str]) -> None:
         self._engine, self._zero = engine, engine.optimizer
         for shard in self._zero.fp32_partitioned_groups_flat:
-            self._zero.optimizer.state[shard] = build_empty_moments(shard)
+            self._zero.optimizer.state[shard] = build_empty_moments(shard, moments)
         self._guard = GuardedOptimizer(self._zero)
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
@@ -176,15 +173,19 @@ class Zero3State:
         return result
 
 
-def build_deepspeed_state(engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes) -> DeepSpeedState:
+def build_deepspeed_state(
+    engine: Any, zero_stage: ZeroStage, clip: float, meshes: DeviceMeshes, *, moments: Sequence[str]
+) -> DeepSpeedState:
     """Return the accessor of the state of DeepSpeed's engine, with moments that exist from the start."""
     match zero_stage:
         case 0:
-            return Zero0State(engine, clip, meshes)
+            return Zero0State(engine, clip, meshes, moments)
         case 1 | 2:
-            return Zero1Bf16State(engine, meshes) if hasattr(engine.optimizer, "bf16_groups") else Zero12State(engine)
+            if hasattr(engine.optimizer, "bf16_groups"):
+                return Zero1Bf16State(engine, meshes, moments)
+            return Zero12State(engine, moments)
         case 3:
-            return Zero3State(engine)
+            return Zero3State(engine, moments)
         case unreachable:
             assert_never(unreachable)
 
@@ -192,12 +193,12 @@ def build_deepspeed_state(engine: Any, zero_stage: ZeroStage, clip: float, meshe
 class Zero0State:
     """Stage 0: every rank has every master, moment and, after the reduction, gradient."""
 
-    def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes) -> None:
+    def __init__(self, engine: Any, clip: float, meshes: DeviceMeshes, moments: Sequence[str]) -> None:
         self._engine, self._clip, self._meshes, self._scale = engine, clip, meshes, 1.0
         self._optimizer: torch.optim.Optimizer = engine.optimizer
         self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         for parameter in self._parameters:
-            self._optimizer.state[parameter] = build_empty_moments(parameter)
+            self._optimizer.state[parameter] = build_empty_moments(parameter, moments)
 
     def get_tensor(self, parameter: nn.Parameter, key: str | None) -> Tensor:
         """Implement `DeepSpeedState.get_tensor`."""
@@ -242,11 +243,11 @@ class Zero12State:
 
     shards = "single_partition_of_fp32_groups"
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, moments: Sequence[str]) -> None:
         self._engine, self._zero = engine, engine.optimizer
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
         for shard in self._shards:
-            self._zero.optimizer.state[shard] = build_empty_moments(shard)
+            self._zero.optimizer.state[shard] = build_empty_moments(shard, moments)
         # DeepSpeed links parameters to moments in the first step, and a checkpoint is loaded before it.
         self._zero._lazy_init_hp_params_optimizer_state()
         self._guard = GuardedOptimizer(self._zero) if type(self) is Zero12State else None
@@ -284,8 +285,8 @@ class Zero1Bf16State(Zero12State):
 
     shards = "fp32_groups_flat_partition"
 
-    def __init__(self, engine: Any, meshes: DeviceMeshes) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Any, meshes: DeviceMeshes, moments: Sequence[str]) -> None:
+        super().__init__(engine, moments)
         self._meshes = meshes
 
     def step_optimizer(self, loss: float, accept: Accept) -> tuple[float, bool]:

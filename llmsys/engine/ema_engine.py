@@ -50,7 +50,7 @@ class EmaEngine:
             self._update_averages(0.5 ** (result.targets / self._half_life))
         return result
 
-    def compute_logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor | None:
         """Implement `Engine.compute_logits` with the average."""
         self._swap_weights(wanted=True)
         return self._engine.compute_logits(batch)

@@ -84,8 +84,11 @@ class Engine(Protocol):
         """
         ...
 
-    def compute_logits(self, batch: Batch) -> Tensor:
-        """Return the model's output for a batch, without dropout or gradients. Collective."""
+    def compute_logits(self, batch: Batch) -> Tensor | None:
+        """Return the model's output for a batch, without dropout or gradients. Collective.
+
+        None on ranks of a pipeline without its last stage.
+        """
         ...
 
     def get_state(self) -> EngineState:

@@ -9,7 +9,7 @@ Invariants:
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llmsys.data.batch import Batch
 from llmsys.engine.engine import Loss, iter_persistent_buffers
@@ -18,10 +18,13 @@ from llmsys.estimate.model_tensors import needs_embedding_copy
 from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import DeviceMeshes
-from llmsys.parallel.fsdp import DataParallelModel
-from llmsys.parallel.pipeline import PipelineRunner, remove_other_stages
+from llmsys.parallel.pipeline import EnterBackward, PipelineRunner, remove_other_stages
+from llmsys.parallel.sequence_sharding import SequenceSharding
 
 # B rows, T positions
+
+# (micro-batch, layers of the stage, sum of losses in nats after the last stage or None)
+AfterForward = Callable[[int, range, Tensor | None], None]
 
 
 class PipelinedModel:
@@ -64,40 +67,72 @@ class PipelinedModel:
         self._runner.report_pass = report
 
     @property
+    def stages(self) -> list[int]:
+        """The stages of this rank, in order."""
+        return self._runner.stages
+
+    @property
     def is_first_rank(self) -> bool:
         """True on the rank that counts the batch for all ranks of its pipeline."""
         return self._runner.rank == 0
 
+    def list_parameters(self, stage: int) -> list[nn.Parameter]:
+        """List the parameters of a stage of this rank; the first and the last stage have those outside of blocks."""
+        names = tuple(f"blocks.{layer}." for layer in self._cut.stages[stage])
+        has_others = stage == 0 or self._cut.is_last(stage)
+        return [
+            parameter
+            for name, parameter in self._model.named_parameters()
+            if name.startswith(names) or (has_others and not name.startswith("blocks."))
+        ]
+
     def add_gradients(
-        self, batches: Sequence[Batch], data_parallel: DataParallelModel, loss: Loss, counts: Tensor, scale: float
+        self,
+        batches: Sequence[Batch],
+        forward: Callable[..., Tensor],
+        loss: Loss,
+        counts: Tensor,
+        scale: float,
+        *,
+        enter_backward: EnterBackward,
+        sharding: SequenceSharding | None = None,
+        after_forward: AfterForward | None = None,
     ) -> Tensor:
         """Run the schedule of a step, which adds up gradients. Collective over the pipeline.
 
         Args:
             batches: The micro-batches of this data rank, on the device.
-            data_parallel: Runs the model, and reduces gradients.
+            forward: Runs the model, possibly inside a wrapper.
             loss: The loss at the head.
             counts: Counts of the step, see `reduce_token_counts`.
             scale: The loss scale.
+            enter_backward: Returns the context of a backward pass.
+            sharding: See `compute_loss_share`.
+            after_forward: Called after each forward pass of a stage.
 
         Returns:
             The sum over targets in nats on the rank of the last stage, 0 on others.
         """
-        model, forward, sharding = self._model, data_parallel.forward, data_parallel.sharding
+        model = self._model
         total = torch.zeros((), device=counts.device)
 
         def run_stage(stage: int, hidden_BTD: Tensor | None, number: int) -> Tensor:
             place = {"layers": self._cut.stages[stage], "hidden_BTD": hidden_BTD}
-            if not self._cut.is_last(stage):
-                return compute_stage_output(model, forward, batches[number], counts, scale, **place)
-            share, nats = compute_loss_share(model, forward, batches[number], loss, counts, sharding, **place)
-            total.add_(nats)
-            return share * scale
+            nats = None
+            if self._cut.is_last(stage):
+                share, nats = compute_loss_share(model, forward, batches[number], loss, counts, sharding, **place)
+                total.add_(nats)
+                result = share * scale
+            else:
+                result = compute_stage_output(model, forward, batches[number], counts, scale, **place)
+            if after_forward is not None:
+                after_forward(number, self._cut.stages[stage], nats)
+            return result
 
         rows, positions = batches[0].tokens_BT.shape
         # Stages exchange the positions of this rank.
         positions //= self._layout.sequence_parallel_size
-        self._runner.run_step(len(batches), rows, positions, run_stage, data_parallel.enter_micro_batch)
+        self._runner.run_step(len(batches), rows, positions, run_stage, enter_backward)
         return total
 
     def finish_gradients(self) -> tuple[Tensor, ...]:
@@ -108,15 +143,16 @@ class PipelinedModel:
         self._runner.sum_with_other_end(weight)
         return (weight,)
 
-    def compute_logits(self, batch: Batch) -> Tensor:
-        """Implement `Engine.compute_logits`: every rank gets the logits of the last stage. Collective."""
+    def compute_logits(self, batch: Batch) -> Tensor | None:
+        """Implement `Engine.compute_logits`: the rank of the last stage has the logits. Collective."""
 
         def run_stage(stage: int, hidden_BTD: Tensor | None) -> Tensor:
             inputs = batch.to_model_inputs() | {"layers": self._cut.stages[stage], "hidden_BTD": hidden_BTD}
-            logits_BTV: Tensor = self._model(**inputs)
-            return logits_BTV
+            output: Tensor = self._model(**inputs)
+            return output
 
-        return self._runner.compute_logits(run_stage, (*batch.tokens_BT.shape, self._model.config.vocab_size))
+        rows, positions = batch.tokens_BT.shape
+        return self._runner.run_forward(rows, positions, run_stage)
 
 
 def _list_shapes(model: Transformer) -> dict[str, torch.Size]:

@@ -7,6 +7,7 @@ which slice. It detects corruption, not adversaries.
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -42,11 +43,13 @@ def hash_state(state: EngineState) -> str:
     Raises:
         LlmsysError: Two ranks hold the same slice of a tensor with different bits.
     """
-    mine = {name: hash_slice(tensor) for name, tensor in state.tensors.items()}
+    # Keys have all that is hashed: in a pipeline a rank does not hold the tensors of other stages.
+    mine = {
+        f"{name} {tuple(tensor.shape)} {tensor.dtype}": hash_slice(tensor) for name, tensor in state.tensors.items()
+    }
     combined = hashlib.blake2b(f"steps {state.steps}".encode(), digest_size=16)
-    for name, (first, second) in sorted(_sum_tensors(_gather_from_ranks(mine)).items()):
-        tensor = state.tensors[name]
-        combined.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype} {first:016x} {second:016x}".encode())
+    for key, (first, second) in sorted(_sum_tensors(_gather_from_ranks(mine)).items()):
+        combined.update(f"\n{key} {first:016x} {second:016x}".encode())
     return combined.hexdigest()
 
 
@@ -104,12 +107,16 @@ def _gather_from_ranks(mine: dict[str, tuple[SliceLocation, Sums]]) -> list[dict
 
 def _sum_tensors(by_rank: list[dict[str, tuple[SliceLocation, Sums]]]) -> dict[str, Sums]:
     """Return the sums of full tensors: each slice counts once, however many ranks hold it."""
-    return {name: _sum_slices(name, [digests[name] for digests in by_rank]) for name in by_rank[0]}
+    slices: dict[str, dict[int, tuple[SliceLocation, Sums]]] = defaultdict(dict)
+    for rank, digests in enumerate(by_rank):
+        for key, found in digests.items():
+            slices[key][rank] = found
+    return {key: _sum_slices(key.split()[0], found) for key, found in slices.items()}
 
 
-def _sum_slices(name: str, slices: list[tuple[SliceLocation, Sums]]) -> Sums:
+def _sum_slices(name: str, slices: dict[int, tuple[SliceLocation, Sums]]) -> Sums:
     known: dict[SliceLocation, tuple[int, Sums]] = {}
-    for rank, (location, sums) in enumerate(slices):
+    for rank, (location, sums) in slices.items():
         holder, expected = known.setdefault(location, (rank, sums))
         if sums != expected and 0 not in location[1]:  # empty slices have no bits to compare
             raise LlmsysError(

@@ -126,7 +126,13 @@ class TorchEngine:
         """Run forward and backward over all micro-batches, and return the sum of this rank's losses in nats."""
         if self.pipeline is not None:
             return self.pipeline.add_gradients(
-                [batch.to(self.device) for batch in batches], self._data_parallel, self._loss, counts, scale
+                [batch.to(self.device) for batch in batches],
+                self._data_parallel.forward,
+                self._loss,
+                counts,
+                scale,
+                enter_backward=lambda stage, last: self._data_parallel.enter_micro_batch(last=last),
+                sharding=self._data_parallel.sharding,
             )
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
@@ -150,7 +156,7 @@ class TorchEngine:
         self._optimizer.step()
 
     @torch.no_grad()
-    def compute_logits(self, batch: Batch) -> Tensor:
+    def compute_logits(self, batch: Batch) -> Tensor | None:
         """Implement `Engine.compute_logits`."""
         self.module.eval()
         batch = batch.to(self.device)

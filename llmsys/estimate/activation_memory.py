@@ -245,7 +245,7 @@ def _build_evaluation_shape(config: RunConfig, training: ActivationShape) -> Act
     return replace(
         training,
         sequences=config.evaluation_sequences,
-        length=config.evaluation.sequence_length or training.length,
+        length=config.evaluation.resolve_sequence_length(training.length),
         context=1,
         is_stream_sharded=False,
         has_ring=False,

@@ -6,7 +6,7 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 from llmsys.config.model import ModelConfig
@@ -82,11 +82,35 @@ def cut_layers(model: ModelConfig, layout: ParallelLayout, sequence_length: int)
     """
     count = layout.pipeline * layout.pipeline_schedule.num_chunks
     if (sizes := layout.layers_per_stage) is None:
-        costs = LayerCosts(model, sequence_length)
-        most = _minimize_largest(costs.operations, count, [0] * len(costs.operations), None)[0]
-        sizes = _minimize_largest(costs.parameters, count, costs.operations, most)[1]
+        sizes = _cut_by_cost(model, count, sequence_length)
     ends = [0, *accumulate(sizes)]
     return PipelineCut(tuple(range(first, last) for first, last in pairwise(ends)), layout.pipeline)
+
+
+@lru_cache(maxsize=256)  # a plan asks for the same few cuts thousands of times
+def _cut_by_cost(model: ModelConfig, stages: int, sequence_length: int) -> tuple[int, ...]:
+    costs = LayerCosts(model, sequence_length)
+    most = _minimize_largest(costs.operations, stages, [0] * len(costs.operations), None)[0]
+    return _minimize_largest(costs.parameters, stages, costs.operations, most)[1]
+
+
+@lru_cache(maxsize=256)
+def compute_imbalance(model: ModelConfig, layout: ParallelLayout, sequence_length: int) -> float:
+    """Return the operations of the costliest rank of our pipeline over the mean of its ranks; 1 without a pipeline.
+
+    Args:
+        model: the architecture.
+        layout: resolved layout.
+        sequence_length: tokens of a window.
+    """
+    if layout.pipeline == 1:
+        return 1.0
+    cut, costs = cut_layers(model, layout, sequence_length), LayerCosts(model, sequence_length).operations
+    sums = [
+        sum(costs[layer] for stage in cut.list_rank_stages(rank) for layer in cut.stages[stage])
+        for rank in range(cut.ranks)
+    ]
+    return max(sums) * cut.ranks / sum(sums)
 
 
 class LayerCosts:

@@ -53,7 +53,7 @@ class StepMemory:
     def iter_snapshots(self) -> Iterator[MemorySnapshot]:
         """From the start of a step to the writing of a checkpoint, and an evaluation."""
         last, first = self._block_groups[-1], self._block_groups[0]
-        early, kept = self._early_items, self._saved_items
+        early, kept, waiting = self._early_items, self._list_saved_items(), self._waiting_items
         yield self._build_snapshot("between steps", [])
         if self._gathers_blocks:
             yield self._build_snapshot("at the start of forward", [*early, *self._list_weights("start")])
@@ -75,13 +75,13 @@ class StepMemory:
         if self._gathers_blocks and sum(map(self._count_blocks, self._block_groups)) > 1:
             # The last one that gathers a block ahead.
             items = [MemoryItem("activations saved by two blocks", 2 * one), *self._list_weights("backward")]
-            yield self._build_snapshot("in the backward of the second block", [*items, *backward])
+            yield self._build_snapshot("in the backward of the second block", [*waiting, *items, *backward])
         items = [MemoryItem("activations saved by a block", one), *self._list_weights("first block")]
-        yield self._build_snapshot("in the backward of the first block", [*items, *backward])
+        yield self._build_snapshot("in the backward of the first block", [*waiting, *items, *backward])
         whole = self._gathered_weights
         root = list_gradients_in_flight(self.config, whole, whole.root, whole.root_buffer)
         yield self._build_snapshot(
-            "at the end of backward", [self._gradient_item, *self._list_weights("reduction"), *root]
+            "at the end of backward", [*waiting, self._gradient_item, *self._list_weights("reduction"), *root]
         )
         yield self._build_snapshot("in the optimizer step", [self._gradient_item, self._update_item])
         yield self._build_snapshot("while a checkpoint is written", [])
@@ -91,15 +91,12 @@ class StepMemory:
     def _list_evaluation_items(self) -> list[MemoryItem]:
         """Return the items of the fuller one of blocks and logits; blocks are freed before the loss."""
         shape = self._activation_shape
-        choices = [
-            [*self._list_weights("forward", casts_kept=False), *list_evaluation_block_items(self.config, shape)],
-            [*self._list_weights("loss", casts_kept=False), *list_evaluation_logits(self.config, shape)],
-        ]
+        choices = [[*self._list_weights("forward", casts_kept=False), *list_evaluation_block_items(self.config, shape)]]
+        if self.stage.last:
+            choices.append([*self._list_weights("loss", casts_kept=False), *list_evaluation_logits(self.config, shape)])
         if self._gathers_blocks:
-            choices += [
-                self._list_weights("start", casts_kept=False),
-                self._list_weights("next block", casts_kept=False),
-            ]
+            moments: tuple[GatherMoment, ...] = ("start", "next block")
+            choices += [self._list_weights(moment, casts_kept=False) for moment in moments]
         return max(choices, key=lambda items: sum(item.bytes for item in items))
 
     def _build_snapshot(self, name: str, items: list[MemoryItem]) -> MemorySnapshot:
@@ -178,7 +175,6 @@ class StepMemory:
         """Tensors that the optimizer allocates for its step."""
         if self._offload_mode != "none":  # the step runs in host memory
             return MemoryItem("updates of matrices", 0)
-        # The experts of a layer are one tensor, and are updated one by one.
         matrix = max(row.elements_per_copy // (row.shape[0] if row.is_routed else 1) for row in self._parameter_tensors)
         elements = self.config.optimizer.count_update_elements(self._state_bytes.masters // FP32, matrix)
         return MemoryItem("updates of matrices", FP32 * elements)
@@ -221,9 +217,13 @@ class StepMemory:
         )
 
     @cached_property
-    def _saved_items(self) -> list[MemoryItem]:
+    def _waiting_items(self) -> list[MemoryItem]:
+        """Activations of the micro-batches in flight in our pipeline while another one is in its backward pass."""
+        return self._list_saved_items(1 / self.layout.pipeline_schedule.num_chunks) if self.layout.pipeline > 1 else []
+
+    def _list_saved_items(self, finished: float = 0.0) -> list[MemoryItem]:
         several = self.system.pipeline > 1
-        micro_batches = min(self.stage.in_flight, self._num_micro_batches) if several else 1.0
+        micro_batches = (min(self.stage.in_flight, self._num_micro_batches) if several else 1.0) - finished
         total = micro_batches * sum(
             self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups
         )

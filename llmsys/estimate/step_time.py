@@ -177,6 +177,7 @@ def _estimate_part_seconds(
     expert = estimate_expert_parallel_seconds(bench, passes, pipeline)
     stages = estimate_pipeline_parallel_seconds(bench, pipeline, interleave)
     one = passes.forward + passes.backward + head + tensor + context + expert + stages
+    imbalance = _compute_imbalance(config, bench.layout)
     scale = micro_batches / pipeline
     times = {
         "products": 3 * work.matmul * scale + head * micro_batches,
@@ -188,14 +189,23 @@ def _estimate_part_seconds(
         "context": context * micro_batches,
         "expert": expert * micro_batches,
         "stages": stages * micro_batches,
-        # 1F1B; chunks of a stage shorten it as many times (Narayanan 2021)
-        "bubble": one * (pipeline - 1) / interleave,
+        # 1F1B; chunks of a stage shorten it as many times (Narayanan 2021). All wait for the costliest rank.
+        "bubble": one * (pipeline - 1) / interleave + (imbalance - 1) * one * micro_batches,
         "data": estimate_data_parallel_seconds(bench, config.engine, passes, max(1, round(micro_batches)), pipeline),
         "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
         "offload": (estimate_offload_seconds(bench, pipeline) + _estimate_copy_seconds(config, bench, passes))
         * micro_batches,
     }
     return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
+
+
+def _compute_imbalance(config: RunConfig, layout: ParallelLayout) -> float:
+    if layout.pipeline == 1:
+        return 1.0
+    # Few estimates open this file.
+    from llmsys.estimate.pipeline_stages import compute_imbalance
+
+    return compute_imbalance(config.model, layout, config.batch.sequence_length)
 
 
 def _estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: PassSeconds) -> float:

@@ -6,27 +6,34 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from llmsys.config.optimizer import AdamConfig, AdamWConfig, MuonConfig, OptimizerConfig, UpdateRule
-from llmsys.errors import ConfigError
+from llmsys.config.optimizer import (
+    AdamConfig,
+    AdamWConfig,
+    AdEMAMixConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+    UpdateRule,
+)
 from llmsys.log import get_logger
 from llmsys.optim.adamw_kernel import choose_adamw_kernel
 from llmsys.optim.compressed_adamw import CompressedAdamW
+from llmsys.optim.elementwise import STATE_KEYS, ElementwiseOptimizer
 from llmsys.optim.muon import Apply, Muon, apply_to_each
 from llmsys.optim.parameter_groups import ParameterGroup, build_parameter_groups
 
 log = get_logger(__name__)
 
-FULL_MOMENTS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 # Name of each moment in a checkpoint → in the optimizer's state. A matrix under Muon has no second moment; scales
 # belong to moments of 8 bits.
-MOMENTS = FULL_MOMENTS | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
+MOMENTS = STATE_KEYS | {"scale_of_first_moment": "exp_avg_scale", "scale_of_second_moment": "exp_avg_sq_scale"}
 
 
 Alike = Callable[[Iterable[Tensor]], Iterable[list[Tensor]]]
 
 
 class OptimizersContainer:
-    """Adam or AdamW and, where it is chosen, Muon, with the interface of one torch optimizer."""
+    """The optimizers of a config, one per update rule, with the interface of one torch optimizer."""
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
         self._members = members
@@ -90,33 +97,11 @@ def build_optimizer(
             # fp16 would overflow in the Newton-Schulz products.
             dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
             members += [Muon(muon, dtype=dtype, apply=apply)] if muon else []
+        case LionConfig() | AdEMAMixConfig():
+            members.append(ElementwiseOptimizer([*_iter_param_groups(groups, named, "elementwise", alike)], config))
         case unreachable:
             assert_never(unreachable)
     return OptimizersContainer(members)
-
-
-def require_adamw(config: OptimizerConfig) -> AdamWConfig:
-    """Return the settings of AdamW, for an engine that has no other optimizer.
-
-    Args:
-        config: The `optimizer:` section of a run.
-
-    Returns:
-        `config` itself.
-
-    Raises:
-        ConfigError: Another optimizer is chosen.
-    """
-    match config:
-        case AdamConfig() | MuonConfig():
-            raise ConfigError(
-                f"optimizer.kind={config.kind} is not built by this engine. "
-                "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
-            )
-        case AdamWConfig():
-            return config
-        case unreachable:
-            assert_never(unreachable)
 
 
 def _iter_param_groups(

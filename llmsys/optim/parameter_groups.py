@@ -40,7 +40,7 @@ class ParameterGroup:
     @property
     def name(self) -> str:
         """Name for logs and for engines that need one."""
-        by = ", muon" if self.algorithm == "muon" else ""
+        by = "" if self.algorithm == "adamw" else f", {self.algorithm}"
         return f"{self.role}{'' if self.weight_decay else ' without decay'}{by}"
 
 

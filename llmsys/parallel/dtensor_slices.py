@@ -10,7 +10,15 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 def get_local_slice(whole: Tensor, like: Tensor) -> Tensor:
-    """Return the shard of `whole` that this rank holds under the placements of `like`."""
+    """Return the shard of a full tensor that this rank holds.
+
+    Args:
+        whole: The full tensor, equal on every rank.
+        like: A tensor of the same shape with the placements.
+
+    Returns:
+        A view of `whole`; all of it where `like` is no DTensor.
+    """
     if not isinstance(like, DTensor):
         return whole
     for dim, (begin, size) in enumerate(get_local_region(like)):

@@ -13,7 +13,7 @@ Invariants:
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
@@ -40,12 +40,8 @@ logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 RunStage = Callable[[int, Tensor | None, int], Tensor]
 
 
-class EnterBackward(Protocol):
-    """Returns the context of a backward pass, given whether it is the last one of the step on this rank."""
-
-    def __call__(self, *, last: bool) -> AbstractContextManager[None]:
-        """See `DataParallelModel.enter_micro_batch`."""
-        ...
+# (stage, whether it is the last backward pass of the step on this rank) → the context of a backward pass.
+EnterBackward = Callable[[int, bool], AbstractContextManager[None]]
 
 
 def remove_other_stages(model: Transformer, cut: PipelineCut, rank: int) -> None:
@@ -178,28 +174,36 @@ class PipelineRunner:
         assert self._enter_backward is not None
         self._backwards_left -= 1
         self.report_pass(f"backward of micro-batch {number} in stage {stage}")
-        with self._enter_backward(last=self._backwards_left == 0):
+        with self._enter_backward(stage, self._backwards_left == 0):
             yield
         self.report_pass("")
 
     @torch.no_grad()
-    def compute_logits(self, run_stage: Callable[[int, Tensor | None], Tensor], shape: tuple[int, int, int]) -> Tensor:
-        """Run the stages one after another, and return the last one's result on every rank. Collective.
+    def run_forward(
+        self, rows: int, positions: int, run_stage: Callable[[int, Tensor | None], Tensor]
+    ) -> Tensor | None:
+        """Run the stages of this rank on one batch. For all ranks of the pipeline, with the same batches in order.
+
+        A rank is done after its own stages, so it runs the next batch while later stages run this one.
 
         Args:
-            run_stage: (stage, hidden states or None) → hidden states (B, T, D), or logits.
-            shape: That of the logits, (B, T, V).
+            rows: Sequences, B.
+            positions: Positions of each, T.
+            run_stage: (stage, hidden states of the stage before or None) → hidden states (B, T, D), or logits.
+
+        Returns:
+            The result of the last stage on its rank; None on others.
         """
         result: Tensor | None = None
-        for stage in range(len(self.cut.stages)):
-            owner = stage % self.cut.ranks
-            if owner == self.rank:
-                result = run_stage(stage, result).contiguous()
-            else:
-                width = shape[2] if self.cut.is_last(stage) else self._hidden_size
-                result = torch.empty(*shape[:2], width, dtype=self._dtype, device=self._device)
-            dist.broadcast(result, group=self._group, group_src=owner)
-        assert result is not None
+        for stage in self.stages:
+            hidden_BTD: Tensor | None = None
+            if stage > 0:
+                hidden_BTD = torch.empty(rows, positions, self._hidden_size, dtype=self._dtype, device=self._device)
+                dist.recv(hidden_BTD, group=self._group, group_src=(self.rank - 1) % self.cut.ranks)
+            result = run_stage(stage, hidden_BTD)
+            if not self.cut.is_last(stage):
+                dist.send(result.contiguous(), group=self._group, group_dst=(self.rank + 1) % self.cut.ranks)
+                result = None
         return result
 
     @torch.no_grad()

@@ -92,26 +92,33 @@ def compute_row_squared_norms(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def compute_gradient_norm(parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, counts: bool) -> float:
+def compute_gradient_norm(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    counts: bool,
+    first_rows: Sequence[int],
+    num_rows: int,
+) -> float:
     """Compute the norm over all parameters, from the rows that this rank holds of each gradient. Collective.
 
     Args:
         parameters: Parameters, full or sharded; of the axes, at most one shards another dim than the first.
         gradients: This rank's shard of each gradient.
         counts: False on ranks whose rows another rank counts.
+        first_rows: Number of the first row of each parameter, among those of the whole model.
+        num_rows: Rows of the whole model, in all stages of a pipeline.
 
     Returns:
         The norm, equal on all ranks.
     """
     # One slot per row of all parameters. Every other rank has a zero there, so the sum over ranks only collects.
-    squares = torch.zeros(1, sum(map(len, parameters)), dtype=torch.float64, device=gradients[0].device)
-    first = 0
-    for parameter, gradient in zip(parameters, gradients, strict=True):
+    squares = torch.zeros(1, num_rows, dtype=torch.float64, device=gradients[0].device)
+    for parameter, gradient, first in zip(parameters, gradients, first_rows, strict=True):
         first_row, rows = gather_rows(parameter, gradient)
         if counts:
             start = first + first_row
             squares[0, start : start + len(rows)] = compute_row_squared_norms(rows)
-        first += len(parameter)
     return float(sum_rows_pairwise(all_reduce_sum(squares)).sqrt())
 
 

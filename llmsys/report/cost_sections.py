@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from llmsys.estimate.prediction_error import format_memory_size
-from llmsys.report.html_markup import Html, build_section, build_table, build_tag
+from llmsys.report.html_markup import Html, build_details, build_section, build_table, build_tag
 from llmsys.report.report_section import Numbers
 from llmsys.report.run_record import RunRecord
 
@@ -71,6 +71,27 @@ def build_prediction_section(record: RunRecord) -> Html | None:
         "Prediction",
         build_table(("", "predicted", "measured", "residual"), rows, numeric=[1, 2, 3]),
         note,
+    )
+
+
+def build_profile_section(record: RunRecord) -> Html | None:
+    """Return the shares of kernels in the latest recorded step, and its longest kernels."""
+    if not record.profiles:
+        return None
+    profile = record.profiles[max(record.profiles)]
+    lead = build_tag(
+        "p",
+        f"Step {profile['step']:,} of rank 0: {profile['seconds']:.3g} busy seconds. The timeline is "
+        f"{profile['trace']} in the run folder; https://ui.perfetto.dev opens it.",
+    )
+    kinds = [[name, f"{share:.1%}"] for name, share in profile["shares"].items()]
+    kernels = [[name, f"{count:,}", f"{share:.1%}"] for name, count, share in profile["kernels"]]
+    return build_section(
+        "profile",
+        "Profile",
+        lead,
+        build_table(("kind of kernel", "share"), kinds, numeric=[1]),
+        build_details("Longest kernels", build_table(("kernel", "calls", "share"), kernels, numeric=[1, 2])),
     )
 
 

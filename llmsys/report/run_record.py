@@ -118,6 +118,8 @@ class RunRecord:
     evaluations: dict[int, Event] = field(default_factory=dict)
     samples: dict[int, Event] = field(default_factory=dict)
     checkpoints: dict[int, Event] = field(default_factory=dict)
+    profiles: dict[int, Event] = field(default_factory=dict)
+    branch: Event | None = None
     finish: Event | None = None
     last_step: Event | None = None
     prediction: Event | None = None
@@ -147,6 +149,8 @@ class RunRecord:
             self._add_start(event)
         elif kind == "finish":
             self.finish = event
+        elif kind == "branch":
+            self.branch = event
         elif kind == "prediction":
             self._set_prediction(event)
         elif kind == "measured":
@@ -158,9 +162,18 @@ class RunRecord:
             self.last_step = event
         elif kind == "experts":
             self.experts.append_event(event)
-        elif kind in ("evaluation", "samples", "checkpoint"):
-            table = {"evaluation": self.evaluations, "samples": self.samples, "checkpoint": self.checkpoints}[kind]
+        elif (table := self._tables.get(kind)) is not None:
             table[event["step"]] = event
+
+    @property
+    def _tables(self) -> dict[str, dict[int, Event]]:
+        """The tables of events by step, by kind."""
+        return {
+            "evaluation": self.evaluations,
+            "samples": self.samples,
+            "checkpoint": self.checkpoints,
+            "profile": self.profiles,
+        }
 
     def _set_prediction(self, event: Event) -> None:
         """Keep a prediction event; raise KeyError or TypeError where a field is malformed."""
@@ -179,7 +192,7 @@ class RunRecord:
         step = event.get("resumed_from") or 0
         self.curves.truncate_after(step)
         self.experts.truncate_after(step)
-        for table in (self.evaluations, self.samples, self.checkpoints):
+        for table in self._tables.values():
             for later in [key for key in table if key > step]:
                 del table[later]
 

@@ -12,7 +12,13 @@ from typing import Any
 from llmsys.compressor_comparison import describe_heldout_bytes, is_heldout_too_small
 from llmsys.progress import format_duration
 from llmsys.report import plots
-from llmsys.report.cost_sections import build_answers_section, build_cost_numbers, build_prediction_section
+from llmsys.report.cost_sections import (
+    build_answers_section,
+    build_cost_numbers,
+    build_prediction_section,
+    build_profile_section,
+)
+from llmsys.report.family_section import build_family_section
 from llmsys.report.html_markup import (
     Html,
     build_details,
@@ -37,14 +43,19 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
     tables = (
         ("answers", "Answers", build_answers_section(record)),
         ("prediction", "Prediction", build_prediction_section(record)),
+        ("profile", "Profile", build_profile_section(record)),
     )
-    asked, predicted = (None if html is None else ReportSection(anchor, title, html) for anchor, title, html in tables)
+    asked, predicted, profiled = (
+        None if html is None else ReportSection(anchor, title, html) for anchor, title, html in tables
+    )
     training = _build_training_section(record, tokens_per_byte)
     parts = [
         _build_compressor_section(record),
         asked,
         training,
+        build_family_section(record),
         predicted,
+        profiled,
         _build_experts_section(record),
         _build_samples_section(record),
     ]

@@ -12,7 +12,7 @@ from llmsys.engine.engine import Engine
 from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
-from llmsys.estimate.pipeline_stages import cut_layers
+from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.block_compilation import compile_blocks
@@ -104,15 +104,14 @@ def _build_base_engine(
         case TorchEngineConfig() if config.train.reproducibility == "bitwise":
             from llmsys.engine.bitwise_engine import BitwiseEngine
 
-            return BitwiseEngine(model, **common)
+            return BitwiseEngine(model, **common, cut=_cut_stages(config, meshes))
         case TorchEngineConfig() as settings:
             from llmsys.engine.torch_engine import TorchEngine
 
-            length = config.batch.sequence_length
             engine = TorchEngine(
                 model,
                 **common,
-                cut=None if meshes.pipeline is None else cut_layers(config.model, meshes.layout, length),
+                cut=_cut_stages(config, meshes),
                 data_parallel=settings.data_parallel,
                 offload=settings.cpu_offload,
                 gradients=settings.gradient_accumulation,
@@ -122,3 +121,7 @@ def _build_base_engine(
             return engine
         case unreachable:
             assert_never(unreachable)
+
+
+def _cut_stages(config: RunConfig, meshes: DeviceMeshes) -> PipelineCut | None:
+    return None if meshes.pipeline is None else cut_layers(config.model, meshes.layout, config.batch.sequence_length)

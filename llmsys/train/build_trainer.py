@@ -11,7 +11,8 @@ import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,20 +40,24 @@ from llmsys.parallel.process_group import (
 from llmsys.tokenizer import Tokenizer
 from llmsys.train import run_folder
 from llmsys.train.auto_micro_batch import resolve_micro_sequences
+from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
 from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.evaluator import EvaluationResult, RowRanks
 from llmsys.train.gradient_noise_scale import build_noise_scale_meter
-from llmsys.train.initial_state import find_resume_point, load_initial_weights, resume_from_checkpoint
+from llmsys.train.initial_state import find_resume_point, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
+from llmsys.train.source_checkpoint import load_initial_weights
 from llmsys.train.step_guard import StepGuard, describe_step_contents
 from llmsys.train.step_metrics import build_step_meter, find_device_profile
+from llmsys.train.step_profiler import StepProfiler
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.trainer import Trainer
 from llmsys.train.trainer_components import Checkpointing, Evaluation, Observability, RunControl, TrainingData
@@ -157,21 +162,23 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
     noise_scale_meter = build_noise_scale_meter(config, steps, layout)
     report_phase(0, "looking for a checkpoint")
     newest = find_resume_point(config)
+    identity = config.trajectory_settings | dataset.to_identity()
+    branch = find_branch_point(config, identity) if newest is None and config.train.branch_from else None
     report_phase(0, "building the model")
     options: dict[str, Any] = {"initialize": newest is None, "report_pass": control.watchdog.report_work}
     engine = build_engine(config, meshes, device, noise_scale_meter, **options)
     report_phase(0, "loading the checkpoint")
     evaluator = build_evaluator(config, RowRanks(layout.sequence_parallel_size, layout.pipeline))
-    identity = config.trajectory_settings | dataset.to_identity()
-    resumed = None
-    if newest is not None:
-        resumed = resume_from_checkpoint(engine, newest, config, identity, control.step_guard)
-    elif config.train.init_from is not None:
-        load_initial_weights(engine, config.train.init_from, identity)
-    report_phase(resumed or 0, "preparing the first step")
-    metric_logger = _build_metric_logger(config, stack, dataset, steps, device, resumed)
-    write_prediction(metric_logger, resumed or 0, config, device, profile)
+    start = _load_state(engine, newest, branch, config, identity, control.step_guard)
+    report_phase(start.steps, "preparing the first step")
+    metric_logger = _build_metric_logger(config, stack, dataset, steps, device, start.resumed)
+    if branch is not None and start.parent is not None:
+        metric_logger.log_event("branch", start.steps, **start.parent)
+    write_prediction(metric_logger, start.steps, config, device, profile)
     trim_allocator(device)  # of initial values and of what a checkpoint was read into
+
+    profiler = StepProfiler(config.train.profile, config.run.folder, get_rank(), device)
+    stack.enter_context(profiler.handle_signal())
 
     def sample_prompts() -> list[dict[str, str]]:
         # Collective: sharded weights are gathered in every forward pass. Only a decoder continues text.
@@ -186,11 +193,39 @@ def build_trainer(config: RunConfig, stack: contextlib.ExitStack, complete_promp
             has_own_rows=layout.has_own_rows(get_rank()),
         ),
         evaluation=Evaluation(evaluator, sample_prompts),
-        checkpointing=Checkpointing(_build_saver(config, stack, engine, resumed), identity),
+        checkpointing=Checkpointing(_build_saver(config, stack, engine, start.resumed), identity, start.parent),
         control=control,
-        observability=Observability(metric_logger, step_meter, noise_scale_meter),
-        steps_done=resumed or 0,
+        observability=Observability(metric_logger, step_meter, noise_scale_meter, profiler),
+        steps_done=start.steps,
+        is_resumed=start.resumed is not None,
     )
+
+
+class StartState(NamedTuple):
+    """The steps done, the step of the checkpoint that was resumed, and the parent that the run branched from."""
+
+    steps: int
+    resumed: int | None = None
+    parent: dict[str, Any] | None = None
+
+
+def _load_state(
+    engine: Engine,
+    newest: Path | None,
+    branch: BranchPoint | None,
+    config: RunConfig,
+    identity: dict[str, Any],
+    judge: StepGuard,
+) -> StartState:
+    """Fill the engine from the run's checkpoint, else from the run that it starts from. Collective."""
+    if newest is not None:
+        steps = resume_from_checkpoint(engine, newest, config, identity, judge)
+        return StartState(steps, resumed=steps, parent=read_record(newest).get("parent"))
+    if branch is not None:
+        return StartState(branch.steps, parent=load_branch(engine, branch, config, judge))
+    if config.train.init_from is not None:
+        load_initial_weights(engine, config, identity["tokenizer_fingerprint"])
+    return StartState(0)
 
 
 def _build_control(config: RunConfig, stack: contextlib.ExitStack) -> RunControl:
@@ -226,7 +261,8 @@ def _build_metric_logger(
     run_folder.write_run_record(config, dataset.fingerprint, get_world_size())
     events = stack.enter_context(EventWriter(config.run.folder / "events.jsonl"))
     if config.train.reproducibility == "bitwise":
-        log.info(format_bitwise_notice(config, steps.count_micro_batches(0) * get_world_size(), device.type))
+        micro_batches = steps.count_micro_batches(0) * config.resolve_layout(get_world_size()).data_parallel_size
+        log.info(format_bitwise_notice(config, micro_batches, device.type))
     trackers = Trackers(config)
     stack.callback(trackers.finish)
     counts = count_parameters(config.model)

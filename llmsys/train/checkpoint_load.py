@@ -8,7 +8,7 @@ Invariants:
 - Nothing depends on the engine or the layout that saved.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,7 +89,7 @@ def verify_folder(folder: Path) -> VerifiedFolder:
     while (names := _list_checkpoints_on_rank_zero(folder)) != seen:
         found = VerifiedFolder()
         for checkpoint in map(Path, reversed(names)):
-            problem = _verify_in_shares(checkpoint)
+            problem = find_error_in_shares(checkpoint)
             if problem is None:
                 found.newest = checkpoint
                 return found
@@ -103,8 +103,14 @@ def verify_folder(folder: Path) -> VerifiedFolder:
     return found
 
 
-def _verify_in_shares(checkpoint: Path) -> str | None:
-    """Return the problem of a checkpoint, or None, on every rank. Collective.
+def find_error_in_shares(checkpoint: Path) -> str | None:
+    """Find the problem of a checkpoint, each rank in its share of the files. Collective.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+
+    Returns:
+        The same message on every rank; None for a complete checkpoint.
 
     Raises:
         UnreadableCheckpointError: on the first rank that cannot read it; the others exit with status 2.
@@ -239,15 +245,6 @@ def load_tensors(tensors: dict[str, Tensor], checkpoint: Path) -> None:
     stored = reader.read_layout()
     _check_names(checkpoint, tensors, {name: stored[name] for name in stored.keys() & tensors.keys()})
     read_tensors(tensors, reader, alone=True)
-
-
-def load_named_tensors(engine: Engine, checkpoint: Path, names: Iterable[str]) -> None:
-    """Fill the named tensors of an engine from a checkpoint of any engine and layout. Collective."""
-    state = engine.get_state()
-    wanted = {name: state.tensors[name] for name in sorted(names)}
-    read_tensors(wanted, CheckpointStorageReader(checkpoint))
-    state.tensors.update(wanted)
-    engine.load_state(state)
 
 
 def read_run_state(checkpoint: Path) -> dict[str, Any]:

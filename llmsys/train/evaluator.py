@@ -17,8 +17,8 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
 from llmsys.train.cross_entropy import compute_sequence_losses
 
-# Computes the logits of a batch without dropout, such as `Engine.compute_logits`.
-LogitsFunction = Callable[[Batch], Tensor]
+# Computes the logits of a batch without dropout, such as `Engine.compute_logits`; None where another rank has them.
+LogitsFunction = Callable[[Batch], Tensor | None]
 
 
 class RowRanks(NamedTuple):
@@ -26,7 +26,7 @@ class RowRanks(NamedTuple):
 
     Attributes:
         neighbours: ranks of one pipeline stage, next to each other.
-        stages: ranks of a pipeline, each with such neighbours; the outermost axis.
+        stages: ranks of a pipeline, each with such neighbours; the outermost axis. Logits are None on all but one.
     """
 
     neighbours: int = 1
@@ -162,11 +162,13 @@ def compute_row_metrics(
     for start in range(0, heldout.num_rows, rows_per_round):
         first = start + place // row_ranks.neighbours * sequences
         batch = heldout.get_batch(first, sequences)
-        sums_B3 = compute_batch_row_sums(compute_logits(batch), batch.targets_BT.to(device)).double().cpu()
+        logits_BTV = compute_logits(batch)
         # Other ranks of the row add zeros, so that the reduction counts it once.
-        is_counted = get_rank() < ranks_per_stage and place % row_ranks.neighbours == 0
+        if logits_BTV is None or place % row_ranks.neighbours:
+            continue
+        sums_B3 = compute_batch_row_sums(logits_BTV, batch.targets_BT.to(device)).double().cpu()
         # The last batch may reach past the end.
-        count = max(0, min(sequences, heldout.num_rows - first)) if is_counted else 0
+        count = max(0, min(sequences, heldout.num_rows - first))
         row_metrics[first : first + count] = sums_B3[:count]
     return all_reduce_sum(row_metrics.to(device)).cpu()
 

@@ -31,6 +31,11 @@ class Heartbeat:
     age_seconds: float = 0.0
     work: str = ""
 
+    @property
+    def phase_and_work(self) -> str:
+        """The phase, with the pass of a pipeline stage where one runs."""
+        return f"{self.phase} ({self.work})" if self.work else self.phase
+
 
 def read_process_state(beat: Heartbeat) -> str:
     """Return the system's state of a rank's process: running, stopped, disk-sleep, …, gone; unknown on another host."""

@@ -51,7 +51,7 @@ def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tok
     """Return the held-out windows, packed as in training."""
     return HeldoutWindows(
         shards,
-        length=config.evaluation.sequence_length or config.batch.sequence_length,
+        length=config.evaluation.resolve_sequence_length(config.batch.sequence_length),
         opening_token=tokenizer.eos_id,
         separate_documents=config.batch.attention_scope == "document",
         max_tokens=config.evaluation.max_tokens,

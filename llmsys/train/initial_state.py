@@ -1,6 +1,4 @@
-"""Load the state that training starts from: the newest checkpoint of the run, or the weights of another run.
-
-Reads `checkpoints/` of the run folder, or `train.init_from`.
+"""Load the state that training starts from: the newest checkpoint of the run. source_checkpoint.py has other runs.
 
 A run folder with nothing to resume may start at step 0 if nothing was ever saved.
 
@@ -8,12 +6,11 @@ Reads `checkpoints/` and `events.jsonl`; moves unusable checkpoints to `checkpoi
 
 Invariants:
 - Model, data and settings are compared before a tensor is read, so a rejected checkpoint changes nothing.
-- `train.init_from` takes the tensors that both models have; the log lists the others.
 - A folder in which a checkpoint was ever saved never starts at step 0 unless `train.restart` asks for it.
 - Nothing is deleted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +21,9 @@ from llmsys.errors import CheckpointError
 from llmsys.events import iter_events
 from llmsys.local_files import sync_folder
 from llmsys.log import get_logger
-from llmsys.parallel.process_group import get_rank, run_on_rank_zero
+from llmsys.parallel.process_group import run_on_rank_zero
 from llmsys.train import checkpoint_load
-from llmsys.train.checkpoint_load import (
-    find_newest_checkpoint,
-    load_named_tensors,
-    read_run_state,
-    read_tensor_metadata,
-)
-from llmsys.train.checkpoint_record import (
-    DAMAGE_ERRORS,
-    RECORD,
-    build_unreadable_error,
-    find_checkpoint_error,
-    is_present,
-    list_checkpoints,
-)
+from llmsys.train.checkpoint_record import DAMAGE_ERRORS, build_unreadable_error, is_present, list_checkpoints
 from llmsys.train.checkpoint_write import REMOVED, REPLACED, restore_replaced
 from llmsys.train.run_checks import check_loaded_state, drop_reproducibility_mode, format_changes
 from llmsys.train.step_guard import StepGuard
@@ -228,64 +212,3 @@ def require_same_settings(newest: Path, saved: dict[str, Any], now: dict[str, An
         f"trajectory. {''.join(f'{text} ' for text in advice)}Restore the settings, or set run.folder to a new "
         "folder."
     )
-
-
-def load_initial_weights(engine: Engine, init_from: Path, identity: dict[str, Any]) -> None:
-    """Fill parameters and buffers by name from a run folder or a checkpoint. Collective.
-
-    Args:
-        engine: filled with the tensors that both models have.
-        init_from: `train.init_from`.
-        identity: fingerprints of this run.
-
-    Raises:
-        CheckpointError: there is no complete checkpoint, no tensor in common, a shape differs, or the tokenizer does.
-    """
-    checkpoint = _resolve_checkpoint(init_from)
-    _check_tokenizer(checkpoint, identity)
-    # Moments belong to the old run: fine-tuning starts the optimizer anew.
-    stored = {name: value for name, value in read_tensor_metadata(checkpoint).items() if "_moment/" not in name}
-    wanted = {name: value for name, value in engine.get_state().tensors.items() if "_moment/" not in name}
-    common, elsewhere = sorted(stored.keys() & wanted.keys()), engine.module.shapes_elsewhere
-    needed = {name: tensor.shape for name, tensor in wanted.items()} | elsewhere
-    if not stored.keys() & needed.keys():
-        raise CheckpointError(f"{checkpoint} has no tensor of this model. Correct train.init_from, or leave it out.")
-    for name in sorted(stored.keys() & needed.keys()):
-        if stored[name].shape != needed[name]:
-            raise CheckpointError(
-                f"{checkpoint}: {name} has shape {tuple(stored[name].shape)}, the model needs "
-                f"{tuple(needed[name])}. Use the model section it was trained with, except for its head."
-            )
-    load_named_tensors(engine, checkpoint, common)
-    if get_rank() == 0:
-        log.info("%d tensors initialized from %s", len(common), checkpoint)
-        log.info("newly initialised: %s", _format_names(needed.keys() - stored.keys()))
-        log.info("not used: %s", _format_names(stored.keys() - needed.keys()))
-
-
-def _resolve_checkpoint(init_from: Path) -> Path:
-    if (init_from / RECORD).exists():
-        if (problem := find_checkpoint_error(init_from)) is not None:
-            raise CheckpointError(f"{init_from} cannot be used: {problem}. Name another in train.init_from.")
-        return init_from
-    found = find_newest_checkpoint(init_from / "checkpoints")
-    if found is None:
-        raise CheckpointError(
-            f"train.init_from={init_from} is neither a checkpoint nor a run folder with a complete one. "
-            "Correct the path, or train that run first."
-        )
-    return found
-
-
-def _check_tokenizer(checkpoint: Path, identity: dict[str, Any]) -> None:
-    theirs, ours = read_run_state(checkpoint).get("tokenizer_fingerprint"), identity["tokenizer_fingerprint"]
-    if theirs not in (None, ours):
-        raise CheckpointError(
-            f"{checkpoint} was trained with tokenizer {theirs}, but the data were prepared with {ours}, so ids "
-            "have another meaning. Prepare the data with its tokenizer: tokenizer.kind=file "
-            "tokenizer.path=DATA/tokenizer."
-        )
-
-
-def _format_names(names: Iterable[str]) -> str:
-    return ", ".join(name.removeprefix("parameter/") for name in sorted(names)) or "nothing"

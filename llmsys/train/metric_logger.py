@@ -1,9 +1,11 @@
-"""Log the metrics of a run to events.jsonl and to TensorBoard or Weights & Biases, through accelerate's trackers.
+"""Log the metrics of a run to events.jsonl, and to TensorBoard, Weights & Biases or MLflow by accelerate's trackers.
 
-Writes on rank 0 alone. Both trackers are off by default.
+Writes on rank 0 alone. All trackers are off by default.
 """
 
+import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from llmsys.config.run import RunConfig
@@ -26,6 +28,15 @@ class Trackers:
         if config.tracking.wandb:
             tracker = _load_tracker_class("WandBTracker", "wandb")(
                 config.tracking.project, name=config.run.name, dir=str(config.run.folder)
+            )
+            self._trackers.append(tracker)
+        if config.tracking.mlflow:
+            folder = config.run.folder.resolve()
+            os.environ.setdefault(
+                "MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}"
+            )  # MLflow keeps no files now
+            tracker = _load_tracker_class("MLflowTracker", "mlflow")(
+                config.tracking.project, logging_dir=str(folder / "mlruns"), run_name=config.run.name
             )
             self._trackers.append(tracker)
         for tracker in self._trackers:
@@ -69,9 +80,8 @@ def _load_tracker_class(name: str, package: str) -> Any:
     import accelerate.tracking
     import torch
     from accelerate.state import PartialState
-    from accelerate.utils.imports import _is_package_available
 
-    if not _is_package_available(package):
+    if find_spec(package) is None:
         raise ConfigError(
             f"tracking.{package}=true needs the package {package}, which is not installed. "
             f"Run `pip install {package}` or set tracking.{package}=false."

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Asks a running job for a profile of its next step, see step_profiler.py.
+PROFILE_SIGNAL = signal.SIGUSR2
 # The variable in which a launcher passes the meaning of SIGHUP to the ranks: the launcher had to ignore it, or it ends
 # the ranks at once. Without the variable, SIGHUP saves unless it is ignored.
 HANGUP, HANGUP_SAVES, HANGUP_ENDS = "LLMSYS_HANGUP", "save", "end"

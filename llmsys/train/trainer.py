@@ -54,7 +54,8 @@ class Trainer:
         checkpointing: saver of checkpoints.
         control: step guard, stop request and watchdog.
         observability: events, trackers and meters.
-        steps_done: steps before the first one to train; the step of the checkpoint that was resumed.
+        steps_done: steps before the first one to train; the step of the checkpoint that was resumed or branched from.
+        is_resumed: whether the run folder has the checkpoint of that step.
         has_trained: whether this process has taken a step.
     """
 
@@ -66,6 +67,7 @@ class Trainer:
     control: RunControl
     observability: Observability
     steps_done: int = 0
+    is_resumed: bool = False
     has_trained: bool = False
 
     def train(self) -> EvaluationResult:
@@ -76,8 +78,8 @@ class Trainer:
             LlmsysError: steps were skipped that `train.on_bad_step` does not allow to skip.
         """
         began = time.perf_counter()
-        if self.config.train.on_bad_step == "rewind" and self.steps_done == 0:
-            self._save_checkpoint()  # a rewind from step 1 needs a checkpoint to return to
+        if self.config.train.on_bad_step == "rewind" and not self.is_resumed:
+            self._save_checkpoint()  # a rewind from the first step needs a checkpoint to return to
         with self._build_progress() as progress:
             while self.steps_done < self.config.num_steps:
                 self._train_until_rewind(progress)
@@ -124,7 +126,8 @@ class Trainer:
         batches = self.observability.begin_step(step, batches)
         guard.problem = ""  # of the previous step: the guard is not asked when gradients overflow
         stop_flag = self.control.stop_request.to_flag()
-        result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
+        with self.observability.record_profile(number):
+            result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
         self.observability.end_step(result)
         # After a skipped step too: it resets the counts, and is collective.
         experts = update_expert_balance(self.engine.module, result.is_applied)
@@ -140,6 +143,7 @@ class Trainer:
         progress.advance(batch_tokens, step=number, loss=f"{result.loss:.3f}", **shown)
         if number % config.train.log_every_steps == 0 or number in (1, config.num_steps):
             self._log_step(batches, result, rate, seconds, experts, depth)
+        self.observability.log_profile(number)
         if result.is_applied:
             guard.record_accepted(number, result)
         else:
@@ -171,7 +175,7 @@ class Trainer:
     def _evaluate(self) -> EvaluationResult:
         self.observability.step_meter.mark_other_work()
 
-        def compute_logits(batch: Batch) -> Tensor:
+        def compute_logits(batch: Batch) -> Tensor | None:
             self.control.watchdog.report_phase(self.steps_done, "evaluation")
             return self.engine.compute_logits(batch)
 

@@ -1,6 +1,7 @@
 """Groups of objects that a `Trainer` uses: data, evaluation, checkpointing, control and observability."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from llmsys.train.gradient_noise_scale import NoiseScaleMeter
 from llmsys.train.metric_logger import MetricLogger
 from llmsys.train.step_guard import StepGuard
 from llmsys.train.step_metrics import StepMeter
+from llmsys.train.step_profiler import StepProfiler
 from llmsys.train.stop_request import StopRequest
 from llmsys.train.watchdog import Watchdog
 
@@ -65,14 +67,17 @@ class Checkpointing:
     Attributes:
         saver: writes checkpoints at once or in the background.
         run_state: settings and fingerprints that a resumed run must share.
+        parent: the step of another run that this one branched from, see branch_point.py; None for a run of its own.
     """
 
     saver: CheckpointSaver
     run_state: dict[str, Any]
+    parent: dict[str, Any] | None = None
 
     def save_state(self, state: EngineState, steps_done: int, **record: Any) -> None:
         """Save the state after `steps_done` steps; `record` goes into `state.json`. Collective."""
-        self.saver.save_state(state, steps_done, self.run_state, **record)
+        parent = {} if self.parent is None else {"parent": self.parent}
+        self.saver.save_state(state, steps_done, self.run_state, **parent, **record)
 
     def rewind(self, engine: Engine, step_guard: StepGuard, step: int) -> int:
         """Load the newest complete checkpoint after step `step` was skipped; return the step it was saved at.
@@ -103,11 +108,16 @@ class RunControl:
 
 @dataclass
 class Observability:
-    """The event log and trackers, the meter of step time and memory, and the optional gradient noise scale."""
+    """The event log and trackers, the meter of step time and memory, the noise scale and the profiler, if any."""
 
     metric_logger: MetricLogger
     step_meter: StepMeter
     noise_scale_meter: NoiseScaleMeter | None = None
+    profiler: StepProfiler | None = None
+
+    def record_profile(self, number: int) -> AbstractContextManager[None]:
+        """Return a context that records step `number`, counted from 1, where it was chosen."""
+        return nullcontext() if self.profiler is None else self.profiler.record_step(number)
 
     def begin_step(self, step: int, batches: list[Batch]) -> list[Batch]:
         """Return the micro-batches of step `step`, counted from 0, in the order in which they are trained on."""
@@ -117,6 +127,11 @@ class Observability:
         """Update the gradient noise scale with the result of a step."""
         if self.noise_scale_meter is not None:
             self.noise_scale_meter.end_step(result)
+
+    def log_profile(self, number: int) -> None:
+        """Log a `profile` event if the step was recorded."""
+        if self.profiler is not None and (summary := self.profiler.pop_summary()) is not None:
+            self.metric_logger.log_event("profile", number, **summary)
 
     def format_progress(self, batch_tokens: int) -> dict[str, str]:
         """Return what the progress line shows besides speed and loss: utilisation, memory and the noise scale."""

@@ -45,7 +45,7 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
     unheard = [f"rank {number} has sent no heartbeat" for number in range(ranks) if number not in known]
     silent = [
         f"rank {beat.rank} on {beat.host} (process {beat.process}) has been silent for {beat.age_seconds:.0f} s, "
-        f"since {beat.phase} of step {beat.step}; its process is {read_process_state(beat)}"
+        f"since {beat.phase_and_work} of step {beat.step}; its process is {read_process_state(beat)}"
         for beat in heartbeats
         if beat.age_seconds > silent_after_seconds
     ]
@@ -56,8 +56,8 @@ def describe_hanging_ranks(heartbeats: list[Heartbeat], ranks: int, silent_after
     if not late and any(not beat.work for beat in heartbeats):
         late, others = [beat for beat in heartbeats if beat.work], "wait"
     return [
-        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase}"
-        f"{f' ({beat.work})' if beat.work else ''} of step {beat.step}, while others {others}"
+        f"rank {beat.rank} on {beat.host} (process {beat.process}) is still in {beat.phase_and_work} of step "
+        f"{beat.step}, while others {others}"
         for beat in late
     ]
 

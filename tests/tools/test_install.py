@@ -20,12 +20,14 @@ class Checkout:
         self.root = root
         self.venv = root / ".venv"
         self.commands: list[str] = []
+        self.asked_for = ""
         self.killed_at = ""
         (root / "pyproject.toml").write_text("[project]\n")
         (root / "constraints.txt").write_text("torch==2.13.0\n")
 
     def run(self, command: list[str], root: Path, lock: int, log: IO[str]) -> None:
         step = "venv" if "venv" in command else "pip"
+        self.asked_for = command[-1]
         self.commands.append(step)
         if step == self.killed_at:
             raise SystemExit(137)
@@ -34,10 +36,10 @@ class Checkout:
             (self.venv / "bin" / "python").write_text("#!/bin/sh\nexit 0\n")
             (self.venv / "bin" / "python").chmod(0o755)
 
-    def install(self) -> list[str]:
+    def install(self, *extras: str) -> list[str]:
         """The steps that one `make install` takes."""
         self.commands = []
-        install.install_checkout(self.root)
+        install.install_checkout(self.root, extras)
         return self.commands
 
 
@@ -102,6 +104,47 @@ def test_a_state_that_cannot_be_read_counts_as_unfinished(checkout: Checkout) ->
     checkout.install()
     (checkout.venv / STATE).write_text("half")
     assert read_state(checkout.venv) == UNFINISHED
+
+
+def test_an_extra_is_installed_once_and_remembered(checkout: Checkout) -> None:
+    checkout.install()
+    assert checkout.install("docs") == ["pip"]
+    assert checkout.asked_for == ".[dev,test,track,docs]"
+    assert checkout.install("docs") == checkout.install() == []
+    (checkout.root / "constraints.txt").write_text("torch==2.13.1\n")
+    assert checkout.install() == ["pip"]
+    assert checkout.asked_for == ".[dev,test,track,docs]"
+
+
+def test_progress_names_what_pip_does() -> None:
+    log = "Obtaining file:///x\nCollecting torch==2.13.0 (from llmsys)\n"
+    assert install.describe_progress("Obtaining file:///x\n") == ""
+    assert install.describe_progress(log) == "1 packages found"
+    log += "  Downloading https://example.org/torch-2.13.0-cp311.whl (183.2 MB)\n"
+    assert install.describe_progress(log) == "1 packages found, now torch-2.13.0-cp311.whl (183.2 MB)"
+    assert install.describe_progress(log + "Installing collected packages: numpy, torch\n") == "writing 2 packages"
+
+
+def test_a_running_step_prints_its_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "PROGRESS_SECONDS", 0.01)
+    code = "import os, time; print('Collecting numpy', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    with (tmp_path / LOG).open("w") as log, (tmp_path / LOCK).open("w") as lock:
+        step = threading.Thread(
+            target=install.run_command, args=([sys.executable, "-c", code], tmp_path, lock.fileno(), log)
+        )
+        step.start()
+        said = ""
+
+        def is_shown() -> bool:
+            nonlocal said
+            said += capsys.readouterr().out
+            return "install: 1 packages found (0 s)" in said
+
+        wait_until(is_shown, "no progress was printed")
+        (tmp_path / "go").touch()
+        step.join()
 
 
 def test_two_installs_wait_for_each_other(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Laws of what is shipped: the wheel holds the code and the configs and works from any folder; --help is light."""
 
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def test_the_installed_package_finds_its_configs_from_any_folder(wheel: zipfile.
     wheel.extractall(tmp_path / "installed")
     code = "import llmsys; print(llmsys.__file__); from launch.main import main; main(['show', 'train/demo'])"
     (tmp_path / "elsewhere").mkdir()
+    code += "; from launch.commands.demo import list_crawl_overrides; print(*list_crawl_overrides())"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "elsewhere", capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")}, check=False,
@@ -44,6 +46,12 @@ def test_the_installed_package_finds_its_configs_from_any_folder(wheel: zipfile.
     assert result.returncode == 0, result.stderr
     assert str(tmp_path / "installed") in result.stdout.splitlines()[0]
     assert "hidden_size" in result.stdout
+    shards = json.loads(result.stdout.splitlines()[-1].removeprefix("data.inputs="))
+    assert [Path(shard).parent for shard in shards] == [tmp_path / "installed" / "llmsys" / "sample_crawl"] * 2
+
+
+def test_the_wheel_with_the_sample_crawl_stays_small(wheel: zipfile.ZipFile) -> None:
+    assert sum(entry.compress_size for entry in wheel.infolist()) < 10_000_000
 
 
 def loaded_by(code: str, repository: Path) -> set[str]:

@@ -4,13 +4,19 @@ Legality is what the config and `Layout.fit` refuse; nothing is decided twice.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, assert_never
 
 from pydantic import ValidationError
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.pipeline import (
+    InterleavedScheduleConfig,
+    OneForwardOneBackwardConfig,
+    PipelineScheduleConfig,
+    find_pipeline_violations,
+)
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
@@ -37,6 +43,9 @@ OFFLOADED: tuple[EngineConfig, ...] = (
     DeepSpeedEngineConfig(zero_stage=3, cpu_offload="optimizer"),
 )
 
+# GPipe has the bubble of 1F1B and holds more micro-batches.
+SCHEDULES: tuple[PipelineScheduleConfig, ...] = (OneForwardOneBackwardConfig(), InterleavedScheduleConfig())
+
 # Positions of each rank from which a plan tries a ring: below, messages outlast the products of a step.
 MIN_RING_POSITIONS = 4096
 
@@ -53,7 +62,10 @@ class LayoutCandidate:
     expert: int
     recompute: Recompute
     micro_sequences: int
-    context_kind: Literal["ulysses", "ring"] = "ulysses"
+    context_kind: Literal["ulysses", "ring", "ulysses_ring"] = "ulysses"
+    ring: int = 2
+    pipeline: int = 1
+    schedule: PipelineScheduleConfig = SCHEDULES[0]
 
     @property
     def layout(self) -> ParallelLayout:
@@ -63,15 +75,30 @@ class LayoutCandidate:
             shard=self.shard,
             context=self.context,
             context_kind=self.context_kind,
+            ring=self.ring,
             tensor=self.tensor,
             expert=self.expert,
+            pipeline=self.pipeline,
+            pipeline_schedule=self.schedule,
         )
+
+    def list_micro_sizes(self) -> list[int]:
+        """List the micro-batches to try, up to `micro_sequences`: divisors of it that the schedule takes."""
+        share, schedule = self.micro_sequences, self.schedule
+        return [
+            size
+            for size in list_divisors(share)
+            if (size <= 64 or size == share)
+            and (self.pipeline == 1 or schedule.find_micro_batch_problem(self.pipeline, share // size) is None)
+        ]
 
     def format_layout(self) -> str:
         """For tables: the engine, and every axis that is more than 1."""
-        axes = ("replicate", "shard", "context", "tensor", "expert")
+        axes = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
         sizes = [f"{axis}={getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
         sizes += [self.context_kind] if self.context_kind != "ulysses" else []
+        sizes += [f"ring={self.ring}"] if self.context_kind == "ulysses_ring" else []
+        sizes += [self.schedule.kind] if self.pipeline > 1 else []
         return " ".join([format_engine_name(self.engine), *sizes, f"micro={self.micro_sequences}", f"{self.recompute}"])
 
 
@@ -166,31 +193,61 @@ def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTa
 def iter_candidates(
     config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...]
 ) -> Iterator[LayoutCandidate]:
-    """Every combination of axes whose product is the number of devices, with the largest micro-batch of each.
+    """Yield every combination of axes whose product is the number of devices, with the largest micro-batch of each.
 
-    `tensor` stays inside a machine, where its traffic belongs.
+    `tensor` stays inside a machine, where its traffic belongs, and `pipeline` goes across machines, where others cost
+    more. Pipelines are under 1F1B; `search_layouts` tries the other schedule where they fit.
     """
-    world, model = place.cluster.devices, config.model
-    experts = [1] if model.moe is None else list_divisors(model.moe.num_experts)
     for engine in engines:
-        for tensor in list_divisors(world):
-            if tensor > min(place.device.node_devices, model.num_attention_heads):
+        for pipeline in list_pipelines(config, place, engine):
+            yield from _iter_stage_candidates(config, place, engine, pipeline)
+
+
+def list_pipelines(config: RunConfig, place: PlanTarget, engine: EngineConfig) -> list[int]:
+    """List the numbers of ranks of a pipeline to try, 1 first; 1 alone where the run cannot be pipelined."""
+    machines = place.cluster.devices // place.device.node_devices
+    first, windows = ParallelLayout(pipeline=2), config.objective.uses_windows
+    if (
+        machines < 2
+        or any(first.find_stage_violations(config.model))
+        or any(find_pipeline_violations(2, config.model, engine, config.train, config.generation, windows=windows))
+    ):
+        return [1]
+    return [ranks for ranks in list_divisors(machines) if ranks <= config.model.num_hidden_layers]
+
+
+def _iter_stage_candidates(
+    config: RunConfig, place: PlanTarget, engine: EngineConfig, pipeline: int
+) -> Iterator[LayoutCandidate]:
+    """Yield the layouts of the ranks of one stage."""
+    world, model = place.cluster.devices // pipeline, config.model
+    experts = [1] if model.moe is None else list_divisors(model.moe.num_experts)
+    for tensor in list_divisors(world):
+        if tensor > min(place.device.node_devices, model.num_attention_heads):
+            break
+        for context in list_divisors(world // tensor):
+            is_ring = context * tensor > model.num_attention_heads
+            # A ring is for sequences that heads cannot divide far enough.
+            if is_ring and config.batch.sequence_length < MIN_RING_POSITIONS * context:
                 break
-            for context in list_divisors(world // tensor):
-                is_ring = context * tensor > model.num_attention_heads
-                # A ring is for sequences that heads cannot divide far enough.
-                if is_ring and config.batch.sequence_length < MIN_RING_POSITIONS * context:
-                    break
-                rest = world // tensor // context
-                for replicate in list_divisors(rest):
-                    shard = rest // replicate
-                    # DDP's ranks are all copies; FSDP with copies only would be DDP.
-                    if isinstance(engine, TorchEngineConfig) and engine.shards_weights == (replicate == rest > 1):
-                        continue
-                    for expert in experts:
-                        if (shard * context * tensor) % expert == 0:
-                            share = max(1, config.batch.sequences_per_step // (replicate * shard))
-                            kind: Literal["ulysses", "ring"] = "ring" if is_ring else "ulysses"
-                            yield LayoutCandidate(
-                                engine, replicate, shard, context, tensor, expert, "none", share, kind
-                            )
+            rest = world // tensor // context
+            for replicate in list_divisors(rest):
+                shard = rest // replicate
+                # DDP's ranks are all copies; FSDP with copies only would be DDP.
+                if isinstance(engine, TorchEngineConfig) and engine.shards_weights == (replicate == rest > 1):
+                    continue
+                share = max(1, config.batch.sequences_per_step // (replicate * shard))
+                for expert in experts:
+                    if (shard * context * tensor) % expert == 0:
+                        axes = replicate, shard, context, tensor, expert
+                        one = LayoutCandidate(engine, *axes, "none", share, pipeline=pipeline)
+                        yield from _iter_ring_candidates(one, model.num_attention_heads) if is_ring else (one,)
+
+
+def _iter_ring_candidates(one: LayoutCandidate, heads: int) -> Iterator[LayoutCandidate]:
+    """Yield the ring of all context ranks, and the one with fewest members, each of which exchanges heads."""
+    yield replace(one, context_kind="ring")
+    for ring in list_divisors(one.context)[1:-1]:
+        if heads % (one.context // ring * one.tensor) == 0:
+            yield replace(one, context_kind="ulysses_ring", ring=ring)
+            return

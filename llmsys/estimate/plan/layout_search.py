@@ -5,6 +5,7 @@ Gives the best few, those that nothing beats in both time and memory, and for ea
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
@@ -15,6 +16,7 @@ from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
     RECOMPUTE,
+    SCHEDULES,
     EstimatedCandidate,
     IllegalLayoutError,
     LayoutCandidate,
@@ -106,7 +108,7 @@ def _search_micro_batches(
     config: RunConfig, choice: LayoutCandidate, place: PlanTarget
 ) -> tuple[list[EstimatedCandidate], EstimatedCandidate]:
     """The largest micro-batch that fits and the next smaller one; and the smallest, whether it fits or not."""
-    sizes = [size for size in list_divisors(choice.micro_sequences) if size <= 64 or size == choice.micro_sequences]
+    sizes = choice.list_micro_sizes() or [1]  # 1: the config gives the reason why a schedule takes none
     smallest = estimate_candidate(config, replace(choice, micro_sequences=sizes[0]), place)
     if place.explain_rejection(smallest) is not None:
         return [], smallest
@@ -117,10 +119,26 @@ def _search_micro_batches(
             low = middle
         else:
             high = middle - 1
+    if choice.pipeline > 1:  # more and smaller micro-batches shorten the bubble
+        sized = [replace(choice, micro_sequences=size) for size in sizes[: low + 1]]
+        return list(_search_schedules(config, sized, place)), smallest
     kept = [
         estimate_candidate(config, replace(choice, micro_sequences=sizes[at]), place) for at in {low, max(0, low - 1)}
     ]
     return kept, smallest
+
+
+def _search_schedules(
+    config: RunConfig, choices: list[LayoutCandidate], place: PlanTarget
+) -> Iterator[EstimatedCandidate]:
+    """Yield pipelines that fit, under every schedule that takes them."""
+    for schedule, choice in product(SCHEDULES, choices):
+        try:
+            one = estimate_candidate(config, replace(choice, schedule=schedule), place)
+        except IllegalLayoutError:
+            continue
+        if place.explain_rejection(one) is None:
+            yield one
 
 
 def _has_enough_memory(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
@@ -157,10 +175,10 @@ def iter_rejected_neighbours(
 def _iter_neighbour_candidates(
     config: RunConfig, best: LayoutCandidate, devices: int, engines: tuple[EngineConfig, ...]
 ) -> Iterator[tuple[str, LayoutCandidate]]:
-    for axis in ("tensor", "context", "replicate"):
+    for axis in ("pipeline", "tensor", "context", "replicate"):
         for size in _list_adjacent_divisors(getattr(best, axis), devices):
             changed = replace(best, **{axis: size})  # type: ignore[arg-type]
-            others = changed.replicate * changed.context * changed.tensor
+            others = changed.pipeline * changed.replicate * changed.context * changed.tensor
             if devices % others == 0:
                 shard = devices // others
                 share = max(1, config.batch.sequences_per_step // (changed.replicate * shard))
@@ -172,6 +190,9 @@ def _iter_neighbour_candidates(
     share = max(1, config.batch.sequences_per_step // (best.replicate * best.shard))
     for size in _list_adjacent_divisors(best.micro_sequences, share):
         yield f"micro={size}", replace(best, micro_sequences=size)
+    for schedule in SCHEDULES if best.pipeline > 1 else ():
+        if schedule != best.schedule:
+            yield schedule.kind, replace(best, schedule=schedule)
     for policy in RECOMPUTE:
         if policy != best.recompute:
             yield f"activation_checkpoint={policy}", replace(best, recompute=policy)

@@ -22,6 +22,7 @@ def test_rows_come_sorted_whatever_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, run_rows: int
 ) -> None:
     monkeypatch.setattr(duplicate_graph, "FAN_IN", 3)
+    monkeypatch.setattr(duplicate_graph, "_BLOCK_ROWS", 4)  # so that a run has several blocks
     choose = np.random.default_rng(rows)
     given: list[tuple[int, int, str]] = []
     with ExternalSorter(tmp_path / "out", SCHEMA, ["a", "b"], run_rows) as sorter:
@@ -56,8 +57,9 @@ def test_components_of_stars_are_those_of_union_find(tmp_path: Path, seed: int) 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path) -> None:
+def test_the_join_of_near_copies_is_the_same_in_any_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """400 documents in 40 files, of which the longest of a cluster is kept, then the one with the smallest id."""
+    monkeypatch.setattr(duplicate_graph, "_BLOCK_ROWS", 4)  # so that clusters span tables
     choose = np.random.default_rng(0)
     names = [f"{number:032x}" for number in choose.permutation(400)]
     lengths = choose.integers(1, 4, 400)

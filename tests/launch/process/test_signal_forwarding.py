@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.process.signal_forwarding import forward_signals, list_descendant_ranks, signal_ranks
-from llmsys.train.stop_request import HANGUP, HANGUP_ENDS
+from launch.process.signal_forwarding import forward_signals, ignore_own_signals, list_descendant_ranks, signal_ranks
+from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, PROFILE_SIGNAL
 from tests.helpers.process import PATIENCE_SECONDS, wait_until
 
 RANK = """
@@ -18,6 +18,7 @@ import pathlib, signal, sys, time
 heard = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGTERM, lambda *_: heard.write_text("SIGTERM"))
 signal.signal(signal.SIGUSR1, lambda *_: heard.write_text("SIGUSR1"))
+signal.signal(signal.SIGUSR2, lambda *_: heard.write_text("SIGUSR2"))
 heard.write_text("ready")
 time.sleep(600)
 """
@@ -46,6 +47,17 @@ def test_a_signal_goes_to_the_ranks_alone(launcher: subprocess.Popen[bytes], tmp
         os.kill(os.getpid(), signal.SIGUSR1)
     wait_until(lambda: (tmp_path / "heard").read_text() == "SIGUSR1", "the rank did not hear")
     assert launcher.poll() is None
+
+
+def test_a_request_for_a_profile_is_passed_on_and_stops_nothing(
+    launcher: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    with forward_signals(launcher.pid) as asked:
+        os.kill(os.getpid(), PROFILE_SIGNAL)
+        wait_until(lambda: (tmp_path / "heard").read_text() == "SIGUSR2", "the rank did not hear")
+    assert asked == []
+    with ignore_own_signals():
+        os.kill(os.getpid(), PROFILE_SIGNAL)  # a launcher that knows it not would die
 
 
 def test_a_second_sigterm_ends_everything_and_so_does_one_before_there_are_ranks(

@@ -123,7 +123,10 @@ def test_a_mistake_on_the_command_line_says_what_would_do(override: str, message
 
 def test_muon_is_refused_where_matrices_are_in_flat_parts() -> None:
     message = refusal("train/demo", "engine.kind=deepspeed", "optimizer.kind=muon")
-    assert "optimizer.kind: muon is not built by engine.kind=deepspeed, which has AdamW on flat shards." in message
+    assert (
+        "optimizer.kind: muon is not built by engine.kind=deepspeed, which has elementwise optimizers on flat shards."
+        in message
+    )
 
 
 def test_numbers_may_be_written_as_people_write_them() -> None:

@@ -85,9 +85,6 @@ def test_a_ring_has_more_ranks_than_heads() -> None:
         ({"model": MODEL | {"position": {"kind": "relative_bias"}}},
          "layout.context_kind: ring merges attention of keys that arrive one after another, which "
          f"model.position.kind=relative_bias, whose bias of the scores is trained, has no form for. Use {OTHER_HEADS}"),
-        ({"layout": RING | {"pipeline": 2}},
-         "layout.pipeline: 2 ranks of a pipeline are not proven with context_kind=ring. Use pipeline=1, or "
-         "context_kind=ulysses."),
         ({"train": {"compile": "block"}},
          "layout.context_kind: ring is not proven inside of compiled blocks. Use train.compile=none, or "
          "context_kind=ulysses."),

@@ -31,11 +31,13 @@ MICRO = ["batch.micro_sequences=2", "generation.prompts=[]"]
         ("layout.pipeline=2 engine.kind=deepspeed", "deepspeed runs no stages. Use torch with data_parallel=fsdp"),
         ("layout.pipeline=2 engine.data_parallel=ddp", "torch with data_parallel=ddp runs no stages"),
         (
-            "layout.pipeline=2 train.reproducibility=bitwise train.threads_per_process=1",
-            "bitwise adds up micro-batches in a tree of its own",
+            "layout.pipeline=2 train.reproducibility=bitwise model.tie_word_embeddings=true",
+            "bitwise sums the gradient of one embedding .* model.tie_word_embeddings=true .* Use fast",
         ),
-        ("layout.pipeline=2 train.compile=block", "block is not proven where a stage has several micro-batches"),
-        ("layout.pipeline=2 train.matmul_dtype=fp8", "fp8 is not proven"),
+        (
+            "layout.pipeline=2 train.reproducibility=bitwise model.dropout.residual=0.1",
+            "bitwise draws dropout layer by layer .* Use fast, model.dropout={}, or layout.pipeline=1",
+        ),
         ("layout.pipeline=2 train.noise_scale_every_steps=2", "the gradient noise scale needs each micro-batch"),
         (
             "layout.pipeline=2 generation.prompts=[Once]",

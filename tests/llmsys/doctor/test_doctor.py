@@ -25,10 +25,13 @@ def test_the_matrix_has_every_engine_axis_precision_policy_and_subject() -> None
     assert {cell.engine for cell in cells} == set(ENGINES)
     assert {cell.recompute for cell in cells} == {"none", "selective", "full", "offload"}
     assert {cell.precision for cell in cells} == {"fp32", "bf16"}
-    for axis in ("replicate", "expert", "tensor", "context", "context_kind"):
+    for axis in ("replicate", "expert", "tensor", "context", "context_kind", "pipeline"):
         assert any(axis in dict(cell.layout) for cell in cells), axis
     assert {cell.parity_model.name for cell in cells} == {subject.name for subject in PARITY_MODELS}
     assert len(cells) == len({cell.title for cell in cells})
+    pipelines = [layout for cell in cells if "pipeline" in (layout := dict(cell.layout))]
+    kinds = {(layout["pipeline"], layout.get("pipeline_schedule", {"kind": "1f1b"})["kind"]) for layout in pipelines}
+    assert kinds == {(ranks, kind) for ranks in (2, 4) for kind in ("1f1b", "gpipe", "interleaved")}
 
 
 @pytest.mark.distributed

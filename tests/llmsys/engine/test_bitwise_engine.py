@@ -20,7 +20,7 @@ from llmsys.engine.bitwise_engine import BitwiseEngine
 from llmsys.engine.state_hash import hash_state
 from llmsys.engine.torch_engine import TorchEngine
 from llmsys.model.experts import GroupedExperts
-from llmsys.optim.bitwise_adamw import BitwiseAdamW
+from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.parallel import reproducible_sharding
 from llmsys.parallel.expert_parallel import AllToAllTokenDispatcher
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size, init_process_group
@@ -48,7 +48,7 @@ class OneAfterAnother(StreamingTreeSum):
             self._sums.append((0, leaf))
 
 
-def norm_of_shards(parameters: Any, gradients: list[torch.Tensor], *, counts: bool) -> float:
+def norm_of_shards(parameters: Any, gradients: list[torch.Tensor], **places: Any) -> float:
     """Each rank's share of the squares, then their sum."""
     squares = torch.stack([gradient.norm() for gradient in gradients if gradient.numel()]).square().sum()
     return float(all_reduce_sum(squares).sqrt())
@@ -60,10 +60,10 @@ def dropout_of_rank(engine: BitwiseEngine, micro_batch: int) -> None:
         torch.manual_seed(1000 * engine._optimizer.steps + get_rank())
 
 
-def fused_step(optimizer: BitwiseAdamW, gradients: list[torch.Tensor], rate: float, scale: float) -> None:
+def fused_step(optimizer: BitwiseOptimizer, gradients: list[torch.Tensor], rate: float, scale: float) -> None:
     """torch's fused kernel, which takes what is left of a vector another way."""
     optimizer.steps += 1
-    locals_of = [[value.to_local() for value in values.values()] for values in (optimizer.first, optimizer.second)]  # type: ignore[attr-defined]
+    locals_of = [[value.to_local() for value in values.values()] for values in optimizer.moments.values()]  # type: ignore[attr-defined]
     parameters = [parameter.to_local().detach() for parameter in optimizer.named.values()]  # type: ignore[attr-defined]
     steps = [torch.tensor(float(optimizer.steps)) for _ in parameters]
     scaled = [gradient * scale for gradient in gradients]
@@ -84,7 +84,7 @@ BUGS: dict[str, tuple[str, Any, str, Any]] = {
     "sums in the order of a rank": (DENSE, bitwise_engine, "StreamingTreeSum", OneAfterAnother),
     "norm by shards": (DENSE, bitwise_engine, "compute_gradient_norm", norm_of_shards),
     "dropout by rank": (DENSE, BitwiseEngine, "_seed_dropout", dropout_of_rank),
-    "a fused optimizer": (ODD, BitwiseAdamW, "step", fused_step),
+    "a fused optimizer": (ODD, BitwiseOptimizer, "step", fused_step),
     "rows of all ranks in one product": (
         ODD,
         reproducible_sharding.ReproducibleTokenDispatcher,

@@ -8,11 +8,12 @@ import pytest
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import SMALL_MODEL, RunConfig
 from llmsys.doctor.parity_models import DEEP
+from llmsys.estimate.activation_memory import IN_EVALUATION
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import count_parameters, needs_embedding_copy
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.pipeline_stages import LayerCosts, cut_layers, list_rank_stages
+from llmsys.estimate.pipeline_stages import LayerCosts, compute_imbalance, cut_layers, list_rank_stages
 from llmsys.estimate.step_time import estimate_step_time
 
 LENGTH = 16
@@ -57,6 +58,8 @@ def test_head_and_dense_layers_weigh_in_and_layers_per_stage_decides() -> None:
 
     assert cut(pipeline=2) == [5, 3]
     assert cut(pipeline=2, layers_per_stage=[2, 6]) == [2, 6]
+    # Of eleven layers' work, the head included, the second stage has six.
+    assert compute_imbalance(heavy_head, ParallelLayout(pipeline=2), 512) == pytest.approx(6 / 5.5, rel=0.02)
     loop = cut_layers(
         heavy_head, ParallelLayout.model_validate({"pipeline": 2, "pipeline_schedule": {"kind": "interleaved"}}), 512
     )
@@ -82,22 +85,21 @@ def build_run(**layout: Any) -> tuple[RunConfig, ParallelLayout]:
 def test_a_pipelined_config_is_priced_as_it_runs() -> None:
     device = load_device_profile("h100-sxm")
     plain, loop = build_run(pipeline=4), build_run(pipeline=2, pipeline_schedule={"kind": "interleaved"}, shard=2)
-    # A bubble is (p - 1) / (v M) of the work of a rank's M micro-batches.
+    # A bubble is (p - 1) / (v M) of the work of a rank's M micro-batches, and longer where stages differ.
     for run, share in ((plain, 3 / 16), (loop, 1 / (2 * 8))):
         step = estimate_step_time(*run, device)
         apart = ("bubble", "data", "optimizer", "offload", "host")
         busy = sum(seconds for name, seconds in step.parts.items() if name not in apart)
-        assert step.parts["bubble"] == pytest.approx(share * busy, rel=0.05)
+        late = compute_imbalance(run[0].model, run[1], 512) - 1  # all wait for the rank with the head
+        assert step.parts["bubble"] == pytest.approx((share + late) * busy, rel=0.05)
         assert step.ranks == 4
 
 
 def test_memory_counts_the_passes_in_flight_and_the_buffers_of_messages() -> None:
-    def find_items(**layout: Any) -> dict[str, int]:
+    def find_items(name: str = "at the end of forward", rank: int | None = None, **layout: Any) -> dict[str, int]:
         config, resolved = build_run(**layout)
-        end = next(
-            one for one in estimate_peak_memory(config, resolved).instants if one.name == "at the end of forward"
-        )
-        return {item.name: item.bytes for item in end.items}
+        timeline = estimate_peak_memory(config, resolved, pipeline_rank=rank)
+        return {item.name: item.bytes for one in timeline.instants if one.name == name for item in one.items}
 
     stream = 512 * SMALL_MODEL.hidden_size * 2  # one sequence in bf16
     sizes = [1, 1, 1, 1]
@@ -108,3 +110,10 @@ def test_memory_counts_the_passes_in_flight_and_the_buffers_of_messages() -> Non
     assert held["1f1b"]["messages between stages"] in (16 * stream, 2 * 16 * stream)
     assert held["gpipe"]["activations saved by blocks"] > 3 * held["1f1b"]["activations saved by blocks"]
     assert "messages between stages" not in find_items(shard=4)
+    # The first rank holds four micro-batches, and three of them after a backward pass.
+    first, saved = {"rank": 0, "pipeline": 4, "layers_per_stage": sizes}, "activations saved by blocks"
+    after = find_items("at the end of backward", **first)
+    assert after[saved] == pytest.approx(3 / 4 * find_items(**first)[saved], rel=1e-6)
+    # In an evaluation only the last stage has logits.
+    logits = ["logits" in find_items(IN_EVALUATION, **first | {"rank": rank}) for rank in (0, 3)]
+    assert logits == [False, True]

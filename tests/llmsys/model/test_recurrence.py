@@ -10,6 +10,8 @@ import torch
 
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
+from llmsys.model.forward_context import ForwardContext
+from llmsys.model.recurrence import AdaptiveRecurrence
 from llmsys.model.transformer import Transformer
 from llmsys.train.expert_load import measure_mean_depth
 from tests.helpers.model_choices import ARCHITECTURES
@@ -48,6 +50,34 @@ def test_ponder_cost_is_steps_and_remainder_of_real_tokens(probability: float, s
     assert float(bias.grad) == pytest.approx(slope, abs=1e-6)  # type: ignore[arg-type]
     assert {name: float(depth) for name, depth in measure_mean_depth(model).items()} == {"mean_depth": steps}
     assert float(measure_mean_depth(model)["mean_depth"]) == 0, "the counts of the step are reset"
+
+
+def test_what_runs_on_reads_the_state_in_which_another_position_halted(monkeypatch: pytest.MonkeyPatch) -> None:
+    recurrence = build_model(0.5).get_submodule("recurrence").eval()
+    assert isinstance(recurrence, AdaptiveRecurrence)
+    width = recurrence.halting.in_features
+    monkeypatch.setattr(recurrence, "_begin_step", lambda x_BTD, positions_BTD, step: x_BTD)
+    with torch.no_grad():  # channel 0 decides: position 0 halts after one step, position 1 after the last
+        recurrence.halting.weight.zero_()
+        recurrence.halting.weight[0, 0] = 100.0
+        recurrence.halting.bias.zero_()
+    x_BTD = torch.zeros(1, 2, width)
+    x_BTD[0, :, 0] = torch.tensor([1.0, -1.0])
+    x_BTD[0, :, 1] = torch.tensor([8.0, 0.0])
+    context = ForwardContext({}, torch.arange(2)[None])
+
+    class ShareNext(torch.nn.Module):
+        """Adds half of the second channel of position 0 to both positions."""
+
+        def forward(self, state_BTD: torch.Tensor, _: ForwardContext) -> torch.Tensor:
+            added_BTD = torch.zeros_like(state_BTD)
+            added_BTD[..., 1] = state_BTD[:, :1, 1] / 2
+            return state_BTD + added_BTD
+
+    y_BTD = recurrence(ShareNext(), x_BTD, None, context)
+    # Position 0 ends its only step with 12, and position 1 reads 8 in the first step and 12 in each later one.
+    expected = [12.0, 4.0 + (recurrence.num_steps - 1) * 6.0]
+    assert y_BTD[0, :, 1].tolist() == pytest.approx(expected)
 
 
 def test_depth_is_counted_by_stack_and_in_training_alone() -> None:

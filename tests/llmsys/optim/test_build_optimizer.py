@@ -7,7 +7,8 @@ from torch import nn
 from llmsys.config.optimizer import AdamConfig, MuonConfig
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
-from llmsys.optim.build_optimizer import build_optimizer, require_adamw
+from llmsys.optim.build_optimizer import build_optimizer
+from llmsys.optim.elementwise import require_elementwise
 
 RATE, DECAY, BETAS, EPS = 0.1, 0.3, (0.9, 0.95), 1e-8
 
@@ -35,6 +36,6 @@ def test_adam_decays_through_its_moments_and_spares_vectors() -> None:
 @pytest.mark.parametrize("config", [AdamConfig(), MuonConfig()])
 def test_an_engine_with_adamw_alone_rejects_others(config: AdamConfig | MuonConfig) -> None:
     with pytest.raises(ConfigError, match=f"optimizer.kind={config.kind} is not built by this engine"):
-        require_adamw(config)
+        require_elementwise(config)
     with pytest.raises(ValueError, match=f"{config.kind} is not built by engine.kind=deepspeed"):
         RunConfig.model_validate({"engine": {"kind": "deepspeed"}, "optimizer": {"kind": config.kind}})

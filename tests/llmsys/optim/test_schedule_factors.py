@@ -9,7 +9,7 @@ from llmsys.config.optimizer import AdamWConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import MultiplierScheduleConfig, interpolate_multiplier
 from llmsys.model.transformer import Transformer
-from llmsys.optim.bitwise_adamw import BitwiseAdamW
+from llmsys.optim.bitwise_optimizer import BitwiseOptimizer
 from llmsys.optim.lr_schedule import LearningRate, compute_balance_factor, compute_learning_rate, set_rates
 from llmsys.train.expert_load import set_balance_factor, update_expert_balance
 from tests.helpers.tiny_training import build_sequences, build_tiny_config
@@ -46,7 +46,7 @@ def test_factors_follow_the_tokens_of_the_run_and_belong_to_its_trajectory() -> 
 def test_a_share_of_weight_decay_is_taken_and_given_back() -> None:
     weights = nn.Parameter(torch.ones(2, 2))
     optimizer = torch.optim.AdamW([{"params": [weights], "weight_decay": 0.5, "rate_scale": 1.0}])
-    exact = BitwiseAdamW({"weights": nn.Parameter(torch.ones(2, 2))}, AdamWConfig(weight_decay=0.5))
+    exact = BitwiseOptimizer({"weights": nn.Parameter(torch.ones(2, 2))}, AdamWConfig(weight_decay=0.5))
     expected = 1.0
     for rate, share in ((LearningRate(0.1, 0.5), 0.5), (LearningRate(0.1, 0.0), 0.0), (0.1, 1.0)):
         weights.grad = torch.zeros_like(weights)

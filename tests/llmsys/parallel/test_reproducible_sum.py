@@ -62,8 +62,9 @@ def test_squares_of_a_row_do_not_depend_on_the_rows_beside_it(shape: tuple[int, 
 def test_the_norm_is_that_of_all_gradients() -> None:
     gradients = [torch.randn(5, 3), torch.randn(7)]
     expected = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-    assert compute_gradient_norm(gradients, gradients, counts=True) == pytest.approx(float(expected), rel=1e-6)
-    assert compute_gradient_norm(gradients, gradients, counts=False) == 0
+    rows: dict[str, Any] = {"first_rows": [0, 5], "num_rows": 12}
+    assert compute_gradient_norm(gradients, gradients, counts=True, **rows) == pytest.approx(float(expected), rel=1e-6)
+    assert compute_gradient_norm(gradients, gradients, counts=False, **rows) == 0
 
 
 def test_fold_adds_every_column_once() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.commands.demo import compare_with_compressors, describe_evaluation
 from launch.commands.train import format_evaluation
 from llmsys.compressor_comparison import MIN_HELDOUT_BYTES, describe_heldout_bytes
 from llmsys.manifest import Manifest
@@ -13,7 +14,6 @@ from llmsys.report.dataset_sections import build_dataset_numbers, build_dataset_
 from llmsys.report.run_record import read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections
 from tests.helpers.example_run import build_example_manifest, run_events, write_run
-from tools.demo import compare_with_compressors, describe_evaluation
 
 FEW = "too few for a comparison (less than 50,000)"
 

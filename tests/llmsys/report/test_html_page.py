@@ -59,14 +59,24 @@ def test_every_section_can_be_jumped_to(folders):
     anchors = re.findall(r'<a href="#([a-z]+)">', page)
     assert anchors == re.findall(r'<section id="([a-z]+)">', page)
     assert anchors == [
-        "yardstick", "answers", "training", "prediction", "experts", "samples",
+        "yardstick", "answers", "training", "prediction", "profile", "experts", "samples",
         "funnel", "distributions", "reading", "origin",
     ]  # fmt: skip
 
 
 def test_costs_stand_beside_what_was_predicted(folders):
     page = _without_scripts(write_report(*folders))
-    for text in ("61.0%", "31.0%", "causal, abacus, bf16", "3.00 GiB", "+50.0%", "0.8 s (0.7 to 0.95)", "+12.5%"):
+    for text in (
+        "61.0%",
+        "31.0%",
+        "causal, abacus, bf16",
+        "3.00 GiB",
+        "+50.0%",
+        "0.8 s (0.7 to 0.95)",
+        "+12.5%",
+        "81.2%",
+        "aten::mm",
+    ):
         assert text in page
     broken = [
         {"event": "prediction", "memory": {}},

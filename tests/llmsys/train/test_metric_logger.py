@@ -30,13 +30,27 @@ def test_tensorboard_gets_the_numbers_of_the_events(tmp_path: Path) -> None:
     assert [event["loss"] for event in read_events(tmp_path / "events.jsonl")] == [3.0, 1.5]
 
 
+def test_mlflow_gets_the_numbers_of_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is an optional package")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    trackers = Trackers(load_config_with(tmp_path, mlflow=True))
+    for step in (1, 2):
+        trackers.log_step(step, {"step/loss": 3.0 / step})
+    trackers.finish()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    [run] = client.search_runs([client.get_experiment_by_name("llmsys").experiment_id])
+    assert run.info.run_name == "toy"
+    assert [point.value for point in client.get_metric_history(run.info.run_id, "step/loss")] == [3.0, 1.5]
+
+
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
     Trackers(load_config_with(tmp_path)).log_step(1, {"step/loss": 1.0})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_is_named_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelerate.utils.imports._is_package_available", lambda name: False)
+    monkeypatch.setattr(metric_logger, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tracking\.wandb=true needs the package wandb.*pip install wandb"):
         Trackers(load_config_with(tmp_path, wandb=True))
 

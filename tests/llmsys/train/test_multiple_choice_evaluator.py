@@ -12,7 +12,7 @@ from llmsys.config.evaluation import EvaluationConfig, MultipleChoiceConfig
 from llmsys.config.run_constraints import find_evaluation_violations
 from llmsys.data.batch import Batch
 from llmsys.data.multiple_choice import ChoiceRows, MultipleChoiceQuestion
-from llmsys.train.evaluator import RowRanks, TargetEvaluation, compute_row_metrics
+from llmsys.train.evaluator import LogitsFunction, RowRanks, TargetEvaluation, compute_row_metrics
 from llmsys.train.multiple_choice_evaluator import EvaluatorWithTasks, MultipleChoiceEvaluator, QuestionScores
 from tests.helpers.letter_tokenizer import Letters
 from tests.helpers.ranks import run_ranks
@@ -101,7 +101,7 @@ def test_any_number_of_ranks_gives_the_answers_that_a_hand_would() -> None:
 
 
 class Heldout:
-    def evaluate(self, compute_logits: Callable[[Batch], Tensor], device: torch.device) -> TargetEvaluation:
+    def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> TargetEvaluation:
         return TargetEvaluation(1.0, 2.7, 0.5, 10)
 
 

@@ -118,7 +118,7 @@ def test_a_hang_ends_with_its_status_and_one_message(config: Path, tmp_path: Pat
 
 
 def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
-    run_llmsys("train", config)
+    run_llmsys("train", config, "train.profile.steps=[3]")
     before = (config.parent / "run" / "events.jsonl").read_bytes()
     assert "is finished" in run_llmsys("train", config).stdout
     assert (config.parent / "run" / "events.jsonl").read_bytes() == before
@@ -144,6 +144,9 @@ def test_a_finished_run_is_left_alone_and_can_be_used(config: Path) -> None:
         read_final_loss(config)
         == [e["loss"] for e in map(json.loads, before.splitlines()) if e["event"] == "evaluation"][-1]
     )
+    [profile] = [event for event in events if event["event"] == "profile"]
+    assert (profile["step"], (config.parent / "run" / profile["trace"]).is_file()) == (3, True)
+    assert profile["shares"]["matmul"] > 0
     environment = json.loads((config.parent / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"]
     assert environment["world_size"] == 2

@@ -58,6 +58,8 @@ def test_the_stage_of_a_pipeline_that_others_wait_for_is_named_with_its_micro_ba
         "rank 1 on far-away (process 1001) is still in forward and backward (backward of micro-batch 3 in stage 2) of "
         "step 5, while others wait"
     )
+    [named] = describe_hanging_ranks([build_heartbeat(0, 9), replace(busy, age_seconds=40.0)], 2, 20.0)
+    assert "silent for 40 s, since forward and backward (backward of micro-batch 3 in stage 2) of step 5; its" in named
 
 
 def _rank(rank: int, folder: str, keeps_lock: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Run the whole pipeline on two shards of a sample crawl: the program of `make demo`.
+"""Run `llmsys demo`, the whole pipeline on two shards of a sample crawl: also the program of `make demo`.
 
-Reads the config named by --config, whose `data.inputs` are crawl shards. Runs the verbs of `llmsys` as child processes
-in order. Writes one folder: the dataset, which both engines share, and a run per engine.
+Reads the config named by --config, and the sample crawl of the checkout or of the installed package. Runs the verbs of
+`llmsys` as child processes in order. Writes one folder: the dataset, which both engines share, and a run per engine.
 
 Invariants:
 - Each verb resumes, so the same command after a kill at any moment ends with the same files.
@@ -11,19 +11,25 @@ Invariants:
 
 import argparse
 import json
-import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.process.parent_watch import build_child_environment, die_with_parent
+import llmsys
+from launch.process.parent_watch import build_child_environment
 from launch.process.signal_forwarding import relay_signals_to
 from launch.train import STOPPED
 from llmsys.compressor_comparison import describe_heldout_bytes
+from llmsys.local_files import parse_local_path
+
+SAMPLE_CRAWL = Path("tests", "data", "sample_crawl")
+"""Sample crawl in a checkout, as `data.inputs` of the config data/sample names it. A wheel holds a copy."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,12 @@ class Demo:
     data_folder: Path  # shared by the runs of both engines
     run_folder: Path
     program: tuple[str, ...]
+    words: tuple[str, ...] = ()  # overrides of the command line, and the place of the sample crawl
 
     def build_arguments(self, verb: str) -> list[str]:
         """Return the arguments after `llmsys`: the same config and overrides for every verb."""
         overrides = {"data.folder": self.data_folder, "run.folder": self.run_folder, "engine.kind": self.engine}
-        return [verb, self.config, *(f"{key}={value}" for key, value in overrides.items())]
+        return [verb, self.config, *(f"{key}={value}" for key, value in overrides.items()), *self.words]
 
 
 class VerbError(Exception):
@@ -75,7 +82,8 @@ def run_verb(demo: Demo, verb: str, *flags: str, capture: bool = False) -> str:
     """Run one verb to its end; return its standard output if `capture`, else ""."""
     command = [*demo.program, *demo.build_arguments(verb), *flags]
     environment = build_child_environment() | {"PYTHONUNBUFFERED": "1"}
-    output = subprocess.PIPE if capture else None
+    # redirect_stdout does not reach the standard output of a child
+    output = subprocess.PIPE if capture else sys.stdout
     with subprocess.Popen(command, env=environment, stdout=output, text=True) as process, relay_signals_to(process):
         written, _ = process.communicate()
     if process.returncode != 0:
@@ -143,38 +151,68 @@ def compare_with_compressors(evaluation: Mapping[str, float]) -> tuple[str, bool
     return f"bits_per_byte model={model:.3f} gzip={gzip:.3f} xz={xz:.3f} heldout_bytes={size}", model < min(gzip, xz)
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> Demo:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description="Crawl shards in, a trained mixture-of-experts model out.")
-    parser.add_argument("--engine", choices=("torch", "deepspeed"), default="torch", help="who trains")
+def find_llmsys_command() -> tuple[str, ...]:
+    """Return the words that call `llmsys` under this Python, as short as a shell accepts them."""
+    installed = Path(sys.executable).with_name("llmsys")
+    if not installed.exists():
+        return (sys.executable, "-m", "launch.main")
+    if (found := shutil.which("llmsys")) is not None and Path(found) == installed:
+        return ("llmsys",)
+    return (str(installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed),)
+
+
+def list_crawl_overrides(folder: Path | None = None) -> list[str]:
+    """Return the override that names the shards of the sample crawl; none where `folder` is a checkout.
+
+    Args:
+        folder: the working directory of the verbs; the current one by default.
+    """
+    if ((folder or Path.cwd()) / SAMPLE_CRAWL).is_dir():
+        return []
+    package = Path(llmsys.__file__).resolve().parent
+    for crawl in (package / SAMPLE_CRAWL.name, package.parent / SAMPLE_CRAWL):
+        if crawl.is_dir():
+            # JSON is YAML, and quotes whatever a path may hold
+            return [f"data.inputs={json.dumps([str(shard) for shard in sorted(crawl.glob('*.warc.gz'))])}"]
+    return []
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the engine, the config, the folder and overrides."""
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", default=[], help="override values of the config"
+    )
+    parser.add_argument(
+        "--engine", choices=("torch", "deepspeed"), default="torch", help="library that trains (default: %(default)s)"
+    )
     parser.add_argument("--config", default="train/demo", help="the config to run (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("demo"), help="where to write (default: %(default)s)")
-    parser.add_argument("--program", help="the llmsys command (default: the one beside this Python)")
-    chosen = parser.parse_args(arguments)
-    beside = os.path.relpath(Path(sys.executable).with_name("llmsys"))
-    program = tuple(shlex.split(chosen.program)) if chosen.program else (beside,)
-    return Demo(chosen.config, chosen.engine, chosen.folder / "data", chosen.folder / chosen.engine, program)
+    parser.add_argument(
+        "--folder", type=parse_local_path, default=Path("demo"), help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument("--program", help="the llmsys command to run (default: the one of this Python)")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; return 0 when the model beats both compressors, else 1 or the status of the failed verb."""
-    demo = parse_arguments(arguments)
-    die_with_parent()
-    try:
-        evaluation = run_steps(demo)
-    except VerbError as failure:
-        print(failure, file=sys.stderr)
-        return failure.status
-    except KeyboardInterrupt:
-        print("demo: stopped; run the same command again to continue", file=sys.stderr)
-        return 130
-    print(describe_results(demo))
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo; return 0 when the model beats both compressors, else 1 or the status of the failed verb.
+
+    With --json, standard output is the evaluation as one object, and everything else goes to standard error.
+    """
+    program = shlex.split(arguments.program) if arguments.program else find_llmsys_command()
+    words = (*list_crawl_overrides(), *arguments.overrides)
+    folder = arguments.folder
+    demo = Demo(arguments.config, arguments.engine, folder / "data", folder / arguments.engine, tuple(program), words)
+    with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
+        try:
+            evaluation = run_steps(demo)
+        except VerbError as failure:
+            print(failure, file=sys.stderr)
+            return failure.status
+        except KeyboardInterrupt:
+            print("demo: stopped; run the same command again to continue", file=sys.stderr)
+            return 130
+        print(describe_results(demo))
     line, beats_both = compare_with_compressors(evaluation)
     if not beats_both:
         print("demo: the model does not beat both compressors", file=sys.stderr)
-    print(f"\n{line}", flush=True)
+    print(json.dumps(evaluation) if arguments.json else f"\n{line}", flush=True)
     return 0 if beats_both else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Laws of tools/demo.py, with a stand-in for the `llmsys` command that records how it is called."""
+"""Laws of `llmsys demo`, with a stand-in for the `llmsys` command that records how it is called."""
 
 import json
 import os
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from launch.commands.demo import SAMPLE_CRAWL, list_crawl_overrides
+from launch.main import main
 from launch.process.parent_watch import VARIABLE
 from tests.helpers.process import PATIENCE_SECONDS, has_ended, wait_for_pid, wait_until
-from tools.demo import main
 
 STAND_IN = """
 import json, os, signal, sys, time
@@ -56,7 +57,11 @@ class Stage:
     @property
     def arguments(self) -> list[str]:
         program = shlex.join([sys.executable, str(self.folder / "stand_in.py"), str(self.folder)])
-        return ["--program", program, "--folder", "out", "--config", "train/demo"]
+        return ["demo", "--program", program, "--folder", "out", "--config", "train/demo"]
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "launch.main", *self.arguments]
 
     def calls(self) -> list[list[str]]:
         return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
@@ -78,6 +83,25 @@ def test_the_last_line_is_the_yardstick(tmp_path: Path, capfd: pytest.CaptureFix
     assert errors == ""
     assert "[4/6] evaluate" in output
     assert "out/torch/report.html" in output
+
+
+def test_overrides_and_the_sample_crawl_reach_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a checkout the config's relative path of the sample crawl names nothing."""
+    stage = Stage(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    [crawl] = list_crawl_overrides()
+    assert [Path(shard).is_file() for shard in json.loads(crawl.removeprefix("data.inputs="))] == [True, True]
+    assert main([*stage.arguments, "train.tokens=9_000"]) == 0
+    assert {tuple(call[5:7]) for call in stage.calls()} == {(crawl, "train.tokens=9_000")}
+    (tmp_path / SAMPLE_CRAWL).mkdir(parents=True)
+    assert list_crawl_overrides() == []
+
+
+def test_json_is_the_evaluation_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*Stage(tmp_path).arguments, "--json"]) == 0
+    output, errors = capfd.readouterr()
+    assert json.loads(output) == {"loss": 4.2, **GOOD}
+    assert "[4/6] evaluate" in errors
 
 
 @pytest.mark.parametrize("better", ["gzip_bits_per_byte", "xz_bits_per_byte"])
@@ -106,20 +130,19 @@ def test_a_verb_that_fails_stops_the_demo(
     assert stage.calls()[-1][0] == "train"
 
 
-def test_killing_the_demo_ends_the_verb_it_runs(tmp_path: Path, repository: Path) -> None:
+def test_killing_the_demo_ends_the_verb_it_runs(tmp_path: Path) -> None:
     stage = Stage(tmp_path, hangs="train")
-    with subprocess.Popen([sys.executable, repository / "tools" / "demo.py", *stage.arguments]) as demo:
+    with subprocess.Popen(stage.command) as demo:
         verb = wait_for_pid(tmp_path / "pid")
         demo.kill()
     wait_until(lambda: has_ended(verb), "the verb outlived the demo")
 
 
-def test_killing_make_ends_the_demo_and_the_verb_it_runs(tmp_path: Path, repository: Path) -> None:
+def test_killing_make_ends_the_demo_and_the_verb_it_runs(tmp_path: Path) -> None:
     stage = Stage(tmp_path, hangs="prepare")
     with subprocess.Popen(["sleep", "600"]) as make:
         environment = {**os.environ, VARIABLE: str(make.pid)}
-        command = [sys.executable, repository / "tools" / "demo.py", *stage.arguments]
-        with subprocess.Popen(command, env=environment) as demo:  # type: ignore[arg-type]
+        with subprocess.Popen(stage.command, env=environment) as demo:
             verb = wait_for_pid(tmp_path / "pid")
             make.kill()
             assert demo.wait(timeout=PATIENCE_SECONDS) == 1
@@ -127,10 +150,9 @@ def test_killing_make_ends_the_demo_and_the_verb_it_runs(tmp_path: Path, reposit
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Path, repository: Path) -> None:
+def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Path) -> None:
     stage = Stage(tmp_path, saves="train")
-    words = [sys.executable, str(repository / "tools" / "demo.py"), *stage.arguments]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as demo:
+    with subprocess.Popen(stage.command, stderr=subprocess.PIPE, text=True) as demo:
         wait_for_pid(tmp_path / "pid")
         demo.send_signal(number)
         _, errors = demo.communicate(timeout=PATIENCE_SECONDS)
@@ -146,9 +168,9 @@ def test_a_demo_that_is_asked_to_stop_saves(number: signal.Signals, tmp_path: Pa
 @pytest.mark.skipif(shutil.which("make") is None, reason="apt-get install make is wanted")
 def test_make_demo_hands_a_sigterm_on(tmp_path: Path, repository: Path) -> None:
     """What make starts is the demo itself and not a shell, which would end alone."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\ntrap 'touch saved; exit 75' TERM\ntouch began\nwhile :; do sleep 0.05; done\n")
-    python.chmod(0o755)
+    llmsys = tmp_path / "llmsys"
+    llmsys.write_text("#!/bin/sh\ntrap 'touch saved; exit 75' TERM\ntouch began\nwhile :; do sleep 0.05; done\n")
+    llmsys.chmod(0o755)
     words = ["make", "-f", str(repository / "Makefile"), "-o", "install", "demo", f"BIN={tmp_path}"]
     with subprocess.Popen(words, cwd=tmp_path) as make:
         wait_until((tmp_path / "began").exists, "the demo did not begin")

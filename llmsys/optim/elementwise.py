@@ -1,0 +1,239 @@
+"""Update rules that treat each element by itself: AdamW, Lion, AdEMAMix; and an optimizer for those that torch lacks.
+
+Every operation rounds once (IEEE 754), so an element's bits never depend on its neighbours: any sharding, flat or by
+rows, gives the same numbers. torch's fused AdamW on the CPU takes most elements by vector instructions and the rest one
+by one, with other roundings; the torch engine uses it in fast mode all the same, because it is faster.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
+
+import torch
+from torch import Tensor
+
+from llmsys.config.optimizer import (
+    MAX_UPDATED_ELEMENTS,
+    AdamConfig,
+    AdamWConfig,
+    AdEMAMixConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+)
+from llmsys.errors import ConfigError
+from llmsys.model.local_tensor import get_local_tensor
+
+CACHED_ELEMENTS = 1 << 16
+"""Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors."""
+
+ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig
+
+STATE_KEYS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "slow_moment": "exp_avg_slow"}
+"""Name of each moment in a checkpoint → in the state of an optimizer."""
+
+
+class ElementwiseRule(Protocol):
+    """The change of each element from its gradient and its moments."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the moments in a checkpoint."""
+        ...
+
+    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+        """Update the moments in place and return the change to subtract, without weight decay.
+
+        Args:
+            gradient: Not changed.
+            moments: In the order of `moments`.
+            step: Counted from 1.
+            rate: Learning rate.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class AdamWRule:
+    """Adam with bias correction (Kingma 2014; Loshchilov and Hutter 2017), as torch computes it."""
+
+    config: AdamWConfig
+    moments: tuple[str, ...] = ("first_moment", "second_moment")
+
+    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+        """Implement `ElementwiseRule.compute_update`."""
+        (beta1, beta2), (first, second) = self.config.betas, moments
+        first.mul_(beta1).add_(gradient * (1 - beta1))
+        root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
+        return (first * (rate / (1 - beta1**step))).div_(root)
+
+
+def _update_root(second: Tensor, gradient: Tensor, beta2: float, step: int) -> Tensor:
+    """Update a second moment in place and return its root with bias correction."""
+    second.mul_(beta2).add_(gradient.square().mul_(1 - beta2))
+    return second.sqrt().div_((1 - beta2**step) ** 0.5)
+
+
+@dataclass(frozen=True)
+class LionRule:
+    """The sign of an interpolated momentum (Chen 2023, arXiv:2302.06675, algorithm 2)."""
+
+    config: LionConfig
+    moments: tuple[str, ...] = ("first_moment",)
+
+    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+        """Implement `ElementwiseRule.compute_update`."""
+        (beta1, beta2), (first,) = self.config.betas, moments
+        update = (first * beta1).add_(gradient * (1 - beta1)).sign_().mul_(rate)
+        first.mul_(beta2).add_(gradient * (1 - beta2))
+        return update
+
+
+@dataclass(frozen=True)
+class AdEMAMixRule:
+    """AdamW with a second, slow momentum (Pagliardini 2024, arXiv:2409.03137, algorithm 1)."""
+
+    config: AdEMAMixConfig
+    moments: tuple[str, ...] = ("first_moment", "second_moment", "slow_moment")
+
+    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
+        """Implement `ElementwiseRule.compute_update`."""
+        (beta1, beta2), (first, second, slow) = self.config.betas, moments
+        alpha, beta3 = compute_slow_coefficients(self.config, step)
+        first.mul_(beta1).add_(gradient * (1 - beta1))
+        slow.mul_(beta3).add_(gradient * (1 - beta3))
+        root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
+        # The slow momentum has no bias correction.
+        return (first * (rate / (1 - beta1**step))).add_(slow * (rate * alpha)).div_(root)
+
+
+def compute_slow_coefficients(config: AdEMAMixConfig, step: int) -> tuple[float, float]:
+    """Return weight and decay rate of the slow momentum at a step, counted from 1 (AdEMAMix, section 3).
+
+    The weight grows linearly, and the half-life of the momentum from that of betas[0].
+    """
+    start, end, share = config.betas[0], config.slow_beta, step / max(config.slow_warmup_steps, 1)
+    if share >= 1:
+        return config.slow_weight, end
+    if start == 0:
+        return share * config.slow_weight, end
+    low, high = math.log(start), math.log(end)
+    return share * config.slow_weight, min(math.exp(low * high / ((1 - share) * high + share * low)), end)
+
+
+def require_elementwise(config: OptimizerConfig) -> ElementwiseConfig:
+    """Return the settings of an elementwise optimizer, for an engine that has no other.
+
+    Args:
+        config: The `optimizer:` section of a run.
+
+    Returns:
+        `config` itself.
+
+    Raises:
+        ConfigError: Another optimizer is chosen.
+    """
+    match config:
+        case AdamConfig() | MuonConfig():
+            raise ConfigError(
+                f"optimizer.kind={config.kind} is not built by this engine. "
+                "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
+            )
+        case AdamWConfig() | LionConfig() | AdEMAMixConfig():
+            return config
+        case unreachable:
+            assert_never(unreachable)
+
+
+def build_elementwise_rule(config: ElementwiseConfig) -> ElementwiseRule:
+    """Build the rule of an elementwise optimizer.
+
+    Args:
+        config: From `require_elementwise`.
+
+    Returns:
+        The rule.
+    """
+    match config:
+        case AdamWConfig():
+            return AdamWRule(config)
+        case LionConfig():
+            return LionRule(config)
+        case AdEMAMixConfig():
+            return AdEMAMixRule(config)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def update_parameter(
+    rule: ElementwiseRule,
+    parameter: Tensor,
+    gradient: Tensor,
+    moments: Sequence[Tensor],
+    *,
+    step: int,
+    rate: float,
+    weight_decay: float,
+    gradient_scale: float = 1.0,
+) -> None:
+    """Change a parameter and its moments in place.
+
+    Args:
+        rule: The update rule.
+        parameter: A tensor, or this rank's part of a DTensor.
+        gradient: Of the same part.
+        moments: In the order of the rule.
+        step: Counted from 1.
+        rate: Learning rate.
+        weight_decay: Per unit of learning rate.
+        gradient_scale: Factor on the gradient.
+    """
+    size = CACHED_ELEMENTS if parameter.device.type == "cpu" else MAX_UPDATED_ELEMENTS
+    pieces = zip(*(one.view(-1).split(size) for one in (gradient, parameter, *moments)), strict=True)
+    for piece, weight, *state in pieces:
+        scaled = piece if gradient_scale == 1 else piece * gradient_scale
+        update = rule.compute_update(scaled, state, step, rate)
+        # Two roundings, as separate operations: add_(update, alpha=...) may fuse them.
+        weight.mul_(1 - rate * weight_decay).sub_(update)
+
+
+def build_elementwise_state(parameter: Tensor, rule: ElementwiseRule) -> dict[str, Tensor]:
+    """Return the state of a parameter before the first step: moments at zero and, on the host, the step counter."""
+    moments = {STATE_KEYS[name]: torch.zeros_like(parameter, requires_grad=False) for name in rule.moments}
+    return {"step": torch.zeros(())} | moments
+
+
+class ElementwiseOptimizer(torch.optim.Optimizer):
+    """An optimizer of one elementwise rule. Parameters may be DTensors or flat shards; the state exists at once.
+
+    Args:
+        groups: Parameter groups, as for every torch optimizer.
+        config: The `optimizer:` section.
+    """
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], config: ElementwiseConfig) -> None:
+        super().__init__([dict(group) for group in groups], {"lr": config.learning_rate, "weight_decay": 0.0})
+        self.rule = build_elementwise_rule(config)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = build_elementwise_state(parameter, self.rule)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step from the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                state["step"] += 1
+                update_parameter(
+                    self.rule,
+                    get_local_tensor(parameter),
+                    get_local_tensor(parameter.grad),
+                    [get_local_tensor(state[STATE_KEYS[name]]) for name in self.rule.moments],
+                    step=int(state["step"]),
+                    rate=group["lr"],
+                    weight_decay=group["weight_decay"],
+                )

@@ -1,0 +1,173 @@
+"""Continue a run in a new folder from one of its steps, with other settings: `train.branch_from: RUN@STEP`.
+
+Reads the checkpoint of that step. The new run knows its parent: its checkpoints have the key `parent`, its events the
+event `branch`.
+
+Invariants:
+- The token count continues. Step n of the new run is the step of its own batch size that begins at that token.
+- With the same data, seed and sequence length the data continue where the parent stopped. A branch with no change
+  follows its parent bit for bit.
+- Every setting that differs from the parent's is logged and recorded; nothing is taken over silently.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmsys.config.batch import BatchConfig
+from llmsys.config.migration import to_current_names
+from llmsys.config.run import RunConfig
+from llmsys.engine.engine import Engine
+from llmsys.errors import CheckpointError
+from llmsys.log import get_logger
+from llmsys.train.checkpoint_load import read_resumable_record
+from llmsys.train.run_checks import format_changes
+from llmsys.train.source_checkpoint import find_source_checkpoint, load_taken_tensors, select_tensors
+from llmsys.train.step_guard import StepGuard
+
+SOURCES = re.compile(r"train\.(branch_from|init_from|grow_model) ")
+DATA_KEYS = ("data_fingerprint", "seed", "mixture")
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """The step of a parent at which a new run begins.
+
+    Attributes:
+        checkpoint: Folder of the parent's checkpoint.
+        record: Its record.
+        steps: Steps of the new run that are done.
+        tokens: Training tokens that are done.
+        changes: Differences from the parent's settings.
+        is_data_continued: False where the data have another order than the parent's.
+    """
+
+    checkpoint: Path
+    record: dict[str, Any]
+    steps: int
+    tokens: int
+    changes: tuple[str, ...]
+    is_data_continued: bool
+
+
+def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoint:
+    """Find and check the step of the parent, before a model is built. Collective.
+
+    Args:
+        config: the config of the new run, with `train.branch_from`.
+        identity: its settings and fingerprints.
+
+    Returns:
+        The branch point; its checkpoint is complete.
+
+    Raises:
+        CheckpointError: the step is missing, damaged or of another tokenizer, has weights alone, lies between two
+            steps of the new run, or the new run has no step after it.
+    """
+    assert config.train.branch_from is not None
+    fingerprint = identity["tokenizer_fingerprint"]
+    checkpoint = find_source_checkpoint(config.train.branch_from, "train.branch_from", fingerprint)
+    record = read_resumable_record(checkpoint)
+    saved, now = to_current_names(record["run"]), to_current_names(identity)
+    tokens = _count_parent_tokens(checkpoint, saved, int(record["steps"]))
+    steps = _find_first_step(config, checkpoint, tokens, int(record["steps"]))
+    changes = tuple(change for change in format_changes(saved, now) if not SOURCES.match(change))
+    same_length = saved["batch"]["sequence_length"] == now["batch"]["sequence_length"]
+    is_continued = same_length and all(saved.get(key) == now.get(key) for key in DATA_KEYS)
+    is_continued = is_continued or (same_length and _is_parent_first_source(saved, now, tokens))
+    return BranchPoint(checkpoint, record, steps, tokens, changes, is_continued)
+
+
+def _count_parent_tokens(checkpoint: Path, saved: dict[str, Any], steps: int) -> int:
+    try:
+        batch = {key: saved["batch"].get(key) for key in ("sequence_length", "tokens", "ramp")}
+        return BatchConfig.model_validate(batch).count_tokens_before(steps)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise CheckpointError(
+            f"{checkpoint} does not record the batch that it was trained with, so its token count is unknown. "
+            f"Start from its weights with train.init_from={checkpoint}."
+        ) from None
+
+
+def _find_first_step(config: RunConfig, checkpoint: Path, tokens: int, parent_steps: int) -> int:
+    """Return the steps of the new run that have `tokens` tokens."""
+    batch, size = config.batch, config.batch.tokens_per_step
+    steps = batch.count_steps_for(tokens)
+    if batch.count_tokens_before(steps) != tokens:
+        raise CheckpointError(
+            f"{checkpoint} has {tokens} tokens after {parent_steps} steps, and no step of the new run begins there: "
+            f"its steps have {size} tokens. Branch at a step whose tokens are a multiple of {size}, or change batch."
+        )
+    if config.num_steps <= steps:
+        raise CheckpointError(
+            f"{checkpoint} has {tokens} tokens, and train.tokens={config.train.tokens} leaves no step after it. "
+            f"Set train.tokens to the total of parent and branch, {tokens + size} or more."
+        )
+    return steps
+
+
+def _is_parent_first_source(saved: dict[str, Any], now: dict[str, Any], tokens: int) -> bool:
+    """Return whether the new run is a mixture that reads the parent's dataset alone until the branch."""
+    stages, sources = now.get("mixture"), now["data"]
+    if not stages or "0" not in sources or saved["seed"] != now["seed"]:
+        return False
+    begins = sorted((int(start), weights) for start, weights in stages.items())
+    before = [weights for start, weights in begins if start < tokens]
+    is_alone = all(weights[0] and not any(weights[1:]) for weights in before)
+    return is_alone and saved["data"].get("fingerprint") == sources["0"]["fingerprint"]
+
+
+def load_branch(engine: Engine, point: BranchPoint, config: RunConfig, judge: StepGuard) -> dict[str, Any]:
+    """Fill an engine from the branch point. Collective.
+
+    Args:
+        engine: filled with weights, moments and buffers.
+        point: from `find_branch_point`.
+        config: the config of the new run.
+        judge: filled with the skipped steps and accepted losses of the parent where steps have the same numbers.
+
+    Returns:
+        The parent, the changes and what was taken, for events and checkpoints.
+
+    Raises:
+        CheckpointError: a shape of the model differs and cannot grow.
+    """
+    taken = select_tensors(engine, point.checkpoint, config)
+    reason = _find_reason_for_new_moments(point, config, complete=taken.has_all_parameters)
+    updates = 0 if reason else int(point.record.get("updates", point.record["steps"]))
+    load_taken_tensors(engine, point.checkpoint, taken, config, updates=updates)
+    if point.steps == int(point.record["steps"]):
+        judge.load_state_dict(point.record.get("judge", {}))
+    order = "continued" if point.is_data_continued else "in another order, from the same token count"
+    parent = {
+        "run": str(point.checkpoint.parent.parent),
+        "checkpoint": str(point.checkpoint),
+        "parent_steps": int(point.record["steps"]),
+        "steps": point.steps,
+        "tokens": point.tokens,
+        "moments": f"new: {reason}" if reason else "taken",
+        "data": order,
+        "changes": list(point.changes),
+        **taken.to_dict(),
+    }
+    log.info("branched from %s: %d tokens done, moments %s, data %s", *_get_shown(parent))
+    for change in point.changes or ("nothing",):
+        log.info("changed: %s", change)
+    return parent
+
+
+def _get_shown(parent: dict[str, Any]) -> tuple[Any, ...]:
+    return parent["checkpoint"], parent["tokens"], parent["moments"], parent["data"]
+
+
+def _find_reason_for_new_moments(point: BranchPoint, config: RunConfig, *, complete: bool) -> str:
+    """Return why the optimizer starts anew; empty where the parent's moments fit."""
+    theirs, ours = to_current_names(point.record["run"])["optimizer"], config.optimizer
+    if theirs["kind"] != ours.kind:
+        return f"optimizer.kind was {theirs['kind']}, now {ours.kind}"
+    if (before := theirs.get("moments", "fp32")) != (now := getattr(ours, "moments", "fp32")):
+        return f"optimizer.moments was {before}, now {now}"
+    return "" if complete else "the model has other tensors"

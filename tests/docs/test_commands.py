@@ -1,0 +1,256 @@
+"""Every command, config and example of README.md and docs/ works: it is run in a folder of its own, or parsed.
+
+Commands that cost much (training a real config, plans, other programs) are parsed by the parser of their verb, and
+their configs are resolved. Commands of `RUN_PAGES` run on a tiny crawl with a tiny model.
+"""
+
+import importlib
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launch.commands.train
+import llmsys.config.load
+from launch.main import VERBS, build_parser, main
+from llmsys.config.load import load_run_config, read_config
+from llmsys.config.run import RunConfig
+from llmsys.config.section import list_fields, list_section_types
+from llmsys.events import iter_events
+from tests.helpers.markdown_blocks import (
+    Block,
+    Command,
+    iter_commands,
+    list_blocks,
+    list_inline_code,
+    matches_output,
+)
+from tests.helpers.paths import ROOT
+from tests.helpers.tiny_crawl import make_crawl
+from tools.docs.event_reference import list_event_fields
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Pages whose commands all run, in this order: later ones use the files of earlier ones.
+RUN_PAGES = ("your-crawl.md", "hugging-face.md", "languages.md", "python.md")
+LANGUAGES = {"console", "yaml", "python", "text"}
+# Verbs that print the same wherever they run; the page shows exactly what they print.
+EXACT = {"show", "estimate", "scale"}
+# A plan takes seconds; an export of transformers' loading is compared in tests/llmsys/convert.
+PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo"}
+COMPILED_ONLY = ("import AutoModelForCausalLM",)
+# What a small run takes in place of what the pages say.
+TINY = {
+    "my.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 model.hidden_size=16 model.intermediate_size=24 "
+    "model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1 batch.sequence_length=32 "
+    "batch.sequences=2 train.tokens=256 schedule.warmup_tokens=64 schedule.decay_tokens=64 launch.processes=1 "
+    "generation.max_new_tokens=2 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
+    "continued.yaml": "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 "
+    "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
+    "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline",
+    "runs/start/config.yaml": "generation.max_new_tokens=2",
+}
+REPLACED = {
+    "train:12345": "train:5",
+    "step=100": "step=1",
+    "rule=gopher_quality": "rule=language",
+    "gopher_quality.min_words=20,50,100": "gopher_quality.min_words=60,70",
+}
+# Commands of other programs that need a network or an account.
+ELSEWHERE = {
+    "git clone https://example.org/llmsys && cd llmsys",
+    ". .venv/bin/activate",
+    "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B",
+}
+
+
+def list_page_commands(path: Path) -> list[Command]:
+    return [command for block in list_blocks(path) if block.language == "console" for command in iter_commands(block)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_block_is_of_a_kind_that_is_checked(path: Path) -> None:
+    for block in list_blocks(path):
+        assert block.language in LANGUAGES, f"{block.place}: {block.language or 'no language'}"
+        if block.language == "text":
+            assert not re.search(r"^\s*(\$ |llmsys |make |pip )", block.text, re.MULTILINE), block.place
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working directory with a crawl and every config that a page shows; ranks of one process train in this one."""
+    folder = tmp_path_factory.mktemp("docs")
+    make_crawl(folder / "crawl", files=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(launch.commands.train, "run_local_ranks", train_in_this_process)
+        for path in PAGES:
+            for block in list_blocks(path):
+                if block.language == "yaml":
+                    write_config(block)
+        yield folder
+
+
+def train_in_this_process(config: RunConfig, words: Sequence[str]) -> None:
+    import launch.train
+
+    assert config.launch.processes == 1
+    assert launch.train.main(list(words)) == 0
+
+
+def write_config(block: Block) -> None:
+    """Write a config under the name of its first line; pages may repeat one only as it is."""
+    name = re.match(r"# (\S+\.yaml)\n", block.text)
+    assert name, f"{block.place}: the first line of a config is `# NAME.yaml`"
+    if Path(name[1]).exists():
+        assert Path(name[1]).read_text() == block.text, f"{block.place} differs from {name[1]} on another page"
+    Path(name[1]).write_text(block.text)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_parse_and_their_configs_resolve(path: Path, folder: Path) -> None:
+    for command in list_page_commands(path):
+        for part in command.text.split(" && ") if command.text not in ELSEWHERE else ():
+            check_command(command, shlex.split(part, comments=True))
+
+
+def check_command(command: Command, words: list[str]) -> None:
+    match words:
+        case ["llmsys", "--help" | "--version"]:
+            pass
+        case ["llmsys", verb, *rest]:
+            check_verb(command, verb, rest)
+        case ["make", *rest]:
+            makefile = (ROOT / "Makefile").read_text()
+            for word in rest:
+                name, is_variable, _ = word.partition("=")
+                assert re.search(rf"^{name} ?[?:]?=" if is_variable else rf"^{name}:", makefile, re.MULTILINE), command
+        case ["pip" | "uv", *rest]:
+            check_install(command, rest)
+        case ["docker" | "apptainer", *rest]:
+            files = [word for word in rest if word.startswith("containers/")]
+            assert rest[0] in ("build", "run"), command
+            assert (rest[0] == "build") == bool(files), command
+            assert all((ROOT / file).is_file() for file in files), command
+        case ["torchrun" | "deepspeed" | "accelerate" | "srun", *rest]:
+            config, *overrides = rest[rest.index("launch/train.py") + 1 :]
+            read_config(config, overrides)
+        case _:
+            pytest.fail(f"{command.place}: `{command.text}` is neither run nor checked")
+
+
+def check_verb(command: Command, verb: str, words: list[str]) -> None:
+    assert verb in VERBS, command
+    try:
+        arguments = build_parser(verb).parse_intermixed_args(words)
+    except SystemExit:
+        pytest.fail(f"{command.place}: `{command.text}` is rejected by its parser")
+    is_error = any(line.startswith("llmsys: error") for line in command.output)
+    # a run folder is there once the commands before have run
+    if VERBS[verb].takes_config and arguments.config and not is_error and not arguments.config.startswith("runs/"):
+        own = getattr(importlib.import_module(f"launch.commands.{verb}"), "OWN_NAMES", ())
+        if arguments.config not in ("continued.yaml",):
+            read_config(arguments.config, [word for word in arguments.overrides if word.partition("=")[0] not in own])
+
+
+def check_install(command: Command, words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in re.findall(r"\[([a-z0-9,]+)\]", " ".join(words)):
+        assert set(extra.split(",")) <= extras.keys(), command
+    for after, word in pairwise(words):
+        assert after != "-c" or (ROOT / word).is_file(), command
+
+
+def test_the_commands_of_the_tutorials_run_in_order(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepares three times and trains twice in this process: about twelve seconds of CPU time."""
+
+    def load_tiny_config(config: str, overrides: Sequence[str] = ()) -> RunConfig:
+        return load_run_config(config, [*TINY.get(config, "").split(), *overrides])
+
+    monkeypatch.setattr(llmsys.config.load, "load_run_config", load_tiny_config)  # for the examples in Python
+    for name in RUN_PAGES:
+        variables: dict[str, object] = {}
+        for block in list_blocks(ROOT / "docs" / name):
+            if block.language == "console":
+                for command in iter_commands(block):
+                    run_command(command, capfd)
+            elif block.language == "python" and not any(text in block.text for text in COMPILED_ONLY):
+                exec(compile(block.text, block.place, "exec"), variables)
+    check_events(folder)
+
+
+def check_events(folder: Path) -> None:
+    """The reference of events has every field that a run and a preparation wrote."""
+    fields = list_event_fields()
+    for path in folder.rglob("events.jsonl"):
+        for event in iter_events(path):
+            known = fields[event["event"]][0] | {"time", "event", "step"}
+            assert event.keys() <= known, f"{path}: {event['event']} has {event.keys() - known}"
+
+
+def run_command(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    verb, *words = command.words[1:]
+    if verb in EXACT | PARSED_ONLY:
+        return
+    config = next((word for word in words if word in TINY), "")
+    words = [REPLACED.get(word, word) for word in words]
+    if "--explain" in words:
+        words[words.index("--explain") + 1] = "https://example-0.org/3"
+    status = main([verb, *words, *TINY.get(config, "").split()])
+    assert status == 0, f"{command.place}: `{command.text}` ended with status {status}: {capfd.readouterr().err}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pages_show_what_commands_print(path: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in list_page_commands(path):
+        program, *words = command.words
+        if program != "llmsys" or words[0] not in EXACT or words[1:2] == ["continued.yaml"]:
+            continue
+        capfd.readouterr()
+        status = main(words)
+        output, errors = capfd.readouterr()
+        is_error = any(line.startswith("llmsys: error") for line in command.output)
+        assert status == (2 if is_error else 0), f"{command.place}: {errors}"
+        if command.output:
+            assert matches_output(command.output, errors if is_error else output), f"{command.place}: now {output}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_verbs_options_and_keys_in_the_text_exist(path: Path) -> None:
+    for code in list_inline_code(path):
+        if found := re.match(r"llmsys ([a-z]+)\b", code):
+            assert found[1] in VERBS, f"{path.name}: {code}"
+            options = {name for action in build_parser(found[1])._actions for name in action.option_strings}
+            assert set(re.findall(r"(?<=\s)--[a-z-]+", code)) <= options, f"{path.name}: {code}"
+        elif (found := re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=[:=\s]|$)", code)) and found[1] in RunConfig.model_fields:
+            assert has_key(found[0].split(".")), f"{path.name}: no key {found[0]}"
+
+
+def has_key(keys: list[str]) -> bool:
+    members = [RunConfig]
+    for key in keys:
+        fields = list_fields(members, key) if key != "kind" else members[:1]
+        if not fields:
+            return False
+        members = [] if key == "kind" else [one for field in fields for one in list_section_types(field.annotation)]
+    return True
+
+
+def test_yaml_blocks_are_configs(folder: Path) -> None:
+    """A cluster's costs are no run; a config over an imported model resolves after its import (the run above)."""
+    from llmsys.estimate.cluster_costs import load_cluster_costs
+
+    for path in PAGES:
+        for block in (one for one in list_blocks(path) if one.language == "yaml"):
+            name = block.text.split("\n", 1)[0].removeprefix("# ")
+            if name == "cluster.yaml":
+                load_cluster_costs(Path(name))
+            elif name not in ("wrong.yaml", "continued.yaml"):
+                assert yaml.safe_load(block.text), block.place
+                read_config(name)

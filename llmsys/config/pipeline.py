@@ -186,7 +186,7 @@ def find_pipeline_violations(
     """Yield the violations between a pipeline and the other sections, for every number of ranks.
 
     Args:
-        ranks: size of the pipeline axis; 1 has no rules.
+        ranks: size of the pipeline axis, more than 1.
         model: the `model:` section.
         engine: the `engine:` section.
         train: the `train:` section.
@@ -196,8 +196,6 @@ def find_pipeline_violations(
     Returns:
         An iterator over violations.
     """
-    if ranks == 1:
-        return
     whole = "or layout.pipeline=1"
     if engine.kind != "torch" or engine.data_parallel != "fsdp":
         value = engine.kind if engine.kind != "torch" else f"torch with data_parallel={engine.data_parallel}"

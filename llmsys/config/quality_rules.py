@@ -215,4 +215,4 @@ def list_rule_sections() -> dict[str, type[NamedRuleConfig]]:
     return {rule.model_fields["kind"].default: rule for rule in get_args(get_args(RuleConfig)[0])}
 
 
-RULE_KINDS: tuple[str, ...] = tuple(list_rule_sections())
+RULE_KINDS: tuple[str, ...] = tuple(rule.model_fields["kind"].default for rule in get_args(get_args(RuleConfig)[0]))

@@ -53,6 +53,7 @@ from llmsys.config.train import (
     RunNameConfig,
     TrackingConfig,
     TrainConfig,
+    find_source_violations,
 )
 from llmsys.errors import ConfigError
 
@@ -128,8 +129,11 @@ class RunConfig(Section):
             yield from find_bitwise_violations(*sections, optimizer=self.optimizer, windows=windows)
         if self.train.noise_scale_every_steps:
             yield from find_noise_scale_violations(self.train, self.engine, self.layout, self.batch, windows=windows)
-        parts = self.model, self.engine, self.train, self.generation
-        yield from find_pipeline_violations(self.layout.pipeline, *parts, windows=windows)
+        if (stages := self.layout.pipeline) > 1:
+            parts = self.model, self.engine, self.train, self.generation
+            yield from find_pipeline_violations(stages, *parts, windows=windows)
+        if self.train.branch_from is not None or self.train.grow_model:
+            yield from find_source_violations(self.train)
         if (rnn := self.model.rnn) is not None:
             yield from rnn.find_train_violations(self.train, getattr(self.engine, "zero_stage", 0))
         yield from find_average_violations(self.train, self.engine, self.checkpoint)

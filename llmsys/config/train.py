@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
@@ -169,27 +169,6 @@ class TrainConfig(Section):
     log_every_steps: int = Field(10, ge=1, description="Steps between log entries.")
     threads_per_process: int = Field(0, ge=0, description="CPU threads per process. 0: available cores / processes.")
 
-    @model_validator(mode="after")
-    def _check_source(self) -> Self:
-        raise_violations(self._find_source_violations())
-        return self
-
-    def _find_source_violations(self) -> Iterator[Violation]:
-        if self.branch_from is not None and not re.search(r"@\d+$", str(self.branch_from)):
-            yield Violation(
-                "branch_from",
-                f"{self.branch_from} does not name a step. Append the step of a checkpoint, such as "
-                f"{self.branch_from}@1000.",
-            )
-        if self.branch_from is not None and self.init_from is not None:
-            yield Violation(
-                "branch_from",
-                f"{self.branch_from} and train.init_from={self.init_from} are both sources of weights. Use "
-                "branch_from to continue a run at its token, or init_from to start at token 0.",
-            )
-        if self.grow_model and self.branch_from is None and self.init_from is None:
-            yield Violation("grow_model", "there is no model to grow. Set branch_from or init_from, or leave it out.")
-
     @property
     def resolved_precision(self) -> Precision:
         """Number type of matmuls.
@@ -253,3 +232,28 @@ class FlopsConfig(Section):
         description="Device profile with the peak FLOP/s for utilisation: a name, or a file of `llmsys calibrate`. "
         "Default: the profile of this accelerator; without one, utilisation is unknown.",
     )
+
+
+def find_source_violations(train: TrainConfig) -> Iterator[Violation]:
+    """Yield the violations of what a run takes its first state from.
+
+    Args:
+        train: the `train:` section.
+
+    Returns:
+        An iterator over violations.
+    """
+    if train.branch_from is not None and not re.search(r"@\d+$", str(train.branch_from)):
+        yield Violation(
+            "train.branch_from",
+            f"{train.branch_from} does not name a step. Append the step of a checkpoint, such as "
+            f"{train.branch_from}@1000.",
+        )
+    if train.branch_from is not None and train.init_from is not None:
+        yield Violation(
+            "train.branch_from",
+            f"{train.branch_from} and train.init_from={train.init_from} are both sources of weights. Use "
+            "branch_from to continue a run at its token, or init_from to start at token 0.",
+        )
+    if train.grow_model and train.branch_from is None and train.init_from is None:
+        yield Violation("train.grow_model", "there is no model to grow. Set branch_from or init_from, or leave it out.")

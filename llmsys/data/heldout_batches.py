@@ -71,8 +71,8 @@ class HeldoutWindows:
     def get_rows(self, numbers: Sequence[int]) -> WindowBatch:
         """Return windows of `length + 1` tokens, counted on from the first after the last."""
         starts = np.asarray(numbers)[:, None] % self.windows * self.length
-        places = (starts + np.arange(self.length + 1)) % len(self.stream)
-        return WindowBatch(self.stream[places], np.searchsorted(self.ends, places, side="right"))
+        index = (starts + np.arange(self.length + 1)) % len(self.stream)
+        return WindowBatch(self.stream[index], np.searchsorted(self.ends, index, side="right"))
 
 
 class MaskedHeldoutWindows:

@@ -108,8 +108,8 @@ class SegmentPairs:
         for row, number in enumerate(numbers):
             run = self._select_longest_run(batch.tokens_BT[row].numpy(), batch.documents_BT[row].numpy(), valid_BT[row])
             first, second, labels_B[row] = self.choose_segments(run[: shape[1] - 3], number)
-            marks = [[self.cls_token], first, [self.sep_token], second, [self.sep_token]]
-            pieces = np.concatenate(marks).astype(np.int64)
+            cls, sep = np.array([self.cls_token]), np.array([self.sep_token])
+            pieces = np.concatenate([cls, first, sep, second, sep])
             end, border = len(pieces), len(first) + 2
             is_text_T = np.ones(end, bool)
             is_text_T[[0, border - 1, end - 1]] = False
@@ -152,7 +152,8 @@ class SegmentPairs:
         if not inside_T.any():
             return tokens_T[:0]
         numbers, counts = np.unique(documents_T[inside_T], return_counts=True)
-        return tokens_T[inside_T & (documents_T == numbers[counts.argmax()])]
+        run_T: NDArray[np.int64] = tokens_T[inside_T & (documents_T == numbers[counts.argmax()])]
+        return run_T
 
 
 @dataclass(frozen=True)

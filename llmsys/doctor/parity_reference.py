@@ -15,6 +15,7 @@ from llmsys.doctor.parity_models import ParityModel
 from llmsys.doctor.parity_rows import list_rows
 from llmsys.engine.engine import iter_persistent_buffers
 from llmsys.model.initialization import initialize_parameters
+from llmsys.model.output_head import get_next_sentence_head
 from llmsys.model.transformer import Transformer
 from llmsys.optim.parameter_groups import build_parameter_groups
 from llmsys.train.expert_load import update_expert_balance
@@ -94,7 +95,7 @@ def _add_gradients(model: Transformer, rows: list[Batch]) -> float:
                 # Auxiliary losses are divided by the tokens of their stack, not by targets.
                 share = share + layer.sum_auxiliary_losses() / seen
         if row.next_sentence_B is not None:
-            share = share + model.get_submodule("next_sentence").take_loss() / pairs
+            share = share + get_next_sentence_head(model).take_loss() / pairs
         share.backward()
         total += float(nats.detach())
     return total / targets

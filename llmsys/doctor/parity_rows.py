@@ -144,7 +144,8 @@ def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
 
 
 def _read_windows(parity_model: ParityModel, numbers: Sequence[int]) -> WindowBatch:
-    tokens, documents = [], []
+    tokens: list[NDArray[np.int64]] = []
+    documents: list[NDArray[np.int64]] = []
     for number in numbers:
         step, row = divmod(number, SEQUENCES)
         batch = build_parity_batch(step, range(row, row + 1), parity_model)

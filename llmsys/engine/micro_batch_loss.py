@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import Loss
 from llmsys.model.host_read import is_on_host
+from llmsys.model.output_head import get_next_sentence_head
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.sequence_sharding import SequenceSharding
 
@@ -54,7 +55,7 @@ def compute_loss_share(
     total = nats + compute_mtp_loss(model)
     auxiliary = model.compute_auxiliary_share(counts[1], counts[2], stage.get("layers"))
     if batch.next_sentence_B is not None:
-        auxiliary = auxiliary + model.get_submodule("next_sentence").take_loss() / counts[3]
+        auxiliary = auxiliary + get_next_sentence_head(model).take_loss() / counts[3]
     return total / counts[0] + auxiliary, nats.detach()
 
 

@@ -148,6 +148,20 @@ def build_head(config: ModelConfig) -> nn.Module | None:
             assert_never(unreachable)
 
 
+def get_next_sentence_head(model: nn.Module) -> NextSentenceHead:
+    """Return the next-sentence head of a model.
+
+    Args:
+        model: A model with `head.next_sentence`.
+
+    Returns:
+        Its head.
+    """
+    head = model.get_submodule("next_sentence")
+    assert isinstance(head, NextSentenceHead)
+    return head
+
+
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
     """Build the modules on the first token, by their names in the model: pooler, next_sentence, classifier."""
     width = config.hidden_size

@@ -137,12 +137,15 @@ class RecurrentDecoder(nn.Module):
         memory, cache = context.memory, context.cache
         if memory is None:
             raise ConfigError("A recurrent decoder attends to a source, and none was given. Give source_BS.")
+        if cache is not None and cache.is_padded:
+            raise ConfigError("A recurrent decoder would read the padding of a row. Give prompts of equal length.")
         keys_BSD = self.attention.k_proj(memory.hidden_BSD)
         states = [*(self._build_first_states(memory) if cache is None or not cache.states else cache.states)]
+        attended_BTD: Tensor
         if self.feed_proj is None:
             attended_BTD = self.attention(self._run_layers(x_BTD, states), keys_BSD, memory)
         else:
-            attended_BTD = self._run_fed_steps(x_BTD, states, keys_BSD, memory)
+            attended_BTD = self._run_fed_steps(self.feed_proj, x_BTD, states, keys_BSD, memory)
         if cache is not None:
             cache.states = tuple(states)
         return attended_BTD
@@ -169,14 +172,16 @@ class RecurrentDecoder(nn.Module):
             x_BTD, states[mine] = cell(x_BTD, tuple(states[mine]))
         return x_BTD
 
-    def _run_fed_steps(self, x_BTD: Tensor, states: list[Tensor], keys_BSD: Tensor, memory: EncoderOutput) -> Tensor:
+    def _run_fed_steps(
+        self, feed_proj: nn.Linear, x_BTD: Tensor, states: list[Tensor], keys_BSD: Tensor, memory: EncoderOutput
+    ) -> Tensor:
         """Return the attended states, each of which is an input of the next position."""
-        assert self.feed_proj is not None
-        first, count, outputs = self.cells[0], self.rnn.num_states, []
-        for inputs_BG in first.get_submodule("input_proj")(x_BTD).unbind(1):
-            state = first.step(inputs_BG + self.feed_proj(states[-1]), tuple(states[:count]))
+        first, *others = (cell for cell in self.cells if isinstance(cell, RecurrentCell))
+        count, outputs = self.rnn.num_states, []
+        for inputs_BG in first.input_proj(x_BTD).unbind(1):
+            state = first.step(inputs_BG + feed_proj(states[-1]), tuple(states[:count]))
             states[:count] = state
-            for layer, cell in enumerate(self.cells[1:], start=1):
+            for layer, cell in enumerate(others, start=1):
                 x_BD, mine = state[0], slice(layer * count, (layer + 1) * count)
                 x_BD = apply_dropout(x_BD, self.dropout, self.training)
                 state = cell.step(cell.input_proj(x_BD), tuple(states[mine]))

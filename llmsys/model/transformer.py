@@ -27,7 +27,7 @@ from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.layer_stack import LayerStack
 from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_token_prediction import MultiTokenPredictionModule, shift_tokens
-from llmsys.model.output_head import build_extras, build_head, pool_positions
+from llmsys.model.output_head import build_extras, build_head, get_next_sentence_head, pool_positions
 from llmsys.model.patch_embedding import build_input_embedding
 from llmsys.model.recurrence import AdaptiveRecurrence
 
@@ -139,7 +139,7 @@ class Transformer(LayerStack):
         else:
             hidden_BTD = self.apply_final_norm(x_BTD if self.config.patches is not None else x_BTD[:, -new:])
         if labels_B is not None:
-            self.get_submodule("next_sentence").record_loss(self.pool_first_position(hidden_BTD), labels_B)
+            get_next_sentence_head(self).record_loss(self.pool_first_position(hidden_BTD), labels_B)
         if finish is not None:
             return finish(self.head, hidden_BTD, 0)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -167,7 +167,7 @@ class Transformer(LayerStack):
 
     def compute_next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return BERT's two logits from the last hidden states: the second sentence follows, or it does not."""
-        logits_B2: Tensor = self.get_submodule("next_sentence")(self.pool_first_position(hidden_BTD))
+        logits_B2: Tensor = get_next_sentence_head(self)(self.pool_first_position(hidden_BTD))
         return logits_B2
 
     def has_last_layer(self, layers: range | None) -> bool:

@@ -67,10 +67,9 @@ def build_transform(
             masker = TokenMasker(objective, mask, tokenizer.eos_id, tokenizer.vocab_size, key)
             if isinstance(objective, MaskedLmConfig):
                 return masker
-            marks = _find_tokens(
-                tokenizer, [objective.cls_token, objective.sep_token], "objective.cls_token, sep_token"
-            )
-            return SegmentPairs(masker, objective, *marks, read_windows)
+            names = [objective.cls_token, objective.sep_token]
+            cls_token, sep_token = _find_tokens(tokenizer, names, "objective.cls_token, sep_token")
+            return SegmentPairs(masker, objective, cls_token, sep_token, read_windows)
         case SpanCorruptionConfig():
             _, spans = objective.count_noise(config.batch.sequence_length)
             names = [objective.sentinel_token.replace("{}", str(span)) for span in range(spans)]

@@ -55,7 +55,7 @@ def build_batch(objective: str, step: int, group: int, rows: Sequence[int]) -> B
         return corruptor.mask_batch(windows, [100 * step + row for row in rows])
     pairs: dict[str, Any] = {}
     if objective == "masked_next_sentence":
-        labels = [int(left[row][0]) % 2 for row in rows] or [IGNORED]
-        pairs = {"token_types_BT": source_BS % 2, "next_sentence_B": torch.tensor(labels)}
+        follows = [int(left[row][0]) % 2 for row in rows] or [IGNORED]
+        pairs = {"token_types_BT": source_BS % 2, "next_sentence_B": torch.tensor(follows)}
     chosen = (source_BS % 3 == 0) & (documents_BS != PADDING) & bool(rows)
     return Batch(source_BS.where(~chosen, 3), source_BS.where(chosen, IGNORED), documents_BS, **pairs)

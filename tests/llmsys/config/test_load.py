@@ -111,7 +111,7 @@ def test_more_pieces_than_rows_are_refused(write: Write) -> None:
         ("train.tokens=-1", "train.tokens: -1 is too small: the minimum is 1. Use 1 or more."),
         ("optimizer.learning_rate=.inf", "optimizer.learning_rate: inf should be a finite number."),
         ("run.name=3", 'run.name: 3 is not text. Use "3".'),
-        ("tokenizer=3", "tokenizer: 3 is not a section. Use tokenizer.kind=sentencepiece (or file)."),
+        ("tokenizer=3", "tokenizer: 3 is not a section. Use tokenizer.kind=sentencepiece (or "),
         ("data.rules=[{min_words: 3}]", "data.rules.0.kind: is missing. Use gopher_repetition,"),
         ("schedule.kind=inverse_sqrt", "schedule.warmup_tokens: is missing. Warmup tokens;"),
         ("batch", "'batch' is not section.key=value. Write, say, batch.sequence_length=1024."),

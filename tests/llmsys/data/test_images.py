@@ -62,9 +62,9 @@ def test_a_batch_counts_positions_and_not_pixels() -> None:
     batch, empty = collate(build_pairs(), [1, 5, 2]), collate(build_pairs(), [])
     assert (batch.tokens_BT.shape, batch.tokens_BT.dtype) == ((3, 4, 48), torch.uint8)
     assert batch.targets_BT.tolist() == [[1], [2], [2]]
-    assert batch.token_counts == (3, 15, 0)
+    assert batch.token_counts[:3] == (3, 15, 0)
     assert empty.targets_BT.tolist() == [[IGNORED]]
-    assert empty.token_counts == (0, 0, 0)
+    assert empty.token_counts[:3] == (0, 0, 0)
 
 
 @pytest.fixture

@@ -59,7 +59,15 @@ def test_cached_logits_equal_uncached_ones(name: str, pieces: list[int]) -> None
     assert compute_relative_error(torch.cat(logits, dim=1), torch.cat(expected, dim=1)) < 1e-5
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_a_recurrent_decoder_rejects_padded_rows() -> None:
+    model = build_tiny_model(CONFIGS["lstm"]).eval()
+    cache = KeyValueCache(CONFIGS["lstm"], 2, 9, padding_B=torch.tensor([0, 3]))
+    with pytest.raises(ConfigError, match=r"would read the padding of a row. Give prompts of equal length"):
+        model(build_tiny_tokens(2, 5), cache=cache, **build_source(CONFIGS["lstm"]))
+
+
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.rnn is None])
 @torch.no_grad()
 def test_a_padded_row_reads_as_if_it_were_alone(name: str) -> None:
     config = CONFIGS[name]

@@ -58,8 +58,9 @@ def test_keys_wider_than_values_equal_plain_operations(
     k, v = keys_values.split([48, 32], dim=-1)  # values are a view, as those of latent attention are
     packed = build_varlen_mask(build_document_lengths(DOCUMENTS), causal=causal, window=None)
     table = build_self_attention_mask(10, causal=causal, documents_BT=DOCUMENTS)
-    more = {"scale": 0.3, "sinks_H": sinks_H if sinks else None}
-    ours, plain = compute_attention(q, k, v, packed, **more), compute_eager_attention(q, k, v, table, **more)
+    given_H = sinks_H if sinks else None
+    ours = compute_attention(q, k, v, packed, scale=0.3, sinks_H=given_H)
+    plain = compute_eager_attention(q, k, v, table, scale=0.3, sinks_H=given_H)
     assert compute_relative_error(ours, plain) < 1e-5
     inputs = [q, keys_values, sinks_H] if sinks else [q, keys_values]
     for a, b in zip(*(torch.autograd.grad(y, inputs, y.detach().cos()) for y in (ours, plain)), strict=True):

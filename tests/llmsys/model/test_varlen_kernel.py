@@ -56,7 +56,7 @@ def test_the_interpreted_kernels_equal_plain_operations(
     finally:
         torch.use_deterministic_algorithms(before)
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    wanted = _attend(*leaves, borders, causal)
+    wanted = _attend(leaves[0], leaves[1], leaves[2], borders, causal)
     for ours, plain in zip(
         (out, *gradients), (wanted, *torch.autograd.grad(wanted, leaves, dout.double())), strict=True
     ):

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import launch.launchers.local
 import llmsys.config.load
 from launch.commands.verbs import VERBS
 from launch.main import build_parser, main
@@ -90,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     make_crawl(folder / "crawl", files=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(launch.launchers.local, "run_local_ranks", train_in_this_process)
+        patch.setattr("launch.launchers.local.run_local_ranks", train_in_this_process)
         for path in PAGES:
             for block in list_blocks(path):
                 if block.language == "yaml":

@@ -99,6 +99,7 @@ class ParityCase:
                 "model": self.parity_model.model,
                 "run": {"seed": SEED},
                 "batch": batch,
+                "objective": self.parity_model.objective,
                 "optimizer": OPTIMIZER,
                 "engine": ENGINES[self.engine],
                 "layout": dict(self.layout),

@@ -86,6 +86,7 @@ class NextSentenceHead(nn.Linear):
     """BERT's two logits from the pooled vector: the second segment follows the first (0), or it does not (1).
 
     Attributes:
+        is_trained: Whether the objective has this loss. Otherwise its weights and the pooler's have no gradients.
         nats_sum: Loss of the step so far, summed over labelled rows.
         num_correct: Labelled rows whose likelier logit is right.
         num_pairs: Labelled rows.
@@ -97,6 +98,7 @@ class NextSentenceHead(nn.Linear):
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 2)
+        self.is_trained = False
         self._nats: Tensor | None = None
         for name in ("nats_sum", "num_correct", "num_pairs"):
             self.register_buffer(name, torch.zeros(()), persistent=False)

@@ -76,6 +76,8 @@ def list_unused_parameters(model: Transformer) -> list[str]:
     """
     match model.config.head:
         case MlmHeadConfig():
+            if (head := getattr(model, "next_sentence", None)) is not None and head.is_trained:
+                return []
             return [name for name, _ in model.named_parameters() if name.startswith(("pooler.", "next_sentence."))]
         case LmHeadConfig() | ClassificationHeadConfig() | FeaturesHeadConfig() | PermutationHeadConfig():
             return []

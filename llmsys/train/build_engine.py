@@ -6,6 +6,7 @@ from typing import Any, assert_never
 import torch
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
+from llmsys.config.objective import NextSentenceConfig
 from llmsys.config.run import RunConfig
 from llmsys.engine.ema_engine import EmaEngine
 from llmsys.engine.engine import Engine
@@ -80,6 +81,8 @@ def _build_base_engine(
         "initialize": initialize,
     }
     model = build_model(config)
+    if isinstance(config.objective, NextSentenceConfig):
+        model.get_submodule("next_sentence").is_trained = True
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
     if config.train.matmul_dtype != "compute":
         convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)

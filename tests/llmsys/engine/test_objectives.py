@@ -71,6 +71,8 @@ def build(kind: str, objective: str) -> Engine:
     device, config = torch.device("cpu"), ModelConfig.model_validate(MODELS[objective])
     with torch.device("meta"):
         model = Transformer(config)
+    if objective == "masked_next_sentence":
+        get_next_sentence_head(model).is_trained = True  # as build_engine does
     ranks = torch.distributed.get_world_size()
     layout = ParallelLayout(replicate=ranks if kind == "ddp" else 1)
     common: dict[str, Any] = {

@@ -82,7 +82,8 @@ def _build_base_engine(
     }
     model = build_model(config)
     if isinstance(config.objective, NextSentenceConfig):
-        model.get_submodule("next_sentence").is_trained = True
+        head: Any = model.get_submodule("next_sentence")
+        head.is_trained = True
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
     if config.train.matmul_dtype != "compute":
         convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)

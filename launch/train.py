@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         train_run(config, complete_prompts)
     except StopRequested as stopped:
+        # Every rank has stopped: one message is enough.
         if _get_rank() == "0":
             print(f"llmsys: stopped: {stopped}", file=sys.stderr, flush=True)
         return STOPPED

@@ -81,6 +81,7 @@ class CheckedFile:
         sums = -(-pages // SUMS_PER_PAGE)
         places_end = PAGE_HEAD.size + 32 * batches
         self._body = -(-(places_end + 4 * sums) // PAGE_BYTES) * PAGE_BYTES
+        # The head is not verified yet: a damaged number must not decide how much is read.
         if magic == PAGE_MAGIC and size == self.size and PAGE_BYTES < self._body <= os.fstat(self._table).st_size:
             head += os.pread(self._table, self._body - PAGE_BYTES, PAGE_BYTES)
         if (found := xxhash.xxh3_64_hexdigest(head)) != root:
@@ -101,6 +102,7 @@ class CheckedFile:
         if not 0 <= begin <= end <= self.size:
             raise DataError(f"{self.path}: bytes {begin:,} to {end:,} are outside of its {self.size:,}. {NEXT_STEP}")
         first, last = begin // PAGE_BYTES, -(-end // PAGE_BYTES)
+        # All of its pages were verified: these bytes alone are read. A shorter read is reported below.
         if self._verified.find(0, first, last) < 0:
             exact = os.pread(self._file, end - begin, begin)
             if len(exact) == end - begin:

@@ -117,6 +117,7 @@ def iter_events(path: Path | str) -> Iterator[Event]:
             broken += last_was_broken
             if event is not None:
                 yield event
+    # The last line may be one that is being written.
     broken -= last_was_broken
     if broken:
         get_logger(__name__).warning(
@@ -161,6 +162,7 @@ def read_latest_events(path: Path | str) -> list[Event]:
             resumed_from = event.get("resumed_from") or 0
             kept = {key: old for key, old in kept.items() if "step" not in old or old["step"] <= resumed_from}
         key = (event["event"], event.get("step", f"record {number}"))
+        # To the end: a dictionary keeps the place of a key that is replaced.
         kept.pop(key, None)
         kept[key] = event
     return list(kept.values())

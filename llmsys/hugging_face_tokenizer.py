@@ -74,6 +74,7 @@ class HuggingFaceTokenizer:
     @property
     def unknown_ids(self) -> frozenset[int]:
         """The ids that stand for text which no piece holds; empty where every text has pieces."""
+        # With byte fallback, bytes stand for the noncharacter, and nothing is unknown.
         found = {token.id for token in self._library.model.tokenize(NOWHERE)}
         return frozenset(found - {self.find_piece_id(name) for name in BYTE_PIECES})
 

@@ -43,6 +43,7 @@ def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -
     for previous in [handler for handler in root.handlers if isinstance(handler, _LineHandler)]:
         root.removeHandler(previous)
     root.addHandler(handler)
+    # Other packages log their warnings only.
     root.setLevel(logging.WARNING)
     own_level = level if rank == 0 else max(level, logging.WARNING)
     for package in ("llmsys", "data_pipeline", "launch"):

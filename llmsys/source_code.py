@@ -35,6 +35,7 @@ def read_source(package: Path = PACKAGE) -> dict[str, Any]:
     commit = _ask_git(package, "rev-parse", "HEAD")
     if commit is None:  # a repository without a commit yet
         return found
+    # `:(top)`: the whole checkout, and not the folder that git is asked in.
     changes = _ask_git(package, "status", "--porcelain", "--", ":(top)")
     return found | {
         "commit": commit,

@@ -191,6 +191,7 @@ def write_page_table(path: Path) -> TokenFile:
     batches, text_bytes, rows, tokens = [], 0, 0, 0
     for index in range(arrow.num_record_batches):
         batch = read_batch(path, arrow, index)
+        # Validity and offsets of the lists, validity and values of their items.
         _, offsets, _, values = batch.column("tokens").buffers()
         places = [0 if buffer is None else buffer.address - data.address for buffer in (offsets, values)]
         batches.append([rows, tokens, *places])

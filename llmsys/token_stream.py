@@ -129,6 +129,7 @@ class TokenStream:
             edges, local = file.token_edges, begins[here] - self._first_tokens[number]
             batches = np.searchsorted(edges, local, side="right") - 1
             places = file.batches.values[batches] + (local - edges[batches]) * self._dtype.itemsize
+            # Most ranges lie in one record batch, and are one read.
             within = local + size <= edges[batches + 1]
             for row, place, is_within in zip(here.tolist(), places.tolist(), within.tolist(), strict=True):
                 if is_within:
@@ -199,6 +200,7 @@ class TokenStream:
             return first, ends[skipped : int(np.searchsorted(ends, end, side="left")) + 1]
         found, reached = [ends[skipped:]], int(ends[-1])
         while reached < end:
+            # The range goes on in the next record batch.
             following, more = self.find_document_ends(reached, end)
             assert following == first + sum(map(len, found))
             found.append(more)
@@ -214,9 +216,11 @@ class TokenStream:
                 return cached
         ends = self._read_batch_ends(number, batch)
         with self._lock:
+            # Another thread may have read it meanwhile.
             if key not in self._ends:
                 self._ends[key] = ends
                 self._num_ends += len(ends)
+            # The one just added stays, however long it is.
             while self._num_ends > MAX_CACHED_ENDS and len(self._ends) > 1:
                 self._num_ends -= len(self._ends.popitem(last=False)[1])
         return ends
@@ -226,6 +230,7 @@ class TokenStream:
         rows = file.batches.rows
         stop = int(rows[batch + 1]) if batch + 1 < len(rows) else self._table.get_column("rows")[number]
         place = int(file.batches.offsets[batch])
+        # int32 offsets, one more than documents.
         data = file.read(place, place + 4 * (int(stop) - int(rows[batch]) + 1))
         ends: Integers = np.frombuffer(data, np.int32)[1:].astype(np.int64)
         ends += self.get_batch_tokens(number, file, batch)[0]

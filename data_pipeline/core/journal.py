@@ -83,6 +83,7 @@ class Journal:
     def insert_record(self, name: str, record: TaskRecord, is_provisional: bool, position: int | None) -> None:
         """Record a finished task. A provisional record is found by no later run."""
         with self._open_journal() as journal:
+            # In one transaction: a record without a position would be removed as stale.
             journal.execute("begin")
             _insert_record(journal, name, record, is_provisional)
             if position is not None:
@@ -150,6 +151,7 @@ class Journal:
                 self._import_earlier_format(path.parent)
             yield self._connection
         except sqlite3.DatabaseError as error:
+            # Operational errors are those of the disk or the system; others mean a damaged file.
             full = isinstance(error, sqlite3.OperationalError)
             remedy = (
                 "Free space or repair the folder, then run the same command again to continue"

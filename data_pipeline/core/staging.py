@@ -105,6 +105,7 @@ def publish_staged(folder: Path, is_output: Callable[[str], bool]) -> None:
         if is_output(str(name)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(staged, folder / name)  # rename fails across disks, and a folder may be a link
+    # Last: the next run completes a publication that was interrupted before.
     shutil.rmtree(folder / STAGING)
 
 
@@ -124,6 +125,7 @@ class OutputNames:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._files[parent] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
         self._files[parent].write(_hash_name(name))
+        # The sorted copy lacks the new name.
         self._sorted.pop(parent, None)
 
     def __contains__(self, name: str) -> bool:
@@ -135,6 +137,7 @@ class OutputNames:
             self._sorted.clear()  # one folder at a time is in memory
             self._files[parent].seek(0)
             self._sorted[parent] = np.sort(np.fromfile(self._files[parent], np.uint64))
+            # Names that come later are appended.
             self._files[parent].seek(0, os.SEEK_END)
         hashes, wanted = self._sorted[parent], np.frombuffer(_hash_name(name), np.uint64)
         index = int(np.searchsorted(hashes, wanted)[0])

@@ -140,6 +140,7 @@ def _build_ngrams(words: Hashes, config: NgramDecontaminationConfig, part: Part)
 
 def _build_overlap_ngrams(query: Hashes, label: Hashes, config: NgramDecontaminationConfig) -> ItemNgrams:
     """Return the n-grams with words of both query and label."""
+    # One word less than n, so that every n-gram has words of both.
     reach = min(config.ngram_words - 1, len(query) * len(label))  # 0 if one of them is empty
     return _build_ngrams(
         np.concatenate([query[len(query) - min(reach, len(query)) :], label[:reach]]), config, "overlap"

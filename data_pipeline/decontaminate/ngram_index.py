@@ -86,6 +86,7 @@ def _write_ngrams(path: Path, found: Sequence[tuple[int, ItemNgrams]], sets: Int
     order = order[np.append(True, ~same_gram | (items[order[1:]] != items[order[:-1]]))]
     same_set = (hashes[order[1:]] == hashes[order[:-1]]) & (sets[items[order[1:]]] == sets[items[order[:-1]]])
     begins = np.flatnonzero(np.append(True, ~same_set))
+    # The position of an item among those of its n-gram and set.
     rank = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
     order = order[rank < NAMED_ITEMS]
     distinct, first = np.unique(hashes[order], return_index=True)
@@ -121,6 +122,7 @@ class NgramIndex:
             if n not in self._lengths:
                 continue
             here = np.flatnonzero(self._query_filter(hashes))
+            # No n-gram goes over the end of its text.
             here = here[here + n <= ends[here]]
             indices = np.minimum(np.searchsorted(self._hashes, hashes[here]), len(self._hashes) - 1)
             hit = (self._hashes[indices] == hashes[here]) & (self.words[indices] == n)

@@ -14,6 +14,7 @@ import numpy as np
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
+# 2^64 / golden ratio, odd.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
@@ -56,6 +57,7 @@ class CountingBloomFilter:
         other = (keys ^ (keys >> _HALF)) * _MIX
         other ^= other >> _HALF
         for number in range(self.hashes):
+            # Odd, because an even step modulo 2^64 reaches fewer counters.
             mixed = (keys + np.uint64(number) * (other | np.uint64(1))) * _MIX
             yield (mixed ^ (mixed >> _HALF)) % np.uint64(self.counters)
 

@@ -190,6 +190,7 @@ def _to_items(found: Columns, dataset: int) -> Columns:
     zeros = np.zeros(count, np.uint64)
     return {
         **{"high": found["high"], "low": found["low"], "rank": zeros, "tie": zeros, "row": found["row"]},
+        # Age 0 puts an earlier document first in its group: it stays.
         **{"place": zeros, "source": np.full(count, dataset), "age": np.zeros(count, np.uint8)},
     }
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from llmsys.token_shards import ArrowFileWriter, read_batches
 
+# Runs merged at once: each costs an open file and a block in memory.
 FAN_IN = 64
 _BLOCK_ROWS = 16_384
 _NUMBERS = count()  # sorters of one process
@@ -88,6 +89,7 @@ class ExternalSorter:
 
     def _sort_tables(self, tables: Sequence[pa.Table]) -> pa.Table:
         table = pa.concat_tables(tables).combine_chunks()
+        # np.lexsort takes the most significant key last.
         keys = [table.column(name).to_numpy() for name in reversed(self._keys)]
         return table.take(pa.array(np.lexsort(keys))).combine_chunks()
 
@@ -130,7 +132,9 @@ class _RunReader:
         """Remove and return the rows that do not come after `bound`."""
         begin, end = 0, self._table.num_rows
         for name, value in zip(self._keys, bound, strict=True):
+            # Only the rows whose more significant keys equal those of the bound.
             column = self._table.column(name).slice(begin, end - begin).to_numpy()
+            # In the column's type: numpy compares uint64 and int64 as floats.
             value = column.dtype.type(value)
             end = begin + int(np.searchsorted(column, value, side="right"))
             begin += int(np.searchsorted(column, value))
@@ -231,11 +235,13 @@ class _StarContraction:
         """Give the small stars their pairs, write the smallest neighbour of each document, and digest the pairs."""
         total = 0
         for one, other, smallest, is_first in _iter_groups(sorter):
+            # Of a document and its neighbours.
             smallest = np.minimum(one, smallest)
             larger = other > one
             small.add(one=other[larger], other=smallest[larger])
             columns = [pa.array(smallest[is_first]), pa.array(one[is_first])]
             labels.write(pa.record_batch(columns, schema=_LABEL))
+            # A sum of mixed pairs, so that equal sets are equal in any order.
             mixed = (one.astype(np.uint64) * _MIX) ^ other.astype(np.uint64)
             mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX
             total += int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
@@ -259,12 +265,14 @@ def _iter_groups(
     last = (-1, -1, -1)  # one, other and smallest neighbour of the row before
     for table in sorter.iter_sorted():
         one, other = table.column("one").to_numpy(), table.column("other").to_numpy()
+        # A group may have begun in the table before.
         is_first = np.diff(one, prepend=last[0]) != 0
         fresh = is_first | (np.diff(other, prepend=last[1]) != 0)
         one, other, is_first = one[fresh], other[fresh], is_first[fresh]
         if not len(one):
             continue
         group = np.cumsum(is_first)
+        # Neighbours are sorted: the first one is the smallest.
         smallest = np.concatenate([[last[2]], other[is_first]])[group]
         last = int(one[-1]), int(other[-1]), int(smallest[-1])
         yield one, other, smallest, is_first

@@ -39,6 +39,7 @@ def hash_texts(texts: Iterable[str]) -> Hashes:
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
+# A run is sorted in memory.
 KEYS_PER_RUN = 500_000
 # Filtered files whose keys and documents are gathered in one file, if there are more files than that.
 FILES_PER_GROUP = 1_000
@@ -79,6 +80,7 @@ class KeyWriter(BlockWriter):
         if not self._size:
             return
         columns = {name: np.concatenate([part[name] for part in self._waiting]) for name in self._schema.names}
+        # Readers bisect by `high` alone.
         order = np.argsort(columns["high"], kind="stable")
         arrays = [pa.array(columns[field.name][order], field.type) for field in self._schema]
         self._writer.write(pa.record_batch(arrays, schema=self._schema))
@@ -88,6 +90,7 @@ class KeyWriter(BlockWriter):
 
 def compute_key_range(number: int, ranges: int) -> tuple[int, int]:
     """Return the first and the last key of a range."""
+    # In Python's integers, because 2^64 does not fit into 64 bits.
     return (number << 64) // ranges, ((number + 1) << 64) // ranges - 1
 
 
@@ -173,6 +176,7 @@ def find_later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, 
         The L later items, all of age 1; the first item of the group of each; and the size of each group (L,) int64, in
         which all items of earlier datasets count as one.
     """
+    # Cheap and first: only keys that occur more than once need the sort by all columns.
     items = take_rows(items, mask_repeated_keys(items["high"]))
     items = take_rows(items, np.lexsort([items[name] for name in (*reversed(ORDER), "low", "high")]))
     fresh = np.ones(len(items["high"]), np.bool_)
@@ -180,6 +184,7 @@ def find_later_items(items: Columns) -> tuple[Columns, Columns, np.ndarray[Any, 
     starts = np.flatnonzero(fresh)
     group = np.cumsum(fresh) - 1
     sizes = np.bincount(group, items["age"] == 1, len(starts)).astype(np.int64)
+    # Earlier datasets count as one document, the one that stays.
     sizes += (items["age"][starts] == 0).astype(np.int64)
     later = ~fresh & (items["age"] == 1)
     return take_rows(items, later), take_rows(items, starts[group[later]]), sizes[group[later]]

@@ -72,6 +72,7 @@ class HashPermutations:
         for row, rare in np.argwhere((first_BK < _NEAR) | (second_BK - first_BK < _NEAR)).tolist():
             minima_BK[row, rare] = reduce_mod_mersenne61(blocks[row][1] * self.a_K[rare] + self.b_K[rare]).min()
         minima_DK = np.full((len(shingles), len(self.a_K)), LARGEST, np.uint64)
+        # The blocks of a long document share a row.
         np.minimum.at(minima_DK, [number for number, _ in blocks], minima_BK)
         return minima_DK
 

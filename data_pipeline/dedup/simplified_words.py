@@ -126,6 +126,7 @@ class RunSplitter:
         """Return the runs that may be several words: those with non-letters (except "0"), or exceptions of spaCy."""
         odd = np.flatnonzero(folded.irregular)
         owners = np.searchsorted(runs.starts, odd, side="right") - 1
+        # A number, folded to a single 0, is one word.
         alone = (folded.codes[odd] == ZERO) & (runs.ends[owners] - runs.starts[owners] == 1)
         unsure = np.zeros(len(runs.starts), np.bool_)
         unsure[owners[~alone]] = True
@@ -244,5 +245,6 @@ def _spell_words(codes: Codes, cuts: Integers) -> bytes:
     """Return the words of folded characters, each followed by one space."""
     codes = np.insert(codes, cuts, SPACE)
     kept = codes != SPACE
+    # A copy, because the mask is read while it is written.
     kept[1:] |= kept[:-1].copy()
     return from_code_points(codes[kept]).encode()

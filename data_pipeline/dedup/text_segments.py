@@ -73,6 +73,7 @@ class SentenceSplitter:
                     is_open = False
             else:
                 if is_open and known.first >= 0:
+                    # White space belongs to the segment that follows it.
                     ends.append(start + known.first if known.first else last)
                 ends.extend([start + offset for offset in known.inner])
                 is_open = is_open if known.leaves_open is None else known.leaves_open

@@ -141,6 +141,7 @@ class LocalExecutor:
         waiting = JobQueue(jobs)
         for worker in self._workers:
             worker.experienced = False
+        # Eager jobs wait for workers that live; none is started for them.
         while waiting or self._list_busy_workers() or (self.eager_jobs and self._workers):
             self._assign_jobs(waiting)
             for worker in self._wait_for_workers(seconds):

@@ -125,6 +125,7 @@ class SlurmExecutor:
             ["squeue", "--noheader", "--array", f"--jobs={array}", "--format=%K %t"], capture_output=True, text=True
         )
         if asked.returncode != 0:
+            # Slurm forgets an array that has ended.
             return set() if "Invalid job id" in asked.stderr else {None}
         rows = [line.split() for line in asked.stdout.splitlines()]
         return {int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}

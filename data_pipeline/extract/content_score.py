@@ -54,6 +54,7 @@ def _compute_run_lengths(tree: HtmlTree) -> tuple[list[int], list[int]]:
     lengths = list(map(len, tree.text))
     tag, runs = tree.tag, zip(lengths, tree.linked, tree.owner, strict=True)
     return lengths, [
+        # At most a quarter of a paragraph is links.
         length if length >= PARAGRAPH and linked * 4 <= length and tag[owner] not in HEADINGS else 0
         for length, linked, owner in runs
     ]
@@ -97,7 +98,9 @@ def score_elements(page: ElementStats) -> list[float]:
         owner = tree.owner[run]
         if tag[owner] in HEADINGS:
             continue
+        # As in Readability: a point for the run, one per mark, one per 100 characters up to three.
         weight = 1 + count_punctuation(tree.text[run]) + min(length / 100, 3)
+        # An element with one run is taken for a paragraph: its text counts for the element around it.
         alone = tree.last[owner] - tree.first[owner] == 1 and tag[owner] not in ("body", "article", "main")
         element = containers[parent[owner] if alone else owner]
         for share in _SHARES:
@@ -155,6 +158,7 @@ def _find_twin_ancestor(page: ElementStats, root: int) -> int:
 def _find_named_post(page: ElementStats, root: int) -> int:
     """Return the post inside the root that the page names (WordPress: half of the web), or the root."""
     tree = page.tree
+    # WordPress names the post in the class of the body, one of the first elements.
     named = next(filter(None, map(_POST_OF_PAGE.search, tree.attributes[1:3])), None)
     if named is None:
         return root

@@ -48,6 +48,7 @@ def build_resiliparse_extractor(config: ResiliparseExtractorConfig) -> Callable[
     """Build the extractor with these settings."""
 
     def extract_text(html: bytes) -> str:
+        # The search for the main content takes time quadratic in the depth.
         depth = estimate_nesting_depth(html) if config.main_content else 0
         main_content = config.main_content and depth <= config.max_depth and depth * html.count(b"<") <= _STEPS
         return extract_plain_text(html.decode(), main_content=main_content, alt_texts=False, comments=False)
@@ -76,8 +77,10 @@ def _estimate_max_open_tags(html: bytes) -> int:
     if len(tags) == 0:
         return 0
     following = data[tags + 1]
+    # `!` and `?`, of comments and declarations, come before `A`.
     steps = np.where(following == ord("/"), -1, (following >= ord("A")).astype(np.int64))
     depth = np.cumsum(steps)
+    # End tags without a start tag must not hide the tags that are opened after them.
     return int((depth - np.minimum.accumulate(np.minimum(depth, 0))).max())
 
 

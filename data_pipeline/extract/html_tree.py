@@ -135,6 +135,7 @@ def parse_tree(html: bytes) -> HtmlTree:
                     if name == "/pre":
                         preformatted -= 1
                     last[current] = len(texts)
+                    # The element held no text and no other element.
                     if first[current] == len(texts) and current == len(tag) - 1 and name not in _KEPT_EMPTY:
                         del tag[-1], all_attributes[-1], first[-1], last[-1]
                         current = parent.pop()
@@ -148,6 +149,7 @@ def parse_tree(html: bytes) -> HtmlTree:
                 run.append(_LINE_BREAK)
             else:
                 text = _skip_element(name, pieces)
+        # White space between blocks begins no run.
         if text and (run or preformatted or not text.isspace()):
             run.append(text)
             if in_link:
@@ -183,5 +185,6 @@ def _end_run(tree: HtmlTree, run: list[str], linked: int, owner: int, preformatt
         text = " ".join(text.split())
     if text:
         tree.text.append(text)
+        # Counted before white space was folded: it can be more than the run has left.
         tree.linked.append(min(linked, len(text)) if linked else 0)
         tree.owner.append(owner)

@@ -47,6 +47,7 @@ def is_phrase(text: str) -> bool:
     word, _, rest = text.partition(" ")
     word = word.lower()
     if word not in _FOLLOWED:
+        # No space follows these, as in Chinese and Japanese.
         return text.startswith(_GLUED)
     pattern = _PATTERNS.get(word)
     return pattern is None or pattern.match(rest) is not None
@@ -121,6 +122,7 @@ def select_kept_runs(tree: HtmlTree, keep: list[bool]) -> list[int]:
     """Return the kept runs without headings whose text was dropped."""
     kept: list[int] = []
     following, level = len(keep), ""  # the next kept run, and its tag if that is a heading
+    # Backwards: whether a heading has text is known only from what follows it.
     for run in range(len(keep) - 1, -1, -1):
         if not keep[run]:
             continue

@@ -34,6 +34,7 @@ def count_attributes_over_limit(html: bytes, limit: int) -> int:
             continue
         end = html.find(b">", start + _NO_ATTRIBUTES)
         end = len(html) if end < 0 else end
+        # A long tag began before these bytes, or begins in them.
         for tag in (html.rfind(b"<", 0, start), _find_next_tag(html, start, end)):
             name = _START_TAG.match(html, tag) if tag >= 0 else None
             if name and _count_tag_attributes(html, name.end(), limit)[0] > limit:
@@ -126,6 +127,7 @@ def find_limit_violation(
         nodes += tags * reopened
         if nodes > max_nodes:
             return LimitViolation("nodes", nodes, max_nodes)
+        # Every tag may look through all open elements.
         steps = tags * (depth if nesting == "square" else options)
         if steps > max_nodes * _STEPS_PER_NODE:
             return LimitViolation("steps", steps, max_nodes * _STEPS_PER_NODE)
@@ -196,6 +198,7 @@ class _OpenElements:
         if not positions or positions[-1] < self.scopes[-1]:
             return
         index = positions[-1]
+        # An end tag closes all elements inside of its own.
         for closed in self.names[index:]:
             self.positions[closed].pop()
         del self.names[index:]

@@ -177,6 +177,7 @@ def drop_quarantined(
     Raises:
         DataError: If no record has outputs.
     """
+    # A quarantined task has a record without outputs.
     remaining = array("q", (index for index, record in enumerate(records) if record.outputs))
     if not remaining:
         raise DataError(

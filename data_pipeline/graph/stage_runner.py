@@ -230,6 +230,7 @@ class StageRunner:
                         eager_tasks.submit_next(index, record)
                     case TaskRetry():
                         _log.warning("task %s will be retried: %s", tasks[event.index].name, event.failed.message)
+                    # Where the user must act, no input is to blame, and none is quarantined.
                     case TaskFailed() if stage.has_fallbacks and event.cause != "mend":
                         self._quarantine_task(tasks[event.index], event, int(missing[event.index]))
                     case TaskFailed():

@@ -160,6 +160,7 @@ def run_with_retries(
             if isinstance(event, EagerTaskEvent):  # its own stage retries it
                 yield event
                 continue
+            # An executor numbers the jobs of a round from 0.
             event = _replace_index(event, remaining[event.index])
             if isinstance(event, TaskFailed) and event.cause != "mend" and not last:
                 again.append(event.index)

@@ -269,6 +269,7 @@ def _resolve_similar_languages(
     sure = load_naive_bayes_model().compute_probability([texts[number] for number in asked], group)
     for number, in_group in zip(asked, sure.tolist(), strict=True):
         found = count_marker_words(texts[number], group)
+        # A draw keeps the identified language.
         best = max(found, key=lambda code: (found[code], code == codes[number]))
         share = (found[best] + 1) / (sum(found.values()) + 2)
         least = scores[number] if best == codes[number] else 0.0

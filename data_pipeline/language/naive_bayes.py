@@ -96,6 +96,7 @@ class NaiveBayesModel:
         scores_DL /= scores_DL.sum(axis=1, keepdims=True)
         for column, label in enumerate(self.labels):
             first = self.labels.index(label)
+            # Several columns may have one code: their sum is in the first.
             if first < column:
                 scores_DL[:, first] += scores_DL[:, column]
                 scores_DL[:, column] = 0
@@ -159,6 +160,7 @@ def _count_features(
     model: NaiveBayesModel, encoded: Sequence[bytes], lengths_D: Integers
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Integers]:
     """Return document, feature and count of every feature that occurs, sorted by document and feature."""
+    # About as many segments as steps: each step is one call for all segments.
     segment = min(_LONGEST_SEGMENT, max(_SHORTEST_SEGMENT, isqrt(int(lengths_D.sum()))))
     segments_D = -(-lengths_D // segment)
     document_S = np.repeat(np.arange(len(encoded), dtype=np.int32), segments_D)
@@ -167,6 +169,7 @@ def _count_features(
     lengths_S = np.minimum(lengths_D[document_S] - number_S * segment, segment)
 
     features_TS = model.feature[_compute_states(model, b"".join(encoded), starts_S, number_S == 0, segment)]
+    # The last segment of a text is shorter: what it read after its end belongs to the next.
     features_TS[np.arange(segment)[:, None] >= lengths_S] = -1
     step, lane = np.nonzero(features_TS >= 0)
     shift = len(model.weights_FL).bit_length()
@@ -182,6 +185,7 @@ def _compute_states(
 ) -> npt.NDArray[np.uint32]:
     """Return the automaton's states (T, S) after each byte of each segment; undefined after a segment's end."""
     reach = model.num_context_bytes
+    # Padded, so that the first segment has a context and the last one can be read to its end.
     letters = np.frombuffer(bytes(reach) + joined + bytes(segment), np.uint8)
     states_TS = np.empty((segment, len(starts_S)), np.uint32)
     state_S = np.zeros(len(starts_S), np.uint32)

@@ -153,6 +153,7 @@ class _EncodedBatch:
             kept.column("id"),
             kept.column("file"),
             kept.column("line"),
+            # The hash of a URL, which pairs have not.
             pa.array(np.zeros(len(rows), np.uint64)),
             pa.array([len(self.texts[side][row].encode()) for row in rows], pa.int64()),
         ]

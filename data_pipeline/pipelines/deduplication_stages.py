@@ -85,6 +85,7 @@ class DeduplicationStages:
         if self.near:
             found = self._run_near_duplicate_stages(state, states[-1][1])
             state = state.add_decisions(NEAR, self.group_decisions("near", state, found))
+            # The index holds no near duplicate either.
             states[-1] = (state, states[-1][1])
         if isinstance(self.config.index, DedupIndexConfig):
             from data_pipeline.pipelines.index_stages import run_index_stages

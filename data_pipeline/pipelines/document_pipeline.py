@@ -211,6 +211,7 @@ class DocumentPipeline:
             )
             counts = extracted.result
             pages, html_bytes = counts["pages"], counts["html_bytes"]
+            # The second output, the unreadable places, decides nothing here.
             depends_on = [extracted.digests[:1], settings]
             return Task(
                 f"judge/{name}", depends_on, outputs, job, pages, partial(build_empty_judgement, pages, html_bytes)
@@ -226,6 +227,7 @@ class DocumentPipeline:
             from data_pipeline.pipelines.gather_stage import run_gather_stage  # only for thousands of blocks
 
             sources, gathered = run_gather_stage(self.data, self._run_stage, state, sources)
+            # Gathering has applied them.
             decisions, rules = [], ()
             outcome.rewritten = [*outcome.rewritten, gathered]
 

@@ -47,6 +47,7 @@ def build_pairs_manifest(
     Raises:
         DataError: If every training pair is longer than `data.max_tokens`.
     """
+    # Folder and executor decide nothing in the dataset.
     config = to_recorded_names(
         {
             "data": data.model_dump(mode="json", exclude={"folder", "executor"}),

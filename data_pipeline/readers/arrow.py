@@ -54,6 +54,7 @@ class _IllegibleError(Exception):
 
 def read_file_messages(source: InputStream) -> list[ArrowMessage]:
     """Return the messages listed in the footer of an Arrow file, dictionaries first; [] if the footer is invalid."""
+    # An Arrow file ends with the length of its footer and the six bytes ARROW1.
     size = int.from_bytes(source.read_block(source.size - 10, 4), "little")
     try:
         if not 0 < size <= _MAX_METADATA:
@@ -81,6 +82,7 @@ def read_stream_messages(source: InputStream) -> Iterator[ArrowMessage]:
 def _read_message(source: InputStream, position: int) -> tuple[int, ArrowMessage]:
     """Return the length in bytes of the message at `position`, and the message."""
     mark, size = struct.unpack("<II", source.read_block(position, 8))
+    # The mark that begins every message since Arrow 0.15.
     if mark != 0xFFFF_FFFF or not 0 < size <= _MAX_METADATA:
         raise _IllegibleError
     message = _FlatbufferTable(source.read_block(position + 8, size))
@@ -90,6 +92,7 @@ def _read_message(source: InputStream, position: int) -> tuple[int, ArrowMessage
         raise _IllegibleError
     if kind not in (_RECORD_BATCH, _DICTIONARY):
         return 8 + size + length, ArrowMessage(False, 0, 0)
+    # A dictionary is a record batch inside of another table.
     batch = message.read_table(2) if kind == _RECORD_BATCH else message.read_table(2).read_table(1)
     buffers = [struct.unpack("<qq", buffer) for buffer in batch.read_structs(2, 16)]
     unpacked = sum(max(0, size) for _, size in buffers)
@@ -108,6 +111,7 @@ class _FlatbufferTable:
 
     def _get_field_offset(self, number: int) -> int:
         vtable = self.position - self._read_scalar(self.position, "i")
+        # A vtable holds its own size, that of the table, and the offset of each field: two bytes each.
         if 4 + 2 * number >= self._read_scalar(vtable, "H"):
             return 0  # an optional field that was not written
         return self._read_scalar(vtable + 4 + 2 * number, "H")
@@ -191,6 +195,7 @@ def _iter_stream_batches(source: InputStream, arrow: Any) -> Iterator[pa.RecordB
     shared = 0
     messages = read_stream_messages(source)
     while True:
+        # The headers up to the next record batch, which pyarrow then decodes.
         for message in messages:
             shared += 0 if message.is_batch else message.size
             if max(shared, message.size) > _MAX_BATCH:

@@ -111,6 +111,7 @@ def _score_wide_words(words: bytes, codec: str) -> Values:
 def _score_narrow_words(words: bytes, codec: str) -> Values:
     data = np.frombuffer(b" " + words + b" ", np.uint8)
     first, second = data[:-1], data[1:]
+    # Two ASCII bytes tell nothing about the charset.
     counts = (first | second) >= 128
     values: Values = _build_byte_pair_scores(codec)[first[counts], second[counts]]
     return values
@@ -127,6 +128,7 @@ def _is_single_byte_codec(codec: str) -> bool:
 def _build_byte_pair_scores(codec: str) -> Values:
     """Return the log probability of each pair of bytes, (256, 256) float64."""
     characters = bytes(range(256)).decode(codec, "replace")
+    # The Turkish dotted I is two characters in lower case.
     lower = np.array([ord(character.lower()[0].replace("\xa0", " ")) for character in characters], np.uint32)
     is_letter, is_lower, is_upper = (
         np.array([test(character) for character in characters], np.bool_)
@@ -176,6 +178,7 @@ def _score_wide_character(character: str, codec: str) -> float:
 
 
 def _score_listed_character(codec: str, code: bytes) -> float:
+    # Lead bytes of the common characters: level 1 of GB 2312 and JIS X 0208, the frequent ones of Big5, hangul.
     first = code[0]
     if codec == "gb18030":
         return -7.0 if 0xB0 <= first <= 0xD7 else -11.0

@@ -68,10 +68,13 @@ def find_zstd_frame_end(source: InputStream, start: int) -> int:
 def find_lz4_frame_end(source: InputStream, start: int) -> int:
     """Return the offset of the end of the lz4 frame at `start`."""
     flags = _read_exactly(source, start + 4, 1)[0]
+    # The version, always 01.
     if flags >> 6 != 1:
         raise FrameError("damaged lz4 frame")
+    # Magic, FLG, BD and the header's checksum; content size and dictionary are optional.
     position = start + 7 + 8 * (flags >> 3 & 1) + 4 * (flags & 1)
     while size := int.from_bytes(_read_exactly(source, position, 4), "little"):
+        # The highest bit marks a block that is not compressed; bit 4 of the flags, a checksum after each block.
         position += 4 + (size & 0x7FFF_FFFF) + 4 * (flags >> 4 & 1)
     return _require_within_file(source, position + 4 + 4 * (flags >> 2 & 1))
 
@@ -184,6 +187,7 @@ class CompressedMembers:
         pattern, size = _MAGIC[self.magic], _FIRST
         while position < self.source.size:
             began = self.source.work
+            # Eight bytes more, for magic bytes that begin before the border.
             block = self.source.read_block(position, size + 8)
             for match in pattern.finditer(block):
                 start = position + match.start()
@@ -230,6 +234,7 @@ class CompressedMembers:
             if not block:
                 raise FrameError("truncated")
             try:
+                # At most _PIECE bytes at a time, whatever a member decodes to.
                 data = inflate.decompress(block, _PIECE)
             except zlib.error as error:
                 raise FrameError(f"damaged gzip member: {str(error).rpartition(': ')[2]}") from error

@@ -165,6 +165,7 @@ def decode_zlib_members(body: bytes, limit: int) -> tuple[bytes, bool]:
         BodyTooLargeError: if that is more than `limit` bytes.
     """
     # Servers send "deflate" with and without the zlib header (RFC 9110, 8.4.1.2 notes it).
+    # The lower half of a zlib header's first byte is 8.
     wbits = _RAW_DEFLATE if body[0] & 0x0F != 8 and body[:2] != b"\x1f\x8b" else _GZIP_OR_ZLIB
     parts: list[bytes] = []
     size, rest, is_whole = 0, body, False
@@ -172,6 +173,7 @@ def decode_zlib_members(body: bytes, limit: int) -> tuple[bytes, bool]:
         inflate = zlib.decompressobj(wbits)
         try:
             for begin in range(0, len(rest), _STEP):
+                # One byte more than allowed shows that a body is too large.
                 parts.append(inflate.decompress(rest[begin : begin + _STEP], limit - size + 1))
                 size += len(parts[-1])
                 if size > limit:

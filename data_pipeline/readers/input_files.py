@@ -73,6 +73,7 @@ def _walk_folders(top: str, seen: set[tuple[int, int]], links: list[str]) -> Ite
             continue
         seen.add((about.st_dev, about.st_ino))
         yield folder
+        # As in glob, a leading dot hides a folder from patterns.
         below = [entry for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
         links += [entry.path for entry in below if entry.is_symlink()]
         stack += [entry.path for entry in reversed(below) if not entry.is_symlink()]

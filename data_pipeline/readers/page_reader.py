@@ -122,10 +122,12 @@ def _detect_format(source: InputStream, magic: bytes) -> str:
         return "warc"
     if head.startswith(b"PAR1"):
         return "parquet"
+    # A file's magic bytes, or the marker before the first message of a stream.
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
         return "arrow"
     if head.startswith(b"filedesc:"):
         return "arc"
+    # A byte order mark may come before the first line.
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
         return "lines"
     name = source.path.lower()

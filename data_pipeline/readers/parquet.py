@@ -76,6 +76,7 @@ def compute_largest_page(source: InputStream, column: Any, most_rows: int) -> tu
 
 def _read_page_header(source: InputStream, position: int) -> tuple[int, int, int, int]:
     """Return the bytes of the header, of the page decompressed and compressed, and the number of its values."""
+    # Few headers need the second, larger read.
     for size in (_HEADER, _LONGEST_HEADER):
         try:
             reader = _ThriftCompactReader(source.read_block(position, size))
@@ -104,6 +105,7 @@ class _ThriftCompactReader:
         fields: dict[int, Any] = {}
         number = 0
         while head := self._read_byte():
+            # The high bits are the distance to the field before; 0 means that the full number follows.
             number = number + (head >> 4) if head >> 4 else self._read_zigzag()
             fields[number] = self._read_value(head & 15, depth)
         return fields
@@ -132,6 +134,7 @@ class _ThriftCompactReader:
 
     def _read_varint(self) -> int:
         value = shift = 0
+        # 64 bits take at most ten bytes of seven bits.
         while shift < 70:
             byte = self._read_byte()
             value |= (byte & 127) << shift
@@ -142,6 +145,7 @@ class _ThriftCompactReader:
 
     def _read_zigzag(self) -> int:
         value = self._read_varint()
+        # 0, -1, 1, -2 are written as 0, 1, 2, 3.
         return value >> 1 ^ -(value & 1)
 
 
@@ -151,6 +155,7 @@ _MAX_FOOTER = 64 << 20
 
 def read_parquet(source: InputStream, max_text_bytes: int, config: ReadConfig) -> Iterator[Page | SkippedRecord]:
     """Yield the documents of a parquet file."""
+    # The file ends with the length of the footer and the magic bytes.
     if (footer := int.from_bytes(source.read_block(source.size - 8, 4), "little")) > _MAX_FOOTER:
         yield SkippedRecord(source.path, 0, f"a parquet file with a footer of {footer} bytes, more than {_MAX_FOOTER}")
         return

@@ -114,6 +114,7 @@ class _RecordParser:
             self.stream.advance(blank)
             if blank < len(head):
                 return True
+        # Damage without a byte before it is still to be reported.
         return self.stream.damage is not None
 
     def parse_next(self) -> Iterator[ParsedRecord | SkippedRecord]:
@@ -145,6 +146,7 @@ class _RecordParser:
         cut = len(head) < _HEADER_BYTES
         damaged = cut and self.stream.damage is not None and self.stream.damage.offset == offset
         inner = self.dialect.start.search(head, 1)
+        # The header is illegible because the damage is in it: reported once.
         if damaged and not inner:
             self.stream.advance(len(head))
             return self._skip_damage()
@@ -174,7 +176,9 @@ class _RecordParser:
         if not end:
             return self._skip_truncated_record(offset, header)
         following = end[1:]
+        # Only line ends are left in the file.
         is_last = len(following) < _AHEAD and not following.strip(_SEPARATORS)
+        # What follows is no record: the length is wrong, so the block would be part of a page, or more than one.
         if not (is_last or self._is_record_end(following) or self.stream.find_next_member(size + 1) == size):
             self._seek_next_record(header.size)
             return SkippedRecord(self.file, offset, _OTHER)
@@ -201,6 +205,7 @@ class _RecordParser:
     def _read_long_record(self, offset: int, header: RecordHeader) -> ParsedRecord | SkippedRecord:
         """Return a record longer than the limit without its block, or the reason if its length is wrong."""
         size = header.size + header.length
+        # A plain file can be looked at behind the block without reading it.
         ahead = self.stream.peek_far(size - 1, _AHEAD)
         honest = ParsedRecord(offset, header.kind, header.headers, header.length, None)
         if ahead is not None:

@@ -188,6 +188,7 @@ class RowReader:
                     raise DecodeLimitError(f"more than {self.most} rows in a file of {self.source.size} bytes")
                 found = [] if batch is None else self._build_documents(batch)
             except ReadError:
+                # The storage failed, not the file: read_pages reports it as retryable.
                 raise
             except DecodeLimitError as error:
                 yield SkippedRecord(self.source.path, self.row, str(error), max(1, begin + count - self.row))
@@ -241,6 +242,7 @@ def _decode_values(column: Any, most: int) -> list[Any]:
     """Return values as Python objects: `TOO_LONG` for texts over `most` bytes; invalid UTF-8 is replaced."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        # As bytes: pyarrow would raise on the first text that is not UTF-8.
         column = column.view(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
     column.validate(full=True)  # offsets of a damaged file may point outside of its buffers
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
@@ -248,6 +250,7 @@ def _decode_values(column: Any, most: int) -> list[Any]:
         return values
     is_long = pc.fill_null(pc.greater(pc.binary_length(column), most), False)
     if pc.any(is_long).as_py():
+        # Long texts never become Python objects.
         column = pc.if_else(is_long, pa.scalar(None, column.type), column)
     texts = [None if value is None else value.decode("utf-8", "replace") for value in column.to_pylist()]
     return [TOO_LONG if long else text for long, text in zip(is_long.to_pylist(), texts, strict=True)]

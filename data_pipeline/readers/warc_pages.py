@@ -30,6 +30,7 @@ from llmsys.config.cleaning import ReadConfig
 
 _KNOWN = {"sha1": "sha1", "sha-1": "sha1", "md5": "md5", "sha256": "sha256", "sha-256": "sha256", "sha512": "sha512"}
 _SIZES = {"sha1": 20, "md5": 16, "sha256": 32, "sha512": 64}  # bytes
+# The digits of RFC 4648 to those of int(digits, 32).
 _BASE32 = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789abcdefghijklmnopqrstuv", "0189")
 
 
@@ -62,6 +63,7 @@ def _parse_digest(declared: str) -> tuple[str, bytes]:
             return algorithm, bytes.fromhex(value)
         digits = value.rstrip("=").upper()
         number = int(digits.translate(_BASE32), 32)  # many times faster than base64.b32decode
+        # Five bits per digit: those over the size are padding.
         return algorithm, (number >> (len(digits) * 5 - size * 8)).to_bytes(size, "big")
     except (OverflowError, ValueError):
         return "", b""

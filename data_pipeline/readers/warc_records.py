@@ -217,6 +217,7 @@ def _iter_fastwarc_records(source: InputStream, start: int, convert: ConvertReco
             if held is None:
                 break
     except ReadError:
+        # The storage failed, not the file: read_pages reports it as retryable.
         raise
     except (OSError, ValueError, EOFError):
         pass  # record_parser reports it
@@ -249,6 +250,7 @@ def _has_record_offsets(source: InputStream, magic: bytes) -> bool:
         records = iter(ArchiveIterator(source, record_types=any_type, parse_http=False))
         places = [record.stream_pos for record, _ in zip(records, range(2), strict=False)]
     except ReadError:
+        # The storage failed, not the file: read_pages reports it as retryable.
         raise
     except (OSError, ValueError, EOFError):
         return False

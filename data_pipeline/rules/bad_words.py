@@ -48,6 +48,7 @@ class BadWordsRule:
         anywhere = [word for word, code in words if code in _WITHOUT_SPACES]
         sources = [rf"(?<!\w)(?:{build_alternation(sorted(spaced))})(?!\w)"] if spaced else []
         sources += [build_alternation(sorted(anywhere))] if anywhere else []
+        # `(?!)` matches nowhere.
         self._pattern = re.compile("|".join(sources) if sources else r"(?!)")
 
     def apply(self, batch: DocumentBatch) -> RuleVerdicts:

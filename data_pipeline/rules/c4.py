@@ -51,6 +51,7 @@ class C4DolmaRule:
         verdicts = apply_thresholds(self.limits, statistics, len(batch))
         lower = [text.lower() for text in batch.texts]
         verdicts = prepend_test(verdicts, "no line left", kept == 0)
+        # Each is put in front of the others: the first test is put there last.
         for test, phrase in reversed(self._tests.items()):
             verdicts = prepend_test(verdicts, test, np.array([phrase in text for text in lower], np.bool_))
         changes = {_NO_MARK: no_mark, _FEW_WORDS: few_words}
@@ -70,6 +71,7 @@ class C4DolmaRule:
                 few_words += 1
             else:
                 kept.append(number)
+        # Every line but the last of a text has its newline.
         left = "".join(lines[number] + "\n" * (number < len(lines) - 1) for number in kept)
         return left, len(lines), no_mark, few_words, len(kept)
 
@@ -141,6 +143,7 @@ class C4Rule:
             if not reason and suspicious:
                 reason = _find_phrase_reason(line, self._brace)
             if reason in _PAGE_TESTS:
+                # The page is dropped, so that the lines after this one do not count.
                 page.failed = reason
                 break
             if reason:
@@ -158,6 +161,7 @@ class C4Rule:
         config = self._config
         if len(line) > config.max_word_length < max(map(len, splitter.split_chunks(whole_line))):
             return "word too long"
+        # An ellipsis ends with an end mark, and ends no sentence.
         if config.end_marks and (not line.endswith(config.end_marks) or line.endswith(_ELLIPSIS)):
             return "no end mark"
         return "too few words" if num_words < config.min_words_per_line else ""
@@ -171,6 +175,7 @@ def _count_words_and_sentences(
     shorter = splitter.compute_line_columns(shortened, [[line] for line in shortened])
     whole_lines = np.array([len(page.unchanged) for page in pages], np.int64)
     numbers = np.fromiter(chain.from_iterable(page.unchanged for page in pages), np.int64, int(whole_lines.sum()))
+    # From line numbers in a document to those in the batch.
     numbers += np.repeat(measured.offsets[:-1], whole_lines)
     page_of_whole = np.repeat(np.arange(len(pages)), whole_lines)
     page_of_shorter = np.repeat(np.arange(len(pages)), [len(page.shortened) for page in pages])
@@ -189,6 +194,7 @@ def _add_page_tests(verdicts: RuleVerdicts, pages: Sequence[_Page]) -> RuleVerdi
     too_long = np.zeros(len(pages), np.bool_)
     if "characters" in verdicts.tests:
         too_long = verdicts.failed_D == verdicts.tests.index("characters")
+    # The test on characters comes before the tests on phrases.
     fails = (numbers >= 0) & ~too_long
     return replace(
         verdicts,

@@ -138,6 +138,7 @@ def train_linear_model(
         compute_loss_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}
     ).x.reshape(-1, len(names))
     weights = np.zeros((1 << features.bits, len(names)), np.float32)
+    # Features that no text has keep the weight 0; the last row is the bias.
     weights[used] = found[:-1]
     return LinearModel(weights, found[-1].astype(np.float32), names, features)
 
@@ -195,6 +196,7 @@ class _LinearModel:
 class _FasttextModel:
     def __init__(self, config: FastTextClassifierConfig) -> None:
         self._model = _load_fasttext(config.model)
+        # Even an empty text gets a score for every label.
         labels = [label.removeprefix(_PREFIX) for label in _predict_label_scores(self._model, "")]
         _get_label_index(config.label, labels, config.model)
         self._label = _PREFIX + config.label
@@ -214,6 +216,7 @@ def _load_fasttext(path: Path) -> Any:
 
 
 def _predict_label_scores(model: Any, text: str) -> dict[str, float]:
+    # fastText raises on a text with a newline.
     labels, scores = model.predict(text.strip().replace("\n", " "), k=-1, threshold=0.0)
     return dict(zip(labels, map(float, scores), strict=True))
 

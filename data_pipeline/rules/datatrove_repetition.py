@@ -49,6 +49,7 @@ def count_duplicate_ngram_characters(batch: DocumentBatch, shortest: int, longes
         inside = remaining >= n
         starts, remaining, own_salt, hashes = starts[inside], remaining[inside], own_salt[inside], hashes[inside]
         last = words.ids_W[starts + n - 1]
+        # A polynomial hash of the characters, so that it depends on the words joined and not on their number.
         hashes = hashes * words.vocabulary.powers[last] + words.vocabulary.hashes[last]
         if n < shortest:
             continue
@@ -124,6 +125,7 @@ def measure_top_ngrams(batch: DocumentBatch) -> dict[str, Floats]:
     statistics: dict[str, Floats] = {}
     for n, groups in iter_repeated_ngrams(words, _TOP):
         top = select_top_ngrams(words, groups, once=True)
+        # With the n - 1 spaces between its words.
         statistics[f"top_{n}gram_share"] = compute_share((top.characters + n - 1) * top.counts, batch.character_counts)
     return statistics
 

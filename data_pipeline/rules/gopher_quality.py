@@ -103,6 +103,7 @@ def count_ascii_words(text: str) -> int:
 def compute_median_word_lengths(words: WordColumns) -> Floats:
     """Return the median word length per document, 0 without words."""
     order = np.lexsort((words.word_lengths, words.document_of_word))
+    # One more, for a last document without words, whose offset is the end.
     lengths = np.append(words.word_lengths[order], 0)
     middle = words.offsets[:-1] + np.maximum(words.counts - 1, 0) // 2
     upper = words.offsets[:-1] + words.counts // 2
@@ -129,6 +130,7 @@ def count_distinct_words(words: WordColumns, wanted: tuple[str, ...]) -> Floats:
             numbers[words.vocabulary.index[word]] = number
     found_W = numbers[words.ids_W]
     hits = np.flatnonzero(found_W)
+    # One number for each document and wanted word.
     pairs = np.unique(words.document_of_word[hits].astype(np.int64) * (len(wanted) + 1) + found_W[hits])
     return np.bincount(pairs // (len(wanted) + 1), minlength=len(words.counts)).astype(np.float64)
 

@@ -188,6 +188,7 @@ _TABLE_A1 = (
     "duplicate_line_character_share",
     "duplicate_paragraph_character_share",
 )
+# dolma does not test paragraphs.
 _ORDER = {"datatrove": tuple(_PARTS), "paper": _TABLE_A1, "dclm": _TABLE_A1, "dolma": tuple(_PARTS)[2:]}
 _TOP_NGRAMS = len(_PARTS)  # index of the first of these among datatrove's tests
 _ALL_NGRAMS = _TOP_NGRAMS + 3
@@ -229,6 +230,7 @@ class GopherRepetitionRule:
             (_TOP_NGRAMS, _ALL_NGRAMS, measure_repeated_ngrams),
         ):
             passing = apply_thresholds(self.limits[first:last], statistics, len(batch)).failed_D < 0
+            # NaN: failed before the stage before this one.
             passing &= ~np.isnan(statistics[self.limits[first].statistic])
             for name, column in measure(batch.select_documents(passing)).items():
                 statistics[name] = np.full(len(batch), np.nan)

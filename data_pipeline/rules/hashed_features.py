@@ -52,6 +52,7 @@ class FeatureHasher:
         ends = words.offsets[1:][document]
         numbers, documents = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
         for n, hashes in iter_ngram_hashes(words.hashes, self._config.word_ngrams):
+            # No n-gram goes over the end of its document.
             inside = np.arange(len(hashes)) + n <= ends[: len(hashes)]
             numbers.append(hashes[inside])
             documents.append(document[: len(hashes)][inside])

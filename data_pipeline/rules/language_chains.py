@@ -90,6 +90,7 @@ def _merge_outcomes(parts: Sequence[Sequence[RuleOutcome]], rows: Sequence[Rows]
     merged: list[RuleOutcome] = []
     for outcomes in zip(*parts, strict=True):
         order = np.argsort(np.concatenate(rows))
+        # The next rule judges only what this one kept.
         rows = [own[_get_keep_mask(outcome)] for own, outcome in zip(rows, outcomes, strict=True)]
         merged.append(_join_outcomes(outcomes, order, np.argsort(np.concatenate(rows))))
     return merged

@@ -77,6 +77,7 @@ def _encode_code_points(texts: Iterable[str]) -> npt.NDArray[np.uint32]:
 
 def _count_per_document(chosen: npt.NDArray[np.bool_], ends: Integers) -> Integers:
     """Count the chosen characters per document; `ends` are the ends of the documents."""
+    # A difference of prefix sums, as documents may be empty, for which reduceat is wrong.
     return np.diff(compute_offsets(chosen)[ends], prepend=0)
 
 
@@ -104,6 +105,7 @@ def _build_flag_table(scripts: tuple[str, ...]) -> npt.NDArray[np.uint8]:
 def _build_shared_flag_table() -> npt.NDArray[np.uint8]:
     flags = np.zeros(_ALL_CHARACTERS, np.uint8)
     flags[_list_code_points(r"\p{L}")] = _LETTER
+    # Private use, surrogates, unassigned, the replacement character, controls other than white space.
     flags[_list_code_points(r"[\p{Co}\p{Cs}\p{Cn}\uFFFD\x00-\x08\x0E-\x1F\x7F-\x84\x86-\x9F]")] = _GARBAGE
     for point in _HAN:
         in_simplified, in_traditional = _can_encode(chr(point), "gb2312"), _can_encode(chr(point), "big5")

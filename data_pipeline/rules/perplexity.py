@@ -80,6 +80,7 @@ class ArpaModel:
         total = 0.0
         for word in [*words, _END]:
             total += self._score_word(context, word)
+            # Order 1 has no context, and `[-0:]` would be all of it.
             context = [*context, word][-(self.order - 1) :] if self.order > 1 else []
         return total
 
@@ -134,6 +135,7 @@ class PerplexityRule:
         for line in text.split("\n"):
             words = self._prepare_line(line)
             score += self._score(words)
+            # The words, and one for the end of the line.
             length += words.count(" ") + 1 + bool(words)
         return float(10.0 ** min(-score / length, 300.0))  # 10^308 is the largest float
 

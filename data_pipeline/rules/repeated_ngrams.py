@@ -74,6 +74,7 @@ def _compute_leaders(hashes: Hashes) -> Indices:
         table = np.zeros(size, np.int64)
         table[slots[::-1]] = left[::-1]  # the last to write is the first to occur
         found = table[slots]
+        # Others met a different hash in their slot, and go through the next round.
         same = hashes[found] == own
         leaders[left[same]] = found[same]
         left = left[~same]
@@ -154,6 +155,7 @@ def select_top_ngrams(
     characters = compute_offsets(words.word_lengths)
     rank = characters[starts + groups.n] - characters[starts] if longest else (1 << _FIRST_BITS) - 1 - starts
     best = np.zeros(len(words.counts), np.int64)
+    # The count in the high bits decides; the rank below breaks ties.
     np.maximum.at(best, words.document_of_word[starts], (sizes << _FIRST_BITS) | rank)
     has_any = best > 0
     low = best & ((1 << _FIRST_BITS) - 1)

@@ -104,6 +104,7 @@ class DocumentBatch:
         """Return the kept documents with the columns computed so far."""
         if keep.all():
             return self
+        # Not by the property, which would split the words.
         counted = self.__dict__.get("word_counts")
         counted = counted if counted is None else counted[keep]
         batch = DocumentBatch(list(compress(self.texts, keep.tolist())), self.splitters, counted)

@@ -108,6 +108,7 @@ def load_url_filter(config: UrlFilterConfig, digests: tuple[str, ...]) -> UrlFil
 def parse_host_names(url: str) -> tuple[str, str]:
     """Return the registered domain and the host of a URL, "" where it has none (an IP address, localhost)."""
     parts = url.split("/", 3)
+    # Only scheme and host are looked up, so that pages of one host share a cache entry.
     whole = len(parts) > 3 and not parts[1] and parts[0].endswith(":")
     return _extract_host_names("/".join(parts[:3]) if whole else url)
 
@@ -122,6 +123,7 @@ def _extract_host_names(url: str) -> tuple[str, str]:
 def _load_suffix_extractor():  # type: ignore[no-untyped-def]  # its type would import tldextract, which takes 0.1 s
     import tldextract
 
+    # No cache folder and no URLs: the bundled list, and no request.
     return tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
 
 

@@ -167,6 +167,7 @@ class _DocumentFilter:
         self.tally.add_amounts("extract", documents_in=texts.num_rows, bytes_in=int(html.sum()))
         failed = texts.filter(_invert_mask(found)).to_pylist()
         drops += build_dropped_rows(failed, "extract", [_build_extract_verdict(row) for row in failed])
+        # A page without text counts by its HTML.
         for row, drop in zip(failed, drops[len(drops) - len(failed) :], strict=True):
             drop["bytes"] = row["bytes_html"]
         return self._add_output_counts("extract", texts.filter(found))

@@ -129,6 +129,7 @@ def _build_url_items(batch: pa.RecordBatch, rows: Any, config: UrlDedupConfig) -
         rank = np.uint64(_LARGEST) - pc.utf8_length(batch.column("text")).to_numpy().astype(np.uint64)
     else:
         dates = [_parse_date_number(date or "") for date in batch.column("date").to_pylist()]
+        # Without a date a document has the last rank in either case.
         rank = np.array(
             [date or _LARGEST if config.keep == "earliest" else _LARGEST - date for date in dates], np.uint64
         )

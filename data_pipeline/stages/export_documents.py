@@ -78,6 +78,7 @@ def _open_atomic_file(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(aside, "wb") as file:
             yield file
+            # Before the rename: after a crash the final name must not lead to missing bytes.
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

@@ -117,6 +117,7 @@ def remove_windows(text: str, begins: Sequence[int], length: int) -> str:
 def _slice_code_points(text: str, length: int) -> list[tuple[int, Codes]]:
     """Return the code points of a text in overlapping slices that hold each window once, with their offsets."""
     codes = to_code_points(text)
+    # At least four windows long, so that the overlap costs little.
     step = max(_CHARACTERS_AT_ONCE, 4 * length)
     return [(start, codes[start : start + step + length - 1]) for start in range(0, len(codes) - length + 1, step)]
 
@@ -127,6 +128,7 @@ def _compute_slice_anchors(codes: Codes, length: int) -> Hashes:
     smallest = _compute_window_minima(hashes, width)
     # A piece is the smallest of some window if the largest of the minima of its windows is its own hash.
     padded = np.concatenate([np.zeros(width - 1, np.uint64), smallest, np.zeros(width - 1, np.uint64)])
+    # The largest value is the complement of the smallest complement.
     found: Hashes = hashes[~_compute_window_minima(~padded, width) == hashes]
     return found
 

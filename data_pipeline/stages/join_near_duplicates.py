@@ -163,6 +163,7 @@ class _Join:
         """Return the sort keys of documents within their cluster. Those of earlier datasets come first."""
         own = documents < self._num_own
         shortness, halves = np.zeros(len(documents), np.int64), np.zeros((len(documents), 2), np.uint64)
+        # Ascending, so that the longest text comes first.
         shortness[own] = -self._table.take_column(documents[own], "characters").to_numpy()
         halves[own] = split_document_ids(self._table.take_column(documents[own], "id").to_pylist())
         return {"is_own": own.astype(np.int8), "shortness": shortness, "high": halves[:, 0], "low": halves[:, 1]}
@@ -179,6 +180,7 @@ class _Join:
                 cluster = number + np.cumsum(fresh)
                 own = table.column("is_own").combine_chunks()
                 ranked.write(pa.record_batch([pa.array(documents), own, pa.array(cluster)], schema=_RANKED))
+                # Entry 0 is the cluster that the table before has begun.
                 firsts = np.concatenate([[kept], documents[fresh]])
                 sizes = np.bincount(cluster - number, minlength=len(firsts)).astype(np.int64)
                 sizes[0] += size
@@ -246,6 +248,7 @@ class _ClusterReader:
         if not len(numbers):
             return numbers, numbers
         past = int(numbers[0]) - self._first
+        # Numbers never fall: earlier clusters are not needed again.
         self._first, self._kept, self._size = int(numbers[0]), self._kept[past:], self._size[past:]
         while len(self._kept) <= int(numbers[-1]) - self._first:
             batch = next(self._batches)

@@ -269,6 +269,7 @@ def choose_replacement(kind: PiiKind, match: str, name: str, config: PiiReplacem
         case "ip" if ":" in match:
             return f"2001:db8::{number % 0xFFFF + 1:x}:{number // 0xFFFF % 0xFFFF + 1:x}"
         case "ip":
+            # 1 to 254: neither the network nor its broadcast address.
             return f"{_NETWORKS[number % len(_NETWORKS)]}.{number // len(_NETWORKS) % 254 + 1}"
         case "phone":
             return f"+1 {200 + number % 800}-555-01{number // 800 % 100:02d}"

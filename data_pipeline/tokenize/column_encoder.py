@@ -198,6 +198,7 @@ class SentencePieceColumnEncoder:
         if self._rewrites is not None:
             texts = pa.array(self._rewrites.normalize(texts.to_pylist()), pa.large_string())
         elif self._prefix:
+            # The library puts no space before an empty text.
             prefix = pc.if_else(pc.equal(pc.binary_length(texts), 0), "", " ").cast(pa.large_string())
             texts = pc.binary_join_element_wise(prefix, texts, pa.scalar("", pa.large_string()))
         if pc.any(pc.match_substring(texts, ESCAPED_SPACE)).as_py():

@@ -49,13 +49,16 @@ class CutPointFinder:
         codes = decode_code_points("".join(texts).encode())
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         inner = np.ones(len(codes), np.bool_)
+        # Pairs within pieces only: the first character of a piece has no neighbour before it.
         inner[np.cumsum(lengths)[:-1]] = False
         inner[:1] = False
         left, right = codes[:-1][inner[1:]], codes[1:][inner[1:]]
+        # At least 32 slots for each pair keep collisions rare.
         self._shift = np.uint32(32 - max(16, (32 * len(left)).bit_length()))
         self._joined = np.zeros(1 << (32 - int(self._shift)), np.bool_)
         self._joined[self._hash_pairs(left, right)] = True
         self._known = None if byte_fallback else _build_membership(codes[(np.cumsum(lengths) - lengths)[lengths == 1]])
+        # Safe unless a piece joins a newline to another character.
         self._cuts_newlines = not (((left == NEWLINE) != (right == NEWLINE)).any() or self._is_unknown(NEWLINE))
         self.problem = self._find_problem(left, right)
 
@@ -94,7 +97,9 @@ class CutPointFinder:
             joined[start : start + BLOCK] = self._joined[self._hash_pairs(block[:-1], block[1:])]
         if self._known is not None:
             unknown = ~self._known[codes]
+            # The library makes one unknown token of neighbouring unknown characters.
             joined |= unknown[1:] & unknown[:-1]
+        # Continuation bytes of UTF-8 are 10xxxxxx; all others begin a character.
         cuts[np.flatnonzero((data & 0xC0) != 0x80)[1:]] = ~joined
         return cuts
 

@@ -66,6 +66,7 @@ class WordCutFinder:
         """Mark the bytes that begin a word in any context. (len(data) + 1,) flags; `ends` separate the texts."""
         text = data.tobytes()
         codes = decode_code_points(text)
+        # Continuation bytes of UTF-8 are 10xxxxxx; all others begin a character.
         places = np.flatnonzero((data & 0xC0) != 0x80)[1:]
         cuts = np.zeros(len(data) + 1, np.bool_)
         cuts[ends] = True
@@ -111,6 +112,7 @@ class WordCutFinder:
             place = text.find(token)
             while place >= 0:
                 cuts[place + 1 : place + len(token)] = False
+                # Occurrences may overlap.
                 place = text.find(token, place + 1)
 
 
@@ -159,6 +161,7 @@ class JsonWordEncoder:
         normal = [text for chunk in _iter_chunks(texts.take(pa.array(rows))) for text in self._normalize_chunk(chunk)]
         words = self._strip_edges(normal)
         lengths = np.fromiter(map(len, words), np.int64, len(words))
+        # Prefix sums of the characters that are not plain: a word without one has equal sums at both ends.
         odd = compute_offsets(~self._cuts.compute_plain_mask(decode_code_points("".join(words).encode())))
         plain = np.flatnonzero((np.diff(odd[compute_offsets(lengths)]) == 0) & (lengths > 0))
         chosen = [(words if self._cuts.bert else normal)[row] for row in plain.tolist()]

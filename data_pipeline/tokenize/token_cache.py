@@ -46,6 +46,7 @@ def compute_word_keys(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> WordKeys:
     """Return the keys of the words at these byte offsets with these sizes in bytes; none may be empty."""
+    # The sixteen bytes of the last word may reach past the end.
     padded = np.concatenate([data, np.zeros(2 * 8, np.uint8)])
     eights = np.ndarray((len(data) + 9,), "<u8", buffer=padded, strides=(1,))  # the eight bytes from each byte on
     kind = np.minimum(sizes, LONGEST + 1)
@@ -68,11 +69,13 @@ class ShortWordTable:
         mixed = keys.low * _LOW_FACTOR ^ keys.high * _HIGH_FACTOR
         mixed ^= mixed >> np.uint64(29)
         mixed *= _LOW_FACTOR
+        # The upper bits of a product are the best mixed.
         return (mixed >> np.uint64(65 - self._slots.bit_length())).astype(np.int64)
 
     def look_up(self, keys: WordKeys) -> npt.NDArray[np.int64]:
         """Return the number of each word, -1 for an unknown one."""
         slots = self._compute_first_slots(keys)
+        # The length byte makes every key's `high` positive, so 0 is a free slot.
         high = self._keys.high.take(slots)
         same = (high == keys.high) & (self._keys.low.take(slots) == keys.low)
         found = np.where(same, self._numbers.take(slots), -1)
@@ -90,6 +93,7 @@ class ShortWordTable:
         self._count += len(numbers)
         if 2 * self._count > self._slots:
             old, old_numbers, taken = self._keys, self._numbers, np.flatnonzero(self._keys.high)
+            # At most a quarter full, so that growth is rare.
             self._allocate_slots(1 << (4 * self._count - 1).bit_length())
             self._insert_keys(old.take_rows(taken), old_numbers[taken])
         self._insert_keys(keys, numbers)
@@ -111,6 +115,7 @@ def get_column_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[
     """Return the bytes of a large_string or large_binary column without nulls, and the (N + 1,) offsets of its rows."""
     if not len(column):
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+    # A slice of a column shares the buffers of the whole.
     offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
     if offsets[0] == offsets[-1]:
         return np.zeros(0, np.uint8), np.zeros(len(offsets), np.int64)
@@ -166,6 +171,7 @@ class TokenCache:
         encoded = below(texts)
         found[new] = np.arange(len(new)) + len(self)
         rows[unknown] = found[distinct.indices.to_numpy()]
+        # Before `_add_texts`, which may clear the cache.
         known = self._all_tokens
         everything = RaggedTokens(*(np.concatenate(pair) for pair in zip(known, encoded, strict=True)))
         self._add_texts(texts, encoded)

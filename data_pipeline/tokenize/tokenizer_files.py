@@ -77,6 +77,7 @@ def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made
 
     facts = _get_tokenizer_facts(load_tokenizer(file, eos_token))
     note = facts | {"tokenizers": metadata.version("tokenizers")} | made
+    # Reversed: the tokenizer itself comes last.
     files = {"made.json": _serialize_json(note)} | dict(reversed(build_tokenizer_files(file, eos_token).items()))
     _publish_files(folder, files, without=(MODEL_NAME, "tokenizer.vocab"))
     return facts
@@ -168,6 +169,7 @@ def _iter_fields(data: memoryview) -> Iterator[tuple[int, Value]]:
     position = 0
     while position < len(data):
         key, position = _parse_varint(data, position)
+        # A key is the field number, with the type of the value in its lower 3 bits.
         match key & 7:
             case 0:
                 value, position = _parse_varint(data, position)

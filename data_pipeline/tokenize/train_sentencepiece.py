@@ -210,6 +210,7 @@ def _build_trainer_options(config: SentencePieceConfig) -> dict[str, Any]:
         "allow_whitespace_only_pieces": config.allow_whitespace_only_pieces,
         "max_sentence_length": 1 << 30,  # SentencePiece skips longer lines silently
         "num_threads": TRAINING_THREADS,
+        # Errors only.
         "minloglevel": 2,
     }
 

@@ -209,6 +209,7 @@ def run(arguments: argparse.Namespace) -> int:
             return failure.status
         except KeyboardInterrupt:
             print("demo: stopped; run the same command again to continue", file=sys.stderr)
+            # 128 + SIGINT, as shells give it.
             return 130
         print(describe_results(demo))
     line, beats_both = compare_with_compressors(evaluation)

@@ -86,6 +86,7 @@ class HostCommand:
             One line for a POSIX shell.
         """
         setting = shlex.quote(str(plan.folder / "environment.sh"))
+        # exec, so that a signal reaches the command and no shell stays around it.
         run = "exec " * in_place + shlex.join(self.arguments)
         return f"cd {shlex.quote(str(plan.working_directory))} && . {setting} && {run}"
 
@@ -190,6 +191,7 @@ def build_deepspeed_commands(plan: LaunchPlan, *, over_ssh: bool) -> list[HostCo
     shared = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(plan.folder / "hostfile")]
     shared += ["--master_addr", plan.rendezvous_host, "--master_port", str(plan.port)]
     if over_ssh:
+        # DeepSpeed's launcher would start a single host without ssh unless it is forced.
         return [HostCommand(None, (*shared, "--launcher", "pdsh", "--force_multi", *plan.script_arguments))]
     return [
         HostCommand(host.name, (*shared, "--no_ssh", "--node_rank", str(number), *plan.script_arguments))

@@ -135,9 +135,11 @@ def require_hosts(plan: LaunchPlan, names: Sequence[str]) -> None:
     Raises:
         LaunchError: A host cannot be reached, its clock is wrong, or it does not see the launch folder.
     """
+    # A host that sees this file shares the run folder.
     marker = plan.folder / f".seen-{uuid.uuid4().hex[:12]}"
     marker.touch()
     try:
+        # The date shows whether the host's clock agrees with ours.
         look = f"test -e {shlex.quote(str(marker))} && echo seen; date +%s.%N"
         answers = run_on_all_hosts(names, lambda _: look, ASK_SECONDS)
     finally:

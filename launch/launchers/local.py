@@ -46,6 +46,7 @@ def run_local_ranks(config: RunConfig, words: Sequence[str]) -> None:
         return
     killed_by = find_signal(status)
     if killed_by == signal.SIGINT:
+        # Ctrl-C: the status that shells give, without a message.
         raise SystemExit(128 + killed_by)
     if not killed_by:
         raise SystemExit(LOST_PEER if status == UNMET else status)

@@ -129,6 +129,7 @@ def _run_attempt(
         if seen := list_descendant_ranks(agent.pid):
             ranks, lived_until, open_at = seen, now, now
             continue
+        # Ranks may take long to come; only an unreachable rendezvous counts as shut.
         open_at = now if rendezvous.is_local or rendezvous.is_open() else open_at
         waited = now - (lost_at if lived_until is None else lived_until)
         if waited > patience_seconds or now - open_at > SHUT_SECONDS:

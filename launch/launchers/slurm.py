@@ -120,6 +120,7 @@ def _format_job_body(plan: LaunchPlan, slots: int, port: int) -> str:
     return BODY.format(
         enter=f"cd {shlex.quote(str(plan.working_directory))} && . "
         f"{shlex.quote(str(plan.folder / 'environment.sh'))} || exit",
+        # The job number: jobs that share a node take different ports.
         port=port or f"$(({FIRST_PORT} + SLURM_JOB_ID % 20000))",
         checkpoints=shlex.quote(str(checkpoints)),
         held=plan.outage_seconds + AIR_SECONDS,

@@ -78,6 +78,7 @@ def _adopt_slurm(environment: Environment) -> None:
     if first:
         environment.setdefault("MASTER_ADDR", first)
     job = int(environment.get("SLURM_JOB_ID", "0"))
+    # All ranks compute the same port, and jobs that share a node different ones.
     environment.setdefault("MASTER_PORT", str(SLURM_FIRST_PORT + job % 20_000))
 
 

@@ -168,6 +168,7 @@ def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch
     sequences, heads, positions, channels = sizes.attention
     shape = (sequences, heads, positions, channels)
     q, k, v = (_sample_tensor(shape, DTYPES[number], device).requires_grad_() for _ in range(3))
+    # Two products over the visible pairs, of two FLOPs each.
     operations = 4.0 * sequences * heads * channels * positions * (positions + 1) / 2
 
     def forward() -> Tensor:
@@ -177,7 +178,9 @@ def measure_attention_rates(sizes: BenchmarkSizes, number: Number, device: torch
         torch.autograd.grad(forward().sum(), (q, k, v))
 
     alone = measure_median_seconds(forward, device, sizes.budget_seconds)
+    # A difference of two times: noise must not bring it near zero.
     backward = max(measure_median_seconds(compute_gradients, device, sizes.budget_seconds) - alone, alone / 2)
+    # Backward has five products where forward has two.
     return operations / alone, 2.5 * operations / backward
 
 
@@ -186,6 +189,7 @@ def measure_bandwidths(sizes: BenchmarkSizes, device: torch.device) -> tuple[flo
     x, y, z = (_sample_tensor((sizes.memory_elements,), torch.float32, device) for _ in range(3))
     copied = measure_median_seconds(lambda: y.copy_(x), device, sizes.budget_seconds)
     summed = measure_median_seconds(lambda: torch.add(x, y, out=z), device, sizes.budget_seconds)
+    # fp32: one read and one write, and two reads and one write.
     return 8.0 * sizes.memory_elements / copied, 12.0 * sizes.memory_elements / summed
 
 
@@ -202,6 +206,7 @@ def measure_launch_seconds(device: torch.device) -> tuple[float, float]:
     host = measure_host_launch_seconds(lambda: x.add_(1), device)
     if device.type != "cuda":
         return host, host
+    # A graph is launched once, which leaves the time of the device between kernels.
     graph, times = torch.cuda.CUDAGraph(), 200
     with torch.cuda.graph(graph):
         for _ in range(times):
@@ -232,6 +237,7 @@ def measure_link_seconds(sizes_bytes: Sequence[int], device: torch.device) -> li
         whole, other = (torch.zeros(elements, device=device) for _ in range(2))
         part = torch.zeros(elements // ranks, device=device)
         share = elements * 4 * (ranks - 1) / ranks
+        # Bytes that a rank sends, and messages in a row: gather and reduce go around a ring.
         works: list[tuple[float, float, Callable[[], object]]] = [
             (share, ranks - 1, partial(dist.all_gather_into_tensor, whole, part)),
             (2 * share, 2 * (ranks - 1), partial(dist.all_reduce, whole)),

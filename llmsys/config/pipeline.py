@@ -63,6 +63,7 @@ class _BaseSchedule(Section):
         Returns:
             Passes through one stage; with several stages on a rank, over all of them.
         """
+        # The first gradient comes back after the ranks behind this one have run.
         return min(micro_batches, ranks - rank)
 
 
@@ -96,6 +97,7 @@ class InterleavedScheduleConfig(_BaseSchedule):
 
     def find_micro_batch_problem(self, ranks: int, micro_batches: int) -> str | None:
         """Return the rule that a number of micro-batches breaks: rounds of equal size."""
+        # As in torch's ScheduleInterleaved1F1B.
         rounds = max(1, micro_batches // ranks)
         if micro_batches % rounds:
             return f"a multiple of the pipeline's {ranks} ranks, or fewer than {2 * ranks}"
@@ -104,6 +106,7 @@ class InterleavedScheduleConfig(_BaseSchedule):
     def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
         """Return the warm-up passes and one more."""
         round_size = micro_batches // max(1, micro_batches // ranks)
+        # The forward passes before the first backward pass, as in torch's ScheduleInterleaved1F1B.
         warmup = (self.stages_per_rank - 1) * round_size + 2 * (ranks - rank - 1)
         return min(warmup + 1, micro_batches * self.stages_per_rank)
 

@@ -118,10 +118,12 @@ class _Planner(DefaultSavePlanner):
         """Return the values, in storage of their own."""
         part = self._pieces[_drop_hint(write_item.index)].part
         value = self._value_of(part).contiguous()
+        # A chunk of a stack has the axis of the experts.
         return value if part.expert is None else value.unsqueeze(0)
 
 
 def _build_index(part: TensorPart) -> MetadataIndex:
+    # The offset of an expert's chunk in its stack: its number, and zeros.
     return MetadataIndex(part.name, torch.Size([part.expert or 0, *(0 for _ in part.shape[1:])][: len(part.shape)]))
 
 

@@ -107,6 +107,7 @@ def _iter_groups(rule: NameMapping, targets: Mapping[str, TensorPart], model: Mo
     for i in _list_blocks(rule, model):
         ours = [targets.get(name.replace("{i}", str(i))) for name in rule.ours]
         parts = tuple(part for part in ours if part is not None)
+        # The config decides: a mapping may name more than a model has.
         if len(parts) < len(ours):
             continue
         theirs = tuple(_fill_numbers(name, i, model) for name in rule.theirs)
@@ -131,6 +132,7 @@ def _fill_numbers(name: str, i: int, model: ModelConfig) -> str:
 def _build_group(
     ours: tuple[TensorPart, ...], theirs: tuple[str, ...], form: TensorTransform, model: ModelConfig
 ) -> TensorGroup:
+    # The meta device gives shapes without any numbers.
     empty: list[Tensor] = [torch.empty(part.part_shape, device="meta") for part in ours]
     shapes = tuple(tuple(one.shape) for one in form.to_hugging_face(empty, model))
     return TensorGroup(ours, theirs, shapes, form)

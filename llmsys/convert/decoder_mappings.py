@@ -141,7 +141,6 @@ GPT_OSS = FamilyMapping(
 
 
 QKV = tuple(f"{OURS}.attention.{one}_proj" for one in "qkv")
-# Masks that older files carry along.
 
 _GPT2 = "transformer.h.{i}"
 GPT2 = FamilyMapping(

@@ -100,6 +100,7 @@ class SafetensorsFolder:
     def _get_open_file(self, file: str) -> Any:
         if self._open is None or self._open[0] != file or self._read_bytes > MAPPED_BYTES:
             self._open = None
+            # Freed before: the pages of both mappings would be in memory.
             self._open = (file, _open_safetensors(self.folder / file))
             self._read_bytes = 0
         return self._open[1]

@@ -103,6 +103,7 @@ def write_tokenizer(folder: Path, model_file: Path, longest: int, eos_token: str
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     shutil.copyfile(model_file, folder / "tokenizer.model")
     prefixed = SPACE + PROBE.replace(" ", SPACE)
+    # Changed in nothing but its spaces, with a space in front or without.
     exact = processor.normalize(PROBE) in (prefixed, prefixed[1:])
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if exact else "LlamaTokenizer",
@@ -158,6 +159,7 @@ def _build_tokenizer_json(processor: Any, prefixed: bool) -> dict[str, Any]:
         {"type": "Fuse"},
     ]
     if prefixed:
+        # The space that was put in front.
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     special = [i for i in range(len(processor)) if processor.is_control(i) or processor.is_unknown(i)]
     return {

@@ -125,6 +125,7 @@ class Batch:
             for name, value in self.to_model_inputs().items()
         }
         moved = replace(self, targets_BT=change(self.targets_BT), **changed)
+        # Into the cache of the property: to count moved tensors would wait for their device.
         moved.__dict__["token_counts"] = self.token_counts
         return moved
 
@@ -163,6 +164,7 @@ def compute_batch_digest(batches: Sequence[Batch]) -> int:
             if batch.source_BS is not None:
                 rows_B = rows_B + hash_splitmix64(hash_splitmix64(_hash_rows(batch.source_BS)))
             total += int(rows_B[learns_B].sum(dtype=np.uint64))
+    # The same bits as a signed number, which torch can sum over ranks.
     return int(np.uint64(total & 0xFFFFFFFFFFFFFFFF).astype(np.int64))
 
 

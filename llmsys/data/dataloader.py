@@ -42,6 +42,7 @@ class StepLoader:
         """Yield steps `start` to `stop - 1` in order. An error of the reading thread is raised here, at its step."""
         ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=self.ahead)
         closed = threading.Event()
+        # A daemon: a read that hangs must not keep the process from ending.
         thread = threading.Thread(target=self._read_ahead, args=(ready, closed, start, stop), daemon=True)
         thread.start()
         try:

@@ -49,6 +49,7 @@ class LengthBuckets:
                 f"buckets leaves {share:.0f} tokens per bucket, but the longest sequence has {longest}. Use "
                 f"batch.tokens={-(-longest * self.buckets_per_step * 5 // 4)} or more, or fewer buckets."
             )
+        # Two epochs, because the loader reads ahead; past the frozen dataclass.
         object.__setattr__(self, "_epoch", lru_cache(maxsize=2)(self._order_buckets))
 
     @cached_property

@@ -190,6 +190,7 @@ class ChoiceRows:
         first = len(opening) + len(tokenizer.encode(context)) if context else len(opening)
         for choice, text in enumerate(question.choices):
             tokens = opening + tokenizer.encode(context + separator + text)
+            # The joined text can have fewer tokens than its context alone; one is left for the choice.
             yield ChoiceRow(number, choice, tokens, min(first, len(tokens) - 1))
 
     def get_batch(self, first: int, count: int) -> Batch:

@@ -102,6 +102,7 @@ def build_pair_batch(sources: Sequence[NDArray[Any]], targets: Sequence[NDArray[
     """
     source_BS, documents_BS = pad_sequences(sources)
     targets_BT, documents_BT = pad_sequences(targets, IGNORED)
+    # The inputs are the targets of the position before; padding gets a valid id.
     tokens_BT = targets_BT.roll(1, dims=1).clamp_(min=0)
     tokens_BT[:, 0] = start_token
     real_BT, is_full = documents_BT >= 0, bool((documents_BS == 0).all())

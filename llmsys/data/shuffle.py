@@ -69,6 +69,7 @@ class KeyedPermutation:
         """Choose the permutation; `key` is from `derive_order_key`."""
         self.size = size
         self._stored = build_permutation(size, key) if size <= MAX_STORED else None
+        # The square root, rounded up.
         root = math.isqrt(max(size, 1) - 1) + 1
         self._sides = np.uint64(root), np.uint64(-(-size // root))
         counters = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
@@ -86,6 +87,7 @@ class KeyedPermutation:
         self, numbers: NDArray[np.int64], step: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
     ) -> NDArray[np.int64]:
         mapped = step(numbers.astype(np.uint64))
+        # It ends: repeated mapping returns to the start, which is inside.
         while (outside := mapped >= np.uint64(self.size)).any():
             mapped[outside] = step(mapped[outside])
         return mapped.astype(np.int64)
@@ -103,6 +105,7 @@ class KeyedPermutation:
         for number, key in reversed(list(enumerate(self._keys))):
             side, other = number & 1, 1 - (number & 1)
             added = self._hash_half(halves[other], key) % sides[side]
+            # Unsigned numbers must not fall below 0.
             halves[side] = (halves[side] + sides[side] - added) % sides[side]
         mapped: NDArray[np.uint64] = halves[0] * sides[1] + halves[1]
         return mapped

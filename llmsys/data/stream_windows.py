@@ -64,6 +64,7 @@ class StreamWindows(CutWindows):
         starts, size = self._get_starts(np.asarray(numbers, np.int64)), self.length + 1
         tokens, documents = (np.empty((len(starts), size), np.int64) for _ in range(2))
         wraps = starts + size > self.tokens
+        # Windows across the end of the stream are read below.
         self.stream.copy_ranges(np.where(wraps, 0, starts), size, tokens)
         for row in np.flatnonzero(wraps).tolist():
             tokens[row] = np.concatenate(
@@ -120,6 +121,7 @@ class StreamWindows(CutWindows):
         for begin, end in self._iter_ranges(start, size):
             last = min((end - 1) // self.length, self.windows_per_epoch - 1)
             found.append(np.arange(max(0, (begin - 1) // self.length), last + 1))
+            # Without a remainder the last target of the last window is token 0.
             if begin == 0 and not self.tokens_left_over_per_epoch:
                 found.append(np.array([self.windows_per_epoch - 1]))
         return np.unique(np.concatenate(found))

@@ -190,6 +190,7 @@ def _draw_batches(config: RunConfig) -> list[Batch]:
 
     def draw() -> Batch:
         tokens_BT = torch.randint(config.model.vocab_size, (sequences, length + 1), generator=generator)
+        # Eight borders in a row on average.
         opens_BT = torch.rand(sequences, length, generator=generator) < 8 / length
         return Batch(
             tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous(), opens_BT.cumsum(1)

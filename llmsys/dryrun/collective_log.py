@@ -134,6 +134,7 @@ class CollectiveLog:
 def find_group(args: Any, kwargs: dict[str, Any]) -> dist.ProcessGroup | None:
     """Return the process group among the arguments of a collective, by object or by name."""
     for value in (*args, *kwargs.values()):
+        # Functional collectives name their reduction by a string too.
         if isinstance(value, str) and value not in ("sum", "max", "min", "avg", "product"):
             return torch._C._distributed_c10d._resolve_process_group(dist.GroupName(value))
         if isinstance(value, dist.ProcessGroup):

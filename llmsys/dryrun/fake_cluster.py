@@ -194,11 +194,13 @@ def _compute_cuda_attention(
     """Call flash attention, or memory-efficient attention where a table or unequal widths exclude it."""
     ops = torch.ops.aten
     is_half = query.dtype in (torch.float16, torch.bfloat16)
+    # FlashAttention-2 takes heads of at most 256 channels.
     if attn_mask is None and is_half and value.shape[-1] == query.shape[-1] <= 256:
         found: Tensor = ops._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
         return found
+    # The memory-efficient kernel knows no groups.
     if enable_gqa:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)

@@ -81,6 +81,7 @@ def replace_routing(routing: ForcedRouting) -> None:
         with leave_fake_mode():
             if key not in cache:
                 cache[key] = routing.choose_experts(key[0], key[2], key[1])
+            # A copy, because later operations may overwrite it.
             values = cache[key].clone()
         attach_known(decision.experts_NK, values)
         return decision

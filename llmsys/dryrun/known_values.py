@@ -82,6 +82,7 @@ def compute_known(func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: 
     own = {name: tree_map(convert, value) for name, value in own.items()}
     with leave_fake_mode():
         values = func(*tree_map(convert, args), **own)
+        # Uninitialized numbers would differ from run to run.
         if str(func).startswith(UNSET):
             values.zero_()
     return values

@@ -81,6 +81,7 @@ class MemoryTracker:
         if live is None:
             shape = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             live = self._live[key] = _LiveStorage(self._number(Allocation(category, owner, shape)))
+            # At the end of the process nobody reads the log any more.
             weakref.finalize(storage, self._drop_storage, key).atexit = False
         self._record_size(live, _round_bytes(storage.nbytes()))
 

@@ -97,6 +97,7 @@ def build_attention_flops(session: RankSession) -> dict[str, float] | None:
     if "eager" in kernels or not computed:
         return None
     policy = config.train.activation_checkpoint
+    # Under these policies backward runs the forward of attention once more.
     repeats = policy == "full" or (policy == "selective" and set(kernels) == {"flex"})
     source, length = config.sequence_lengths
     sequences, micro_batches = compute_micro_batch(config, layout)

@@ -152,6 +152,7 @@ class RankSession:
 
             return compute_loss
 
+        # build_engine looks these names up in its module's globals.
         functions |= {"build_model": build_meta_model, "build_training_loss": build_marked_loss}
         register_optimizer_step_pre_hook(self._begin_update)
         register_optimizer_step_post_hook(self._end_update)

@@ -33,6 +33,7 @@ class MarkedBatch(Batch):
 
     def attach_mark(self, mark: Callable[[], None]) -> Self:
         """Return this batch with a function that `to` calls first."""
+        # Batches are frozen.
         object.__setattr__(self, "_mark", mark)
         return self
 

@@ -98,11 +98,13 @@ class AccelerateEngine:
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             last = number == len(batches)
+            # Otherwise DDP reduces after every backward, not only after the last.
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._wrapped):
                 total += self._train_micro_batch(batch.to(self.device), counts, factor)
         clipped = clip_gradients(self.module.parameters(), self._clip, scale)
         loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
+        # An overflow is cured by a smaller scale: the step guard is not asked.
         applied = fits and accept(loss, norm)
         if applied:
             set_rates(self._optimizer.param_groups, learning_rate)
@@ -129,6 +131,7 @@ class AccelerateEngine:
         for name, parameter in self.module.named_parameters():
             tensors[f"parameter/{name}"] = parameter.detach()
             moments = states[parameter]
+            # Muon has no second moment.
             tensors |= {f"{ours}/{name}": moments[theirs] for ours, theirs in MOMENTS.items() if theirs in moments}
         tensors |= {f"buffer/{name}": buffer for name, buffer in iter_persistent_buffers(self.module)}
         tensors |= {} if self._scale is None else self._scale.state_dict()
@@ -138,6 +141,7 @@ class AccelerateEngine:
         """Implement `Engine.load_state`."""
         own = self.get_state().tensors
         for name, tensor in state.tensors.items():
+            # Loaders fill the engine's own tensors in place; others are copied.
             if own[name] is not tensor:
                 own[name].copy_(tensor)
         for steps in self._list_step_counters():

@@ -80,6 +80,7 @@ class BitwiseEngine:
         self._seed = seed
         self._clip = optimizer.max_grad_norm
         self._layout, place = meshes.layout, get_rank() % meshes.layout.ranks_per_stage
+        # Replicas hold the same rows, of which the norm counts one copy.
         self._first_copy, self._is_first_of_stage = place < meshes.layout.ranks_per_replica, place == 0
         self._data_rank = meshes.layout.get_data_rank(get_rank())
         ends = list(accumulate((len(parameter) for parameter in model.parameters()), initial=0))
@@ -113,12 +114,14 @@ class BitwiseEngine:
         loss = nats / float(counts[0])
         applied = accept(loss, norm)
         if applied:
+            # 1e-6 as in torch.nn.utils.clip_grad_norm_.
             scale = min(1.0, self._clip / (norm + 1e-6)) if self._clip > 0 else 1.0
             self._optimizer.step(gradients, learning_rate, scale)
         return StepResult(loss, norm, int(counts[0]), applied, extra_sums)
 
     def _seed_dropout(self, micro_batch: int) -> None:
         """Seed dropout by (seed, step, micro-batch of the step)."""
+        # torch takes seeds of 63 bits.
         torch.manual_seed(derive_order_key("dropout", self._seed, self._optimizer.steps, micro_batch) >> 1)
 
     def _add_gradients(self, batches: Sequence[Batch], counts: Tensor, numbers: list[Tensor]) -> list[Tensor]:
@@ -180,6 +183,7 @@ class BitwiseEngine:
         gathered = all_gather_tensor(own)
         by_rank, extra_sums = gathered.split([own.numel() - len(extras), len(extras)], dim=1)
         by_rank = by_rank.unflatten(0, (self._layout.pipeline, -1)).sum(0)  # zeros but for one stage
+        # Micro-batch i of rank r is number i · W + r of the step.
         numbers_JM = by_rank.unflatten(1, (len(numbers), -1)).transpose(0, 1).flatten(0, 1).T
         totals_J = sum_rows_pairwise(numbers_JM.clone())
         for layer in self.module.list_auxiliary_layers() if self._is_first_of_stage else ():
@@ -240,5 +244,6 @@ def _take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 def use_deterministic_kernels(device: torch.device) -> None:
     """Select kernels without atomic additions and one cuBLAS workspace, on accelerators. CPU kernels have neither."""
     if device.type != "cpu":
+        # One of the two settings with which cuBLAS is deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -125,6 +125,7 @@ class DeepSpeedEngine:
 
     def _train_micro_batch(self, batch: Batch, counts: Tensor, factor: float) -> Tensor:
         share, nats = compute_loss_share(self.module, self._engine, batch, self._loss, counts)
+        # The loss is a share of the step already; DeepSpeed would divide by its accumulation steps.
         self._engine.backward(share * factor, scale_wrt_gas=False)
         return nats
 
@@ -162,6 +163,7 @@ class DeepSpeedEngine:
         for name, buffer in iter_persistent_buffers(self.module):
             buffer.copy_(state.tensors[f"buffer/{name}"])
         for name, tensor in {} if self._scale is None else self._scale.state_dict().items():
+            # A state that was not saved in fp16 has no loss scale.
             tensor.copy_(state.tensors.get(name, tensor))
         for steps in self._state.get_step_counters():
             steps.fill_(state.steps)

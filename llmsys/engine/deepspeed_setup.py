@@ -92,6 +92,7 @@ def build_deepspeed_config(
         "gradient_clipping": clip if mixed else 0.0,
         "zero_optimization": zero,
         "bf16": {"enabled": mixed and compute_dtype == torch.bfloat16, "check_grad_overflow": True},
+        # A constant: the engine scales the loss.
         "fp16": {"enabled": mixed and compute_dtype == torch.float16, "loss_scale": 1.0},
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -149,6 +150,7 @@ def materialize_partitioned_parameters(
                 value = initial(full_name, parameter.shape, None).to(device, dtype)
                 module.register_parameter(name, nn.Parameter(value))
                 partitioner._convert_to_zero_parameters([module._parameters[name]])
+        # The registration has untied the head.
         model._tie_weights()
     model.reset_buffers()
     # Gather and reduce one block at a time, as FSDP2 does. By default ZeRO-3 hooks every layer inside of blocks, where

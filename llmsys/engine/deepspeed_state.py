@@ -72,6 +72,7 @@ def compute_full_norm(gradients: Iterable[tuple[Tensor, bool]], meshes: DeviceMe
     total = torch.stack(squares[False]).sum()
     if squares[True] and meshes.expert is not None:
         experts = torch.stack(squares[True]).sum()
+        # The ranks that hold the same experts are all in the sum.
         total += all_reduce_sum(experts) * meshes.expert.size() / meshes.world.size()
     return total.sqrt()
 
@@ -247,6 +248,7 @@ class Zero12State:
         self._shards: list[Tensor] = getattr(self._zero, self.shards)
         for shard in self._shards:
             self._zero.optimizer.state[shard] = build_empty_moments(shard, moments)
+        # DeepSpeed links parameters to moments in the first step, and a checkpoint is loaded before it.
         self._zero._lazy_init_hp_params_optimizer_state()
         self._guard = GuardedOptimizer(self._zero) if type(self) is Zero12State else None
 

@@ -107,6 +107,7 @@ def reduce_token_counts(batches: Sequence[Batch], device: torch.device) -> Tenso
     encoder of an encoder-decoder, otherwise the second. The next-sentence loss is divided by the fourth. Sums over all
     ranks, exact up to 16 million.
     """
+    # A rank whose rows another one counts has no batches here.
     counts = [batch.token_counts for batch in batches]
     sums = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * len(TokenCounts._fields)
     return all_reduce_sum(_copy_to_device(sums, device)).clamp_(min=1)

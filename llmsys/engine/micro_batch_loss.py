@@ -47,6 +47,7 @@ def compute_loss_share(
     def compute_head_loss(head: nn.Module | None, x_BTD: Tensor, places: int) -> Tensor:
         targets_BT = shift_targets(batch, places)
         targets_BT = targets_BT if sharding is None else sharding.shard_targets(targets_BT, batch)
+        # On the host the loss selects the rows (train/cross_entropy.py).
         if head is not None and not is_on_host(x_BTD):
             x_BTD, targets_BT = select_valid_positions(x_BTD, targets_BT, batch.num_valid_targets)
         return loss(head, x_BTD, targets_BT)
@@ -114,6 +115,7 @@ def select_valid_positions(x_BTD: Tensor, targets_BT: Tensor, max_valid: int) ->
     """
     positions = targets_BT.numel()
     increment = max(1, positions // 16)
+    # In steps of a sixteenth: few different shapes.
     size = -(-max_valid // increment) * increment
     if size >= positions:
         return x_BTD, targets_BT

@@ -130,6 +130,7 @@ class PipelinedModel:
             return result
 
         rows, positions = batches[0].tokens_BT.shape
+        # Stages exchange the positions of this rank.
         positions //= self._layout.sequence_parallel_size
         self._runner.run_step(len(batches), rows, positions, run_stage, enter_backward)
         return total

@@ -106,6 +106,7 @@ class TorchEngine:
     ) -> StepResult:
         """Implement `Engine.train_step`. The loss is divided by the targets of all ranks before backward."""
         self.module.train()
+        # Ranks that share rows must count them once.
         counts = reduce_token_counts(batches if self._has_own_rows else (), self.device)
         scale = 1.0 if self._scale is None else self._scale.scale
         total = self._add_gradients(batches, counts, scale)
@@ -114,6 +115,7 @@ class TorchEngine:
         clipped = clip_gradients(self.module.parameters(), self._clip, scale, ranks=self._ranks, doubled=doubled)
         loss, norm, targets, sums = reduce_step_numbers(total, counts, extras, clipped)
         fits = self._scale is None or self._scale.update_scale(loss, norm)
+        # An overflow is cured by a smaller scale: the step guard is not asked.
         applied = fits and accept(loss, norm)
         if applied:
             self._step_optimizer(learning_rate)

@@ -119,10 +119,12 @@ def estimate_context_parallel_seconds(
     if layout.context == 1:
         return 0.0
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
+    # Queries and outputs of all heads, keys and values of their groups.
     channels = 2 * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
     group = RankGroup(layout.context // layout.ring_size, layout.tensor)
     one = estimate_all_to_all_seconds(group, tokens * channels * bench.shape.value_bytes, bench.device)
     layers = model.num_hidden_layers / pipeline
+    # One round forward; two backward, for keys and values again and for their gradients.
     ring = (3 + passes.recomputed) * _estimate_ring_seconds(bench) * layers
     return (2 + passes.recomputed) * one * layers + max(0.0, ring - attention)
 

@@ -193,8 +193,10 @@ def count_flops(
     if convention == "hardware":
         repeated = 2 * _count_weight_multiplications(iter_recomputed_matrices(model, rows, recompute), vectors)
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
+    # pixels have no gradient
+    spared = 2 * sum(row.elements_per_vector for row in rows if row.input == "patch") * vectors["patch"]
     # the backward runs two products for each one of the forward
-    return FlopsCount(convention, sequences * length, forward, 3 * forward + repeated, attention)
+    return FlopsCount(convention, sequences * length, forward, 3 * forward - spared + repeated, attention)
 
 
 def _count_weight_multiplications(rows: Iterable[ParameterTensor], vectors: dict[Input, int]) -> int:

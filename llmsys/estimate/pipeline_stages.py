@@ -201,6 +201,7 @@ def _minimize_largest(
                 if last > first and (limit is None or bounds[last] - bounds[first] <= limit)
             ]
             if found:
+                # Of equal cuts, the one with fewer layers in its earlier stages.
                 added[first] = min(found)
         best = added
     return best[0]

@@ -94,6 +94,7 @@ def estimate_run_cost(config: RunConfig, step: StepTime, device: DeviceProfile, 
     watts, price, energy = compute_mean_watts(device, cluster), cluster.price_per_hour, None
     if watts is not None:
         energy = load_residuals().energy.compute_interval(accelerator_hours.p50 * watts / 1000 * cluster.pue)
+        # Of an hour of one accelerator.
         price += cluster.price_per_kwh * watts / 1000 * cluster.pue
     elif cluster.price_per_kwh:
         raise ConfigError(f"price_per_kwh needs the power of {device.name}. Set watts in its profile.")

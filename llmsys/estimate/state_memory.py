@@ -125,6 +125,7 @@ def list_gathered_weights(
                 MemoryItem("gathered weights of blocks", stored * blocks),
             ]
         case DeepSpeedEngineConfig(zero_stage=3):
+            # ZeRO-3 keeps up to LIVE elements, and never less than a block and the one fetched ahead.
             return [MemoryItem("gathered weights", size * min(whole.matrices, max(LIVE, whole.root + 2 * whole.block)))]
         case DeepSpeedEngineConfig(zero_stage=1 | 2):
             return []  # weights in the compute dtype are part of the state

@@ -51,6 +51,7 @@ def estimate_offload_seconds(bench: KernelContext, pipeline: int) -> float:
         return 0.0
     tokens = bench.shape.num_tokens / (bench.layout.context * bench.layout.tensor)
     sent = tokens * bench.model.hidden_size * bench.shape.value_bytes * bench.model.num_hidden_layers / pipeline
+    # Out in forward, and back in backward.
     return 2 * sent / bench.device.host_bandwidth
 
 
@@ -174,6 +175,7 @@ def _estimate_part_seconds(
         (work.blocks_backward + repeated) / pipeline,
         float(config.train.activation_checkpoint == "full"),
     )
+    # Backward takes twice as long as forward. One stage has the head: the mean over stages.
     head = (3 * work.head + work.loss) / pipeline
     tensor = estimate_tensor_parallel_seconds(bench, passes, pipeline)
     attention = (work.attention + work.attention_backward) / pipeline
@@ -223,6 +225,7 @@ def _estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: Pass
     groups = iter_block_groups(config, build_activation_shape(config, bench.layout))
     saved = sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
     copies = saved / bench.device.host_bandwidth
+    # Copies run next to each pass: what is longer than the pass shows.
     return max(0.0, copies - passes.forward) + max(0.0, copies - passes.backward)
 
 
@@ -254,6 +257,7 @@ def _build_step_time(
     ]
     possible = device.get_peak_flops(config.train.resolved_precision) * ranks * seconds.p50
     causal, full = counts
+    # FLOPs in proportion to time.
     again = _estimate_recompute_seconds(config, bench, work) / max(work.blocks_forward, 1e-30) * causal.forward
     return StepTime(
         seconds=seconds,

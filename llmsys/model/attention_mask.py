@@ -36,6 +36,7 @@ class AttentionMask:
         """Return this mask with a bias, (H, T, S) or (B, H, T, S), that is added to the scores."""
         bias_BHTS = bias_HTS if bias_HTS.dim() == 4 else bias_HTS[None]
         visible = self.visible_B1TS
+        # Kernels take a bias or the flag `is_causal`, not both.
         if visible is None and self.causal:
             visible = torch.ones(bias_HTS.shape[-2:], dtype=torch.bool, device=bias_HTS.device).tril_()[None, None]
         if visible is not None:
@@ -94,6 +95,7 @@ def build_self_attention_mask(
     queries_T = torch.arange(start, end, device=device)[:, None]
     keys_S = torch.arange(end, device=device)
     rules = []
+    # A window over everything hides nothing, and a table would rule out the fastest kernels.
     if window is not None and window < end:
         rules.append((queries_T - keys_S).abs() < window)
     if documents_BT is not None:
@@ -101,6 +103,7 @@ def build_self_attention_mask(
     if padding_B is not None:
         # A padded query sees itself: a row without any key would be 0/0, and its NaN would spread through the values.
         rules.append(((keys_S >= padding_B[:, None, None]) | (keys_S == queries_T))[:, None])
+    # A single query is the last one and sees every key; without other rules the flag is enough.
     if causal and length > 1 and (rules or start):
         rules.append(keys_S <= queries_T)
     is_causal = causal and not start  # T = S only without cached keys

@@ -38,6 +38,7 @@ def compute_chunked_attention(
     """
     heads, groups = q_BTHK.shape[2], k_BSGK.shape[2]
     q, k, v = _stack_heads(q_BTHK, groups), _stack_heads(k_BSGK, groups), _stack_heads(v_BSGK, groups)
+    # Scaled before the product: queries are fewer numbers than scores.
     return _unstack_heads(
         _compute_stacked_attention(q * (1.0 / math.sqrt(q.shape[-1])), k, v, mask_B1TS, causal)[0], heads
     )
@@ -55,6 +56,7 @@ def _compute_stacked_attention(q: Tensor, k: Tensor, v: Tensor, mask_B1TS: Tenso
         seen = end if causal else k.shape[2]
         scores = q[:, :, start:end].flatten(1, 2) @ k[:, 0, :seen].transpose(1, 2)
         if mask_B1TS is not None:
+            # A table of the mask has hidden later keys already.
             _mask_hidden_keys(scores, mask_B1TS[:, 0, start:end, :seen], len(q) // len(mask_B1TS))
         elif causal:
             _mask_later_keys(scores, end - start)

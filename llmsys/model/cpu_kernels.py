@@ -49,11 +49,13 @@ def compute_grouped_weight_gradient(x_MD: Tensor, gradient_MF: Tensor, ends_E: T
         gradient_MF: Gradient of their products. Surplus rows of a group get a gradient of zero.
         ends_E: End of each expert's rows.
     """
+    # Zeros: an expert without rows gets no product.
     dweight_EDF = x_MD.new_zeros(len(ends_E), x_MD.shape[1], gradient_MF.shape[1])
     for expert, start, end, padded_end in _iter_groups(ends_E):
         dy = gradient_MF[start:padded_end]
         if padded_end > end:
             dy = dy.clone()
+            # The surplus rows are those of the next experts.
             dy[end - start :] = 0
         torch.mm(x_MD[start:padded_end].t(), dy, out=dweight_EDF[expert])
     return dweight_EDF
@@ -89,6 +91,7 @@ def _iter_groups(ends_E: Tensor) -> Iterator[tuple[int, int, int, int]]:
     for expert, end in enumerate(ends):
         if end > start:
             rows = -(-(end - start) // STEP) * STEP
+            # Nothing follows the last group that could be read in its place.
             yield expert, start, end, min(start + rows, ends[-1])
         start = end
 

@@ -30,4 +30,5 @@ def draw_dropout_mask(x: Tensor, probability: float) -> Tensor:
     # All 64 bits are random, so each quarter of a number is uniform over 16 bits.
     draws = torch.randint(-(1 << 63), (1 << 63) - 1, ((x.numel() + 3) // 4,), dtype=torch.int64)
     bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
+    # int16 is signed: the smallest draw is -LEVELS / 2.
     return (bits >= dropped - LEVELS // 2).to(x.dtype).mul_(LEVELS / (LEVELS - dropped))

@@ -80,6 +80,7 @@ def compute_alibi_slopes(heads: int) -> Tensor:
     """
     power = 2 ** math.floor(math.log2(heads))
     first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    # Every second slope of the series for twice as many heads.
     between = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
     return torch.tensor(first + between)
 
@@ -114,6 +115,7 @@ class RelativePositionBias(nn.Module):
         else:
             distance_TS = (-distance_TS).clamp_min(0)
         exact = count // 2
+        # The logarithm of 0 is not used: near distances have buckets of their own.
         ratio = (distance_TS.float() / exact).clamp_min(1e-9).log() / math.log(self.position.max_distance / exact)
         far = (exact + (ratio * (count - exact)).long()).clamp_max(count - 1)
         return first + torch.where(distance_TS < exact, distance_TS, far)

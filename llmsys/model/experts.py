@@ -118,6 +118,7 @@ class _RowBiasFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (counts_E,) = ctx.saved_tensors
+        # float32 sums, as of any weight. Not `unsafe`, torch would read the lengths on the host to check them.
         sums_EF = torch.segment_reduce(
             gradients[0].float().contiguous(), "sum", lengths=counts_E, axis=0, initial=0, unsafe=True
         )

@@ -86,6 +86,7 @@ def build_flex_mask(ranges: KeyRanges, bias: ScoreBias | None = None) -> FlexMas
         return (s >= first_BT[b, t]) & (s <= last_BT[b, t])
 
     block_mask = BlockMask.from_kv_blocks(
+        # Blocks of keys whose scores are masked one by one, then those that are visible as a whole.
         *_order_blocks(is_seen_BQJ & ~is_full_BQJ),
         *_order_blocks(is_full_BQJ),
         BLOCK_SIZE=FLEX_BLOCK,
@@ -204,6 +205,7 @@ def _run_operator(
     # The operator traces the gradient of a score, and the hooks of checkpointing would recompute the block for that.
     with _disable_saved_tensors_hooks_during_tracing():
         out, lse_log2, *_ = flex_operator(q, k, v, change, mask.block_mask.as_tuple(), scale, options, buffers)
+    # The operator returns the logarithm to base 2.
     return out, lse_log2 * math.log(2)
 
 

@@ -20,5 +20,6 @@ class Float32BufferModule(nn.Module):
         for name, buffer in self._buffers.items():
             old = before[name]
             if buffer is not None and old is not None and buffer.is_floating_point() and buffer.dtype != torch.float32:
+                # From the old buffer: the one that was cast has lost its bits.
                 self._buffers[name] = old.to(device=buffer.device, dtype=torch.float32)
         return self

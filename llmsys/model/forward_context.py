@@ -144,6 +144,7 @@ class ContextBuilder:
             length, like, self.heads, bias_table, documents_BT, document_lengths, cache=cache, training=training
         )
         if real_BT is None and documents_BT is not None:
+            # Padding has negative document numbers.
             real_BT = documents_BT >= 0
         return ForwardContext(
             masks=self.masks.build_self_masks(inputs),
@@ -172,6 +173,7 @@ def _check_inputs(config: ModelConfig, length: int, documents_BT: Tensor | None,
         if documents_BT is not None:
             raise ConfigError("Documents and a key-value cache cannot be combined. Put each document into its own row.")
         cache.require_capacity(length - cache.length)
+        # Positions count from the first real token of a row, so the row with the least padding is the longest.
         length -= int(cache.padding_B.min())
     if length > config.max_position_embeddings and not config.interpolates_positions:
         limit = config.max_position_embeddings

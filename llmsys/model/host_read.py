@@ -43,6 +43,7 @@ class RepeatedReads:
     @contextmanager
     def replay(self) -> Iterator[None]:
         """Let `read_once` return the recorded values, in their order."""
+        # A copy: a block may be repeated more than once, and each time from the first value.
         with _enter_reads(None, deque(self._values).popleft):
             yield
 

@@ -67,6 +67,7 @@ def _compute_indices(places: Tensor, steps: list[tuple[int, int, int]]) -> Tenso
 
 def _compute_normal(indices: Tensor, key: int) -> Tensor:
     bits = _hash_splitmix64(indices, key)
+    # Half a step above zero, whose logarithm is infinite.
     radius = _shift_right(bits, 32).double().add_(0.5).mul_(2.0**-32).log_().mul_(-2).sqrt_()
     angle = (bits & 0xFFFFFFFF).double().mul_(2 * math.pi * 2.0**-32)
     return radius.mul_(angle.cos_()).float()

@@ -106,6 +106,7 @@ def build_cross_ranges(
     begin_BT = torch.searchsorted(numbers_BS, documents_BT.contiguous())
     end_BT = torch.searchsorted(numbers_BS, documents_BT.contiguous(), right=True)
     is_found_BT = end_BT > begin_BT
+    # Without a match the index may be one outside; `where` replaces it below.
     first_BT = order_BS.gather(1, begin_BT.clamp_max(sources - 1))
     last_BT = order_BS.gather(1, (end_BT - 1).clamp_min(0))
     return KeyRanges(
@@ -128,6 +129,8 @@ def find_document_ends(documents_BT: Tensor, places_T: Tensor) -> tuple[Tensor, 
     differs_BT = documents_BT[:, 1:] != documents_BT[:, :-1]
     opens_BT = torch.nn.functional.pad(differs_BT, (1, 0), value=True)
     closes_BT = torch.nn.functional.pad(differs_BT, (0, 1), value=True)
+    # The last start so far.
     first_BT = torch.where(opens_BT, places_T, 0).cummax(dim=1).values
+    # The next end: a running minimum from the right.
     last_BT = torch.where(closes_BT, places_T, documents_BT.shape[1] - 1).flip(1).cummin(dim=1).values.flip(1)
     return first_BT.to(torch.int32), last_BT.to(torch.int32)

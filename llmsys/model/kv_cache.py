@@ -107,6 +107,7 @@ class KeyValueCache:
             The tensors of all positions so far, each (B, S, …).
         """
         if key not in self._slots:
+            # All positions at once: to grow by concatenation would copy every earlier token again.
             self._slots[key] = tuple(x.new_zeros(x.shape[0], self.capacity, *x.shape[2:]) for x in new)
         end = self.length + new[0].shape[1]
         for kept, x in zip(self._slots[key], new, strict=True):

@@ -107,6 +107,7 @@ class LayerStack(nn.Module):
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
         positions_BTD, x_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype), embedded_BTD
         if layers is None or 0 in layers:
+            # A recurrence adds the positions itself, before every step.
             x_BTD = self._prepare_embedding(x_BTD, positions_BTD if self.recurrence is None else None)
         if self.recurrence is not None:
             x_BTD = self.recurrence(self.blocks[0], x_BTD, positions_BTD, context)

@@ -31,6 +31,7 @@ class LongformerAttention(AttentionProjections):
         super().__init__(config, attention.projections, layer)
         self.radius, self.num_global_tokens = attention.get_radius(layer), attention.num_global_tokens
         self.heads_by_dilation: dict[int, list[int]] = {}
+        # Heads of one dilation are one call.
         for head, dilation in enumerate(attention.list_dilations(self.heads)):
             self.heads_by_dilation.setdefault(dilation, []).append(head)
         if self.num_global_tokens:
@@ -53,6 +54,7 @@ class LongformerAttention(AttentionProjections):
                 y_BTHK[:, :, heads] = self._compute_window_output(q, k, v, documents_BT, dilation)
         if self.num_global_tokens:
             global_BEHK = self._compute_global_output(x_BTD, documents_BT)
+            # Leading positions attend through projections of their own; what their window gave is dropped.
             y_BTHK = torch.cat([global_BEHK, y_BTHK[:, global_BEHK.shape[1] :]], dim=1)
         mixed_BTD: Tensor = self.o_proj(y_BTHK.flatten(2))
         return mixed_BTD
@@ -76,6 +78,7 @@ class LongformerAttention(AttentionProjections):
         Positions of equal remainder by the dilation are neighbours. Blocks of R queries see three blocks of keys.
         """
         rows, length = q_BTHK.shape[:2]
+        # Up to whole blocks in each of the sequences of equal remainder.
         fill = -length % (self.radius * dilation)
         tokens = min(self.num_global_tokens, length)
         if documents_BT is None:
@@ -108,6 +111,7 @@ class LongformerAttention(AttentionProjections):
         is_local_CM = _list_neighbours(places_T[..., None], self.radius, -1).squeeze(-1) >= tokens
         is_local_CM = is_local_CM.repeat(len(documents_BT), 1)
         inside_RM = torch.arange(3 * self.radius, device=device) - torch.arange(self.radius, device=device)[:, None]
+        # The three blocks of keys begin one block, thus `radius` positions, before the queries.
         inside_RM = (inside_RM - self.radius).abs() <= self.radius
         window_CRM = (queries_CR[:, :, None] == keys_CM[:, None]) & is_local_CM[:, None] & inside_RM
         global_CE = _repeat(documents_BT[:, :tokens], len(queries_CR) // len(documents_BT))
@@ -175,6 +179,7 @@ class LinformerAttention(AttentionProjections):
         else:
             assert context.length_projection_NT is not None
             mixtures = [context.length_projection_NT]
+        # A single mixture serves keys and values.
         k_BNGK, v_BNGK = self._mix(k_BTGK, mixtures[0]), self._mix(v_BTGK, mixtures[-1])
         return self._compute_attention_output(q_BTHK, k_BNGK, v_BNGK, EVERYTHING)
 

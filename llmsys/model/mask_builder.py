@@ -89,6 +89,7 @@ class MaskBuilder:
     def build_self_masks(self, inputs: MaskInputs) -> Mapping[LayerType, LayerMask]:
         """Return the masks of self-attention by layer type."""
         if self.config.attention.has_own_mask:
+            # Those attentions read documents and padding from the context.
             return dict.fromkeys(self.windows, EVERYTHING)
         if attention_device.describe_device(inputs.like.device) == attention_device.CPU:
             return self.build_tables(inputs, self.windows)
@@ -99,6 +100,7 @@ class MaskBuilder:
                 kind,
                 dtype=attention_device.get_attention_dtype(inputs.like),
                 length=inputs.start + inputs.length,
+                # Padded slots of a cache hide keys as documents do.
                 has_documents=inputs.documents_BT is not None or inputs.get_padding() is not None,
                 is_training=inputs.training,
                 is_cached=inputs.cache is not None,

@@ -140,6 +140,7 @@ class MoELayer(Float32BufferModule):
     def _route_tokens(self, scores: RouterScores, real_BT: Tensor) -> RoutingDecision:
         match self.config.routing:
             case TokenChoiceConfig():
+                # `asked` has what is dropped below, too: balance is about what the router wants.
                 routing = asked = self._select_experts(scores)
             case ExpertCapacityConfig(factor=factor):
                 routing = asked = self._select_experts(scores)

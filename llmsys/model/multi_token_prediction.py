@@ -24,6 +24,7 @@ class MultiTokenPredictionModule(nn.Module):
         self.embedding_norm = build_norm(config, width)
         self.hidden_norm = build_norm(config, width)
         self.projection = nn.Linear(2 * width, width, bias=False)
+        # With the feed-forward or experts, window and rotations of the last layer.
         self.block = TransformerBlock(config, config.num_hidden_layers - 1)
         self.norm = build_norm(config, width)
 

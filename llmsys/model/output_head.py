@@ -48,6 +48,7 @@ class LmHead(Float32BufferModule):
 
     def prepare_hidden(self, x_BTD: Tensor) -> Tensor:
         """Return the input of the weight product."""
+        # Before the product: hidden states are fewer numbers than logits.
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def forward(self, x_BTD: Tensor) -> Tensor:

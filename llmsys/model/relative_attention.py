@@ -45,6 +45,7 @@ class RelativeAttention(MultiHeadAttention):
         )
         mask = context.masks[self.layer_type]
         assert isinstance(mask, AttentionMask), "choose_attention_kernel gives distance scores a table"
+        # The kernel scales products of queries and keys, but not a bias.
         mask = mask.add_bias(self.scale * bias_BHTS)
         return self._compute_attention_output(_add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
 
@@ -67,6 +68,7 @@ class RelativeAttention(MultiHeadAttention):
             return q_BTHK.new_zeros(())
         scores_BHTE = torch.einsum("bthk,ehk->bhte", _add_bias(q_BTHK, self.segment_bias), self.segment_embed)
         if context.segments is None:
+            # Without segments all tokens are of the same one.
             return scores_BHTE[..., :1]
         own_BT, all_BS = context.segments
         differ_BTS = (own_BT[:, :, None] != all_BS[:, None, :]).long() * (scores_BHTE.shape[-1] - 1)

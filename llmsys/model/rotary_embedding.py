@@ -90,12 +90,14 @@ def _compute_yarn_frequencies(scaling: YarnRopeScalingConfig, theta: float, base
 
     def compute_correction_dim(rotations: float) -> float:
         context = scaling.original_max_position_embeddings
+        # The index of the channel that makes this many rotations over the original context.
         return width * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = compute_correction_dim(scaling.beta_fast), compute_correction_dim(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
+    # A ramp of no width would divide by zero.
     high += 0.001 if low == high else 0
     shares = (min(max((i - low) / (high - low), 0.0), 1.0) for i in range(len(base)))
     mixed = tuple(w * (1 - share) + w / scaling.factor * share for w, share in zip(base, shares, strict=True))
@@ -160,6 +162,7 @@ class RotaryCosSin:
     def _swap_partners(self, x_BTHR: Tensor) -> Tensor:
         if self.pairing == "halves":  # i with i + R/2, as in Hugging Face's Llama
             return torch.roll(x_BTHR, x_BTHR.shape[-1] // 2, dims=-1)
+        # Neighbours: 2i with 2i + 1.
         swapped_BTHR: Tensor = x_BTHR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return swapped_BTHR
 

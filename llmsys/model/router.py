@@ -126,6 +126,7 @@ def count_tokens(experts_NK: Tensor, num_experts: int, *, partial: bool = False)
     """
     if not partial:
         return count_bins(experts_NK.flatten(), num_experts)
+    # Bin 0 takes NO_EXPERT, which is -1.
     return count_bins(experts_NK.flatten() + 1, num_experts + 1)[1:]
 
 
@@ -224,6 +225,7 @@ def compute_capacity(tokens_B: Tensor, per_token: float) -> Tensor:
 
 def _compute_queue_positions(queue_A: Tensor, num_queues: int) -> Tensor:
     """Count the earlier assignments in the same queue, (A,)."""
+    # Stable, so that a queue is in the order of positions.
     order_A = queue_A.argsort(stable=True)
     lengths = count_bins(queue_A, num_queues)
     starts = lengths.cumsum(0) - lengths

@@ -135,6 +135,7 @@ def compute_eager_attention(
         scores_BHTS = softcap * torch.tanh(scores_BHTS / softcap)
     scores_BHTS = _mask_scores(scores_BHTS.float(), mask)
     if sinks_H is not None:
+        # A sink takes a share of the weights and has no value.
         sinks_BHT1 = sinks_H.float()[:, None, None].expand(*scores_BHTS.shape[:-1], 1)
         weights_BHTS = torch.cat([scores_BHTS, sinks_BHT1], dim=-1).softmax(dim=-1)[..., :-1]
     else:
@@ -158,6 +159,7 @@ def _can_use_chunked_attention(
     q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, mask: AttentionMask, scale: float | None, dropout: float
 ) -> bool:
     """Return whether the chunked path computes this, and is faster."""
+    # The chunked operator has no other scale.
     usual = scale is None or math.isclose(scale, 1 / math.sqrt(q_BTHK.shape[-1]))
     plain = mask.bias_BHTS is None and not dropout and v_BSGV.shape == k_BSGK.shape
     return plain and usual and cpu_attention.is_cpu_attention_supported(q_BTHK, k_BSGK)

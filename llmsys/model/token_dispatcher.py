@@ -135,6 +135,7 @@ def gather_tokens(x_ND: Tensor, permutation: TokenPermutation) -> Tensor:
         Rows grouped by expert, (M, D).
     """
     rows_MD: Tensor = _TokenGatherFunction.apply(x_ND, permutation.order_M, permutation.slot_NK)  # type: ignore[no-untyped-call]
+    # Cut off, so that the row of NO_EXPERT gets a gradient of zero.
     return rows_MD[: permutation.num_rows] if permutation.is_partial else rows_MD
 
 
@@ -150,6 +151,7 @@ def combine_expert_outputs(y_MD: Tensor, weights_NK: Tensor, permutation: TokenP
         The sums, (N, D), in the dtype of y; added up in float32.
     """
     if permutation.is_partial:
+        # The row of zeros that NO_EXPERT reads.
         y_MD = F.pad(y_MD, (0, 0, 0, 1))
     arguments = y_MD, weights_NK, permutation.order_M, permutation.slot_NK
     sums_ND: Tensor = _CombineFunction.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -195,6 +197,7 @@ class _TokenGatherFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, slot_NK: Tensor) -> Tensor:
         ctx.save_for_backward(slot_NK)
+        # Assignment n · K + k is of token n.
         return x_ND.index_select(0, order_M // slot_NK.shape[1])
 
     @staticmethod

@@ -2,8 +2,7 @@
 
 Invariants:
 - Parameter names are part of the checkpoint format and do not change. `llmsys estimate CONFIG --explain` lists them.
-- A decoder or an encoder is one stack, without a prefix; the encoder of an encoder-decoder is a second stack under
-  `encoder.`.
+- A decoder or an encoder is one stack, without a prefix; that of an encoder-decoder's source is under `encoder.`.
 - In a pipeline a rank has the modules of its stages, under the names that they have in the full model
   (llmsys/parallel/pipeline.py).
 - Tied, `head.weight` is `embed.weight` itself, and so is the source embedding unless it has its own vocabulary.
@@ -219,6 +218,7 @@ class Transformer(LayerStack):
 
     def reset_buffers(self) -> None:
         """Recompute every buffer, after `to_empty` has given a meta-device model storage without values."""
+        # The model has this method too, and would call itself.
         for module in self.modules():
             reset = None if module is self else getattr(module, "reset_buffers", None)
             if reset is not None:

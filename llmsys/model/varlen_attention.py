@@ -153,6 +153,7 @@ def _compute_gradients(
         return dq, dk, dv
     _load_kernel()
     lengths = (cu_lengths, cu_lengths, max_length, max_length)
+    # The random state of a dropout that is not used.
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
     dq, dk, dv = torch.ops.torch_attn._varlen_attn_backward(
         dout, q, k, v, out, lse_HP, *lengths, is_causal, no_dropout, scale, [left, right]

@@ -73,6 +73,7 @@ class CompressedAdamW(torch.optim.Optimizer):
         state["step"] += 1
         step = int(state["step"])
         assert parameter.grad is not None
+        # Different for every step and parameter, up to a million parameters.
         generator = torch.Generator(get_local_tensor(parameter).device).manual_seed(step << 20 | number)
         tensors = {"weight": parameter, "gradient": parameter.grad, **state}
         del tensors["step"]

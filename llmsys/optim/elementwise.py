@@ -85,6 +85,7 @@ class LionRule:
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
         (beta1, beta2), (first,) = self.config.betas, moments
+        # Before the moment is updated, and with another coefficient than it is.
         update = (first * beta1).add_(gradient * (1 - beta1)).sign_().mul_(rate)
         first.mul_(beta2).add_(gradient * (1 - beta2))
         return update

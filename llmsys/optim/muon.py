@@ -31,6 +31,7 @@ def orthogonalize_matrices(update_MN: Tensor, steps: int) -> Tensor:
     a, b, c = COEFFICIENTS
     tall = update_MN.shape[-2] > update_MN.shape[-1]  # the Gram matrix of the shorter side is the smaller one
     x: Tensor = update_MN.mT if tall else update_MN
+    # The Frobenius norm bounds the singular values by 1, below which the steps converge.
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
@@ -73,6 +74,7 @@ class Muon(torch.optim.Optimizer):
             updates = self._apply(momenta, partial(orthogonalize_matrices, steps=group["steps"]))
             for parameter, update in zip(parameters, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                # An orthogonal matrix has the root mean square 1 / sqrt(max(M, N)).
                 scale = ADAMW_RMS * math.sqrt(max(parameter.shape[-2:]))
                 parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * scale)
 

@@ -109,7 +109,9 @@ class _SavingMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         if func in self.operations:
+            # An alias: the output itself would keep the graph that autograd attaches to it.
             saved = tree_map_only(Tensor, _detach_alias, outputs)
+            # Shapes reveal a second pass that takes another branch, versions an output that was overwritten.
             self.store[func].append(_SavedOutputs(saved, _list_shapes(args), _list_versions(saved)))
         return outputs
 
@@ -144,6 +146,7 @@ _RULE = "Both passes must run the same operations, with one backward per forward
 
 def _detach_alias(x: Tensor) -> Tensor:
     """Return an alias with the same storage and version counter, without the graph that will be attached to `x`."""
+    # Dispatch modes run with this key excluded, and an alias would then get a version counter of its own.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return x.detach()
 
@@ -199,6 +202,7 @@ def apply_activation_checkpoint(
             case "none":
                 pass
             case "full" if compiled and not in_pieces:
+                # A block that is compiled as one graph has no splits for the host to read, see `must_compile_pieces`.
                 _wrap_method((block, "forward"))
             case "full":
                 _wrap_method((block, "forward"), build_read_contexts)
@@ -218,6 +222,7 @@ def _wrap_method(piece: Piece, build_contexts: Callable[[], Any] | None = None) 
     owner, name = piece
     forward = getattr(owner, name)
     options: dict[str, Any] = {} if build_contexts is None else {"context_fn": build_contexts}
+    # The reentrant variant takes no contexts.
     checkpointed = partial(checkpoint, forward, use_reentrant=False, **options)
     setattr(owner, name, _apply_if_grad_enabled(checkpointed, forward))
 

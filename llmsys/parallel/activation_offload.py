@@ -62,10 +62,13 @@ class _CopyStreams:
         if tensor.device.type != "cuda":
             return tensor.detach().clone(), None
         leaving, _ = self._get_streams(tensor.device)
+        # Only pinned memory is copied without the host waiting.
         host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        # The computation that writes the tensor may still be queued.
         leaving.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(leaving):
             host.copy_(tensor.detach(), non_blocking=True)
+        # Otherwise the allocator could give the memory away before the copy has read it.
         tensor.record_stream(leaving)
         return host, leaving.record_event()
 
@@ -76,6 +79,7 @@ class _CopyStreams:
         if copied is None:
             return host, None
         _, arriving = self._get_streams(device)
+        # A backward that starts early must not fetch what has not left yet.
         arriving.wait_event(copied)
         with torch.cuda.stream(arriving):
             tensor = host.to(device, non_blocking=True)
@@ -86,6 +90,7 @@ class _CopyStreams:
         if arrived is not None:
             stream = torch.cuda.current_stream(tensor.device)
             stream.wait_event(arrived)
+            # The memory belongs to the stream of copies; its next use must wait for this one.
             tensor.record_stream(stream)
 
     def _get_streams(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
@@ -101,6 +106,7 @@ class _BlockRecord:
         self, block: nn.Module, shared: set[int], earlier: "_BlockRecord | None", streams: _CopyStreams
     ) -> None:
         self._block, self._shared, self._streams = block, shared, streams
+        # Weak: a chain of records would keep the copies of every earlier step.
         self._earlier = None if earlier is None else ref(earlier)
         self._copies: dict[Any, _HostCopy] = {}
         self._held: list[ref[_HostCopy]] = []

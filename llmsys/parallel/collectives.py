@@ -55,15 +55,18 @@ class PairwiseReduceScatter(CustomReduceScatter):
     ) -> None:
         """Implement `CustomReduceScatter.__call__`."""
         ranks, own = group.size(), group.rank()
+        # FSDP lays out the shards of all ranks one after another.
         shards = input_tensor.view(ranks, -1)
         output_tensor.copy_(shards[own])
         arrived = torch.empty_like(output_tensor)
+        # In each round every rank sends to one rank and receives from one, so no link is shared.
         for distance in range(1, ranks):
             to, source = (own + distance) % ranks, (own - distance) % ranks
             sent = dist.P2POp(dist.isend, shards[to], group=group, group_peer=to)
             received = dist.P2POp(dist.irecv, arrived, group=group, group_peer=source)
             for work in dist.batch_isend_irecv([sent, received]):
                 work.wait()
+            # FSDP was made to ask for sums only, whatever `op` it names.
             output_tensor.add_(arrived)
 
 
@@ -151,6 +154,7 @@ class _StartExchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # Taken out: the exchange would otherwise hold the gradient until the next step.
         pending, ctx.exchange.pending_gradient = ctx.exchange.pending_gradient, None
         return _wait_tensor(pending), None
 
@@ -221,17 +225,20 @@ class _AllReduce(torch.autograd.Function):
 
 def _all_gather_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
     pieces = _wait_tensor(collectives.all_gather_into_tensor(x.contiguous(), group.size(), group.group_name))
+    # The collective stacks the ranks along dim 0, whatever the dim.
     by_rank: Tensor = pieces.unflatten(0, (group.size(), -1))
     return by_rank.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _reduce_scatter_tensor(x: Tensor, group: Group, dim: int) -> Tensor:
     pieces = x.unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
+    # The dim of ranks is left, with one entry.
     return _wait_tensor(collectives.reduce_scatter_tensor(pieces, "sum", group.size(), group.group_name)).squeeze(0)
 
 
 def _all_to_all_tensor(x: Tensor, group: Group, split: int, joined: int) -> Tensor:
     leaving = x.unflatten(split, (group.size(), -1)).movedim(split, 0).contiguous()
+    # Splits count entries of dim 0, which has one per rank.
     ones = [1] * group.size()
     arrived = _wait_tensor(collectives.all_to_all_single(leaving, ones, ones, group.group_name))
     return arrived.movedim(0, joined).flatten(joined, joined + 1)

@@ -43,6 +43,7 @@ def divide_attention(model: Transformer, sharding: SequenceSharding) -> None:
 
 def _divide_heads(attention: AttentionProjections, sharding: SequenceSharding) -> None:
     attention.register_forward_pre_hook(lambda _, inputs: (sharding.enter_column_parallel(inputs[0], 1), *inputs[1:]))
+    # `out_features` is still that of all ranks: the tensor axis has replaced the weight only.
     groups = attention.k_proj.out_features // attention.head_dim
     shared = KeyValueHeadSharding(attention.heads, groups, attention.head_dim, sharding)
     replace_forward(attention.q_proj, _QueryProjection(attention.q_proj, sharding))
@@ -74,6 +75,7 @@ class KeyValueHeadSharding:
     def get_local_slice(self) -> slice:
         """Return the key-value heads that this rank attends with; one may serve several ranks."""
         queries = self.sharding.get_head_slice(self.heads)
+        # Rounded outward: the query heads of a rank may begin or end inside a group.
         return slice(queries.start * self.groups // self.heads, -(-queries.stop * self.groups // self.heads))
 
     def get_channel_slice(self) -> slice:
@@ -131,6 +133,7 @@ class _LatentKeyValueProjection(ColumnParallelLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, ulysses = get_local_tensor(self.linear.weight), self.sharding.ulysses
+        # Rows are ordered by head, so a chunk has whole heads.
         own: Tensor = weight.chunk(ulysses.size)[ulysses.rank] if self.sharding.is_sharded else weight
         return apply_linear(self.linear, x, own, None)
 

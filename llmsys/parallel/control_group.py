@@ -32,6 +32,7 @@ class ControlGroup:
         Raises:
             The exception of the lowest failing rank, on all ranks.
         """
+        # A failure is gathered like a result: a rank that raised here would leave the others waiting.
         result, failure = _catch_failure(work)
         results: list[Any] = [(result, failure)]
         if get_world_size() > 1:
@@ -65,6 +66,7 @@ def _catch_failure(work: Callable[[], Value]) -> tuple[Value | None, Exception |
     try:
         return work(), None
     except (LlmsysError, OSError) as error:
+        # Sent as they are, so that callers can catch them by type.
         return None, error
     except Exception:  # a bug: pickling an exception loses its traceback, so send it as text
         return None, RuntimeError(f"rank {get_rank()}:\n{traceback.format_exc()}")

@@ -75,6 +75,7 @@ def build_device_meshes(layout: ParallelLayout, device: torch.device) -> DeviceM
     root = _build_root_mesh(layout, device)
     fsdp = _flatten_axes(root, ("shard", *CONTEXT), "fsdp")
     replica = fsdp if layout.tensor == 1 else _flatten_axes(root, ("shard", *CONTEXT, "tensor"), "replica")
+    # The tensor axis does not split experts, so they are sharded over more ranks than their block.
     expert_fsdp, expert = None if layout.tensor == 1 else replica, None
     if layout.expert > 1:
         # Another view of a replica's ranks, not axes of the root: no grid has both axes where expert cuts across the
@@ -116,6 +117,7 @@ def _build_root_mesh(layout: ParallelLayout, device: torch.device) -> DeviceMesh
         "tensor": layout.tensor,
     }
     # An axis of n ranks costs world_size / n process groups, each of them created collectively: none for n = 1.
+    # FSDP needs a mesh on one rank too.
     axes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 

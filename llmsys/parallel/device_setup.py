@@ -34,6 +34,7 @@ def bind_to_near_processors(device: torch.device, system: Path = SYSTEM) -> None
     address = _format_pci_address(device)
     node = _read_text(system / "bus/pci/devices" / address / "numa_node")
     processors = _read_text(system / f"devices/system/node/node{node}/cpulist") if node.isdigit() else ""
+    # Linux writes -1 where the firmware names no node.
     if not processors:
         reason = "its NUMA node is unknown" if not node.isdigit() else f"node {node} has no list of processors"
         log.info("%s at %s: %s, so this rank may use any processor", device, address, reason)
@@ -65,6 +66,7 @@ def parse_processor_list(text: str) -> set[int]:
 
 def _format_pci_address(device: torch.device) -> str:
     properties: Any = torch.cuda.get_device_properties(device)  # torch does not declare all of its fields
+    # Function 0: torch knows domain, bus and device.
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 

@@ -54,6 +54,7 @@ def map_full_matrices(parts: Sequence[Tensor], function: Function) -> list[Tenso
     for (mesh, axis), indices in by_axis.items():
         members = [parts[index] for index in indices]
         shards = [_list_row_shards(part, axis) for part in members]  # type: ignore[arg-type]
+        # One exchange for all matrices of an axis: latency counts, and owners are balanced over all of them.
         mapped = iter(_apply_on_owners([shard for each in shards for shard in each], function, mesh.get_group(axis)))
         for index, part, each in zip(indices, members, shards, strict=True):
             locals_ = [next(mapped) for _ in each]
@@ -79,6 +80,7 @@ def _find_split_axis(part: Tensor) -> int | None:
         for axis, placement in enumerate(part.placements)
         if not placement.is_replicate() and not (part.ndim == 3 and placement.is_shard(0))
     ]
+    # A `_StridedShard` holds rows that are not adjacent.
     plain = len(split) == 1 and type(part.placements[split[0]]) is Shard
     if not plain or part.device_mesh.size(split[0]) == 1:
         return None
@@ -98,18 +100,21 @@ def _join_row_shards(locals_: list[Tensor], part: DTensor, axis: int) -> Tensor:
     """Invert `_list_row_shards`."""
     if part.ndim == 2:
         return locals_[0]
+    # torch.stack rejects an empty list, of a rank whose shard of the stack is empty.
     stack = torch.stack(locals_) if locals_ else part.to_local().clone()
     return stack.mT.contiguous() if part.placements[axis].is_shard(2) else stack
 
 
 def _apply_locally(part: Tensor, function: Function) -> Tensor:
     local = part.to_local() if isinstance(part, DTensor) else part
+    # Uneven shards leave some ranks without rows.
     return _to_dtensor_like(function(local) if local.numel() else local, part)
 
 
 def _to_dtensor_like(local: Tensor, part: Tensor) -> Tensor:
     if not isinstance(part, DTensor):
         return local
+    # With the shape: torch would compute it from a local shard, as if all were equal.
     return DTensor.from_local(
         local, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
     )
@@ -121,6 +126,7 @@ def _apply_on_owners(parts: Sequence[_RowShard], function: Function, group: dist
     columns = [part.local.shape[1] for part in parts]
     owners = assign_matrices([torch.Size((part.num_rows, n)) for part, n in zip(parts, columns, strict=True)], ranks)
     mine = [index for index, owner in enumerate(owners) if owner == own]
+    # An all-to-all takes its input in the order of the receivers.
     order = sorted(range(len(parts)), key=lambda index: (owners[index], index))
     locals_ = [part.local for part in parts]
     send = [sum(locals_[index].numel() for index in order if owners[index] == r) for r in range(ranks)]
@@ -136,6 +142,7 @@ def _apply_on_owners(parts: Sequence[_RowShard], function: Function, group: dist
     cut_RK = zip(*(matrix.split([rows[k] for rows in rows_by_rank]) for k, matrix in enumerate(full)), strict=True)
     back = [piece.reshape(-1) for pieces in cut_RK for piece in pieces]
     returned = torch.empty_like(sent)
+    # A rank that owns no matrix sends and keeps nothing, but takes part.
     dist.all_to_all_single(returned, torch.cat(back) if back else received, send, receive, group=group)
     results = returned.split([locals_[index].numel() for index in order])
     by_index = {index: result.view_as(locals_[index]) for index, result in zip(order, results, strict=True)}

@@ -38,6 +38,7 @@ def get_local_region(tensor: Tensor) -> list[tuple[int, int]]:
     if not isinstance(tensor, DTensor):
         return [(0, length) for length in tensor.shape]
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    # An empty shard begins past the end, which `narrow` rejects.
     return [(min(start, length), size) for start, size, length in zip(offsets, sizes, tensor.shape, strict=True)]
 
 
@@ -67,6 +68,7 @@ def to_dtensor_shard(whole: Tensor, mesh: DeviceMesh) -> DTensor:
         A DTensor with a copy of this rank's rows.
     """
     rows = len(whole)
+    # As Shard(0) cuts: equal shards rounded up, the last ones shorter or empty.
     per_rank = -(-rows // mesh.size())
     start = min(rows, mesh.get_local_rank() * per_rank)
     local = whole[start : min(rows, start + per_rank)].clone()

@@ -80,10 +80,12 @@ class AllToAllTokenDispatcher:
         counts_E = count_tokens(routing.experts_NK, self.num_experts, partial=routing.partial)
         counts_RL = counts_E.view(self.ranks, -1)
         plan = read_once(lambda: self._exchange_counts(counts_RL, counts_RL.sum(1)))
+        # Where nothing is dropped, shapes give the number without a read by the host.
         num_assigned = sum(plan.send) if routing.partial else None
         permutation = build_permutation(routing.experts_NK, self.num_experts, num_assigned)
         exchange = RowExchange(plan.send, plan.receive, self.group)
         pending_MD = exchange.start(gather_tokens(x_ND, permutation))
+        # Computed while the rows travel.
         shared_ND = None if shared is None else shared()
         arrived_MD = exchange.finish(pending_MD)
         outputs_MD = self._compute_expert_outputs(arrived_MD, plan.received_RL, experts)
@@ -96,6 +98,7 @@ class AllToAllTokenDispatcher:
     ) -> Tensor:
         """Send one row for each rank that holds experts of a token, with their numbers and weights."""
         experts_NK, weights_NK = routing.experts_NK, routing.weights_NK
+        # Floored: NO_EXPERT is -1, which truncation would make rank 0.
         ranks_NK = experts_NK.div(self.num_experts // self.ranks, rounding_mode="floor")
         visits_NK = ranks_NK.where(_mask_first_visits(ranks_NK), NO_EXPERT)
         counts_E = count_tokens(experts_NK, self.num_experts, partial=True)
@@ -107,6 +110,7 @@ class AllToAllTokenDispatcher:
         weights_MK = exchange_rows(gather_tokens(weights_NK, permutation), plan.send, plan.receive, self.group)
         exchange = RowExchange(plan.send, plan.receive, self.group)
         pending_MD = exchange.start(gather_tokens(x_ND, permutation))
+        # Computed while the rows travel.
         shared_ND = None if shared is None else shared()
         arrived_MD = exchange.finish(pending_MD)
         arrived = RoutingDecision(local_MK, weights_MK, partial=True)
@@ -122,6 +126,7 @@ class AllToAllTokenDispatcher:
         sent = torch.cat([rows_R[:, None], counts_RL], dim=1).long()
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
+        # One copy to the host, thus one wait, for all three.
         send, receive, assigned = torch.stack([rows_R, received[:, 0], received[:, 1:].sum(1)]).tolist()
         return ExchangePlan(send, receive, sum(assigned), received[:, 1:])
 
@@ -150,6 +155,7 @@ def _compute_expert_permutation(received_RL: Tensor, num_rows: int) -> tuple[Ten
     """Return the permutation from (source rank, expert) order to expert order, and its inverse."""
     ranks, local_experts = received_RL.shape
     expert_of_group = torch.arange(local_experts, device=received_RL.device).repeat(ranks)
+    # Without `output_size` torch would wait for the device to sum the counts.
     expert_of_row = torch.repeat_interleave(expert_of_group, received_RL.flatten(), output_size=num_rows)
     regroup = torch.argsort(expert_of_row, stable=True)
     ungroup = torch.empty_like(regroup)

@@ -52,6 +52,7 @@ def start_collective_trace(folder: Path, rank: int) -> threading.Thread:
     Returns:
         The writing thread. Join it for `WRITE_SECONDS` at most.
     """
+    # A daemon: a writer that waits for torch's lock must not keep the process from ending.
     writer = threading.Thread(target=_write_trace, args=(folder / f"{FILE_PREFIX}{rank}",), daemon=True)
     writer.start()
     return writer
@@ -67,6 +68,7 @@ def _write_trace(path: Path) -> None:
         # torch names the lines of a stack by its compiler, whose import takes seconds that a hang before the first step
         # does not have.
         has_stacks = "torch._dynamo" in sys.modules
+        # Collectives included, stacks if they are cheap, completed ones too.
         trace: bytes = dump(True, has_stacks, False)
         path.write_bytes(trace)
     except (OSError, RuntimeError) as error:
@@ -83,4 +85,5 @@ def format_trace_command(folder: Path) -> str:
         A line for a shell.
     """
     tool = "python -m torch.distributed.flight_recorder.fr_trace"
+    # A rank that was killed has left no file.
     return f"{tool} --allow-incomplete-ranks --prefix {FILE_PREFIX} {shlex.quote(str(folder))}"

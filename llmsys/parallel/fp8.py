@@ -134,6 +134,7 @@ def convert_to_fp8(
     multiply = _build_multiply(recipe, emulate)
     for name in list_fp8_layers(model, recipe, tensor_ranks):
         linear = model.get_submodule(name)
+        # The object stays, and with it its parameters, its name and its hooks.
         linear.__class__ = Fp8Linear
         linear.multiply = multiply  # type: ignore[assignment]
 
@@ -175,6 +176,7 @@ def _get_rowwise_arguments() -> tuple[Any, Any]:
     from torchao.float8.float8_linear import Float8Linear
 
     config = Float8LinearConfig.from_recipe_name("rowwise")
+    # Only the settings are read from it.
     with torch.device("meta"):
         like = Float8Linear.from_float(nn.Linear(16, 16, bias=False), config)
     return like.linear_mm_config, config

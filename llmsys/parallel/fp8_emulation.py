@@ -59,6 +59,7 @@ class _Fp8Matmul(torch.autograd.Function):
 
 def _round_to_e4m3(x: Tensor, largest: Tensor, in_blocks: bool) -> Tensor:
     """Round float32 values to e4m3 with the scale that makes `largest` its greatest number, or nearly so."""
+    # A row of zeros has no largest value to divide by.
     scale = largest.clamp(min=1e-12) / MAX_E4M3
     if not in_blocks:
         scale = scale.log2().ceil().exp2()  # torchao rounds the scales of rows up to powers of two
@@ -93,10 +94,12 @@ def _round_columns(x_MK: Tensor, group_M: Tensor, num_groups: int, in_blocks: bo
 def _number_row_groups(num_rows: int, ends_E: Tensor, in_blocks: bool) -> tuple[Tensor, int]:
     """Return the group of each row, (M,), and a bound on their number: an expert's rows, or up to 128 of them."""
     row_M = torch.arange(num_rows, device=ends_E.device)
+    # Ends are exclusive: the row with that number is the next expert's.
     expert_M = torch.searchsorted(ends_E.long(), row_M, right=True)
     if not in_blocks:
         return expert_M, len(ends_E)
     starts_E = F.pad(ends_E[:-1], (1, 0))
     blocks_E = (ends_E - starts_E + BLOCK - 1) // BLOCK
     first_E = blocks_E.cumsum(0) - blocks_E
+    # Each expert adds at most one block that is not full.
     return first_E[expert_M] + (row_M - starts_E[expert_M]) // BLOCK, num_rows // BLOCK + len(ends_E)

@@ -68,12 +68,14 @@ class FsdpModel:
         self.forward: Callable[..., Tensor] = model
         apply_expert_parallel(model, meshes)
         self.sharding = apply_tensor_context_parallel(model, meshes)
+        # Before FSDP makes every parameter a DTensor: until then the unsplit ones are those that are not.
         self._partial = PartialGradientReducer(model, meshes.tensor)
         apply_fsdp(model, meshes, compute_dtype, offload)
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._replicated, self._whole = meshes.layout.replicate > 1, gradients == "whole"
         if meshes.expert is not None:
             configure_prefetch(model)
+        # Last, when each rank needs storage for its own shards only.
         materialize_parameters(model, device, initial, on_host=offload == "state")
 
     def enter_micro_batch(self, *, last: bool) -> AbstractContextManager[None]:

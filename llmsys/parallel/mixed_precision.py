@@ -25,6 +25,7 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
         names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
         if names:
             kind: Any = type(module)
+            # Properties are looked up in the class, and before `nn.Module.__getattr__`, which finds parameters.
             module.__class__ = _build_casting_class(kind, names, dtype)
 
 

@@ -98,6 +98,7 @@ def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable
         for name, parameter in layer.experts.named_parameters(recurse=False):
             shape = tuple(get_local_tensor(parameter).shape)
             dims[parameter] = dim = select_shard_dim(shape, shards)
+            # Biases of experts, of two dims, are too small for their imbalance to matter.
             if len(shape) > 2 and compute_dim_imbalance(shape[dim], shards) > MAX_IMBALANCE:
                 uneven = f"{name} {shape}"
     if uneven:
@@ -107,6 +108,7 @@ def build_expert_placement(model: Transformer, meshes: DeviceMeshes) -> Callable
             uneven,
             shards,
         )
+    # None is FSDP's default, dim 0.
     return lambda parameter: Shard(dims[parameter]) if dims.get(parameter) else None
 
 
@@ -126,9 +128,11 @@ def materialize_parameters(
         on_host: Allocate parameters in host memory, and only buffers on `device`.
     """
     model.to_empty(device=torch.device("cpu") if on_host else device)
+    # Parameters that are offloaded are on the host, buffers are not.
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
+    # `to_empty` has left the buffers without values.
     model.reset_buffers()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

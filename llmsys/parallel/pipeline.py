@@ -145,7 +145,9 @@ class PipelineRunner:
         ]
         common: dict[str, Any] = {
             "n_microbatches": num_micro_batches,
+            # The last stage returns the loss itself.
             "loss_fn": lambda output, target: output,
+            # The loss is divided by the targets of the whole step already.
             "scale_grads": False,
         }
         match self._config:
@@ -214,6 +216,7 @@ class PipelineRunner:
             parameter: The copy of this rank.
         """
         if parameter.grad is None:
+            # The peer waits for a message in any case.
             parameter.grad = torch.zeros_like(parameter)
         peer = self.cut.ranks - 1 if self.rank == 0 else 0
         own = get_local_tensor(parameter.grad).contiguous()

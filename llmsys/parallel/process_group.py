@@ -70,6 +70,7 @@ def init_process_group(timeout_seconds: int = TIMEOUT_SECONDS) -> Iterator[None]
         # Its buffers are then allocated before those of the first step.
         dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
     else:
+        # A store in memory: one process needs no port.
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
     try:
         yield
@@ -212,6 +213,7 @@ def run_on_rank_zero(action: Callable[[], str]) -> str:
     if failure is not None:
         raise failure
     if message[0] is None:
+        # Rank 0 prints the error, once for all; 2 is the exit code that it ends with.
         raise SystemExit(2)
     return message[0]
 

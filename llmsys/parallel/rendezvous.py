@@ -20,6 +20,7 @@ from llmsys.log import get_logger
 
 log = get_logger(__name__)
 
+# Connections that wait to be accepted: at the start all ranks connect at once.
 BACKLOG = 2_048
 
 
@@ -35,6 +36,7 @@ def bind_rendezvous(*, agents: bool = False) -> None:
         agents: Whether to patch torchrun's agents too.
     """
     for name in (RANK_MODULE, *(AGENT_MODULES if agents else ())):
+        # These modules have imported the name, so it is replaced in each of them.
         vars(importlib.import_module(name))["TCPStore"] = open_store
 
 
@@ -62,12 +64,14 @@ def open_store(
         return dist.TCPStore(host_name, port, world_size, is_master, timeout, **options)
     listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
+        # A run that restarts gets its port although connections of the last attempt are in TIME_WAIT.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         raise dist.DistNetworkError(f"{address}:{port} is not available for listening: {error.strerror}") from error
+    # Detached, since the store closes the socket.
     port, fd = listening.getsockname()[1], listening.detach()
     return dist.TCPStore(address, port, world_size, is_master, timeout, master_listen_fd=fd, **options)
 
@@ -88,6 +92,7 @@ def choose_listen_address(host: str) -> str | None:
     return next((address for address in outward if _is_own(address)), None)
 
 
+# Link-local IPv6 addresses carry a scope: fe80::1%eth0.
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
@@ -100,6 +105,7 @@ def _has_all_ranks_here() -> bool:
 def _is_own(address: str) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         try:
+            # Only an address of this host can be bound; port 0 takes any free one.
             probe.bind((address, 0))
         except OSError:
             return False

@@ -43,6 +43,7 @@ class StreamingTreeSum:
     def add_leaf(self, leaf: list[Tensor]) -> None:
         """Add the next leaf, or the next full subtree when all are of one size."""
         level = 0
+        # As carries of a binary counter: two sums of one size make the next size.
         while self._sums and self._sums[-1][0] == level:
             _, earlier = self._sums.pop()
             torch._foreach_add_(earlier, leaf)
@@ -71,6 +72,7 @@ def sum_rows_pairwise(x_RK: Tensor) -> Tensor:
     columns = x_RK.shape[1]
     while columns > 1:
         half = (columns + 1) // 2
+        # Of an odd number, the middle column is left as it is.
         x_RK[:, : columns - half].add_(x_RK[:, half:columns])
         columns = half
     return x_RK[:, 0]

@@ -133,9 +133,11 @@ def compute_ring(
     Returns:
         Output and log-sum-exp.
     """
+    # Operators take strings, not process groups.
     ring = _Ring(dist.distributed_c10d._resolve_process_group(dist.GroupName(group)))
     rule = _build_rule(ring, positions_PNL, lower_PL, upper_PL, slopes_H, is_fused, scale, softcap)
     out = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=torch.float32)
+    # The identity of `merge_block`: no keys so far.
     lse_BHL = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
     here, works = (k, v), list[dist.Work]()
     for distance, following in zip(distances, [*distances[1:], None], strict=True):
@@ -210,8 +212,10 @@ def compute_ring_gradients(
         aimed = _select_source(rule, ring, distance, positions_PNL)
         parts = add_block_gradients(dq, dout, q, *here, out, lse_BHL, aimed)
         if distance == 0:
+            # Gradients of this rank's own keys need not travel.
             totals = parts
         else:
+            # Those of the step before have travelled during this step's products.
             _add_returned(totals, returning, homing)
             # Each rank's share is rounded once, to the dtype of the keys; the sum is in float32.
             returning, homing = ring.start_exchange((parts[0].to(k.dtype), parts[1].to(v.dtype)), -distance)
@@ -230,6 +234,7 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tens
 
 def _add_returned(totals: tuple[Tensor, ...], returning: tuple[Tensor, ...], homing: list[dist.Work]) -> None:
     _wait(homing)
+    # Nothing returns from the step of the rank's own keys.
     for total, part in zip(totals, returning, strict=False):
         total.add_(part)
 
@@ -267,6 +272,7 @@ def _run_backward(ctx: Any, dout: Tensor, _: None) -> tuple[Tensor | None, ...]:
         # A sink's value is zero, so its score gets minus its weight times gradient · output.
         dots_BHL = (dout.float() * out.float()).sum(-1).transpose(1, 2)
         dsinks_H = -((sinks_H.float()[:, None] - lse_BHL).exp() * dots_BHL).sum((0, 2)).to(sinks_H.dtype)
+    # The inputs without gradients, from the slopes to the group.
     return *gradients, dsinks_H, *[None] * 9
 
 

@@ -93,6 +93,7 @@ def add_block(out_BLHV: Tensor, lse_BHL: Tensor, q: Tensor, k: Tensor, v: Tensor
     for chunk in _iter_chunks(q, k, v, rule):
         scores, _ = chunk.compute_scores()
         part_lse = scores.logsumexp(-1)
+        # A query without a visible key has a log-sum-exp of -inf, and -inf - -inf would be NaN.
         weights = (scores - part_lse.clamp_min(torch.finfo(torch.float32).min)[..., None]).exp_()
         part = chunk.split_heads(weights @ chunk.v).transpose(1, 2)
         merge_block(out_BLHV[:, chunk.rows], lse_BHL[:, :, chunk.rows], part, part_lse.flatten(1, 2))
@@ -126,8 +127,10 @@ def add_block_gradients(
         return dk, dv
     for chunk in _iter_chunks(q, k, v, rule):
         scores, slope = chunk.compute_scores()
+        # By the log-sum-exp of all keys, so the weights are those of the whole softmax.
         weights = (scores - chunk.stack_rows(lse_BHL[:, :, chunk.rows])[..., None]).exp_()
         d_chunk, out_chunk = (chunk.stack_heads(x[:, chunk.rows]) for x in (dout, out))
+        # The sum over all keys of weight · gradient of the weight, which a block alone could not know.
         delta = (d_chunk * out_chunk).sum(-1, keepdim=True)
         dscores = weights * (d_chunk @ chunk.v.transpose(-1, -2) - delta) * rule.scale
         dscores = dscores if slope is None else dscores * slope
@@ -147,6 +150,7 @@ def _select_halves(length: int, side: Side) -> tuple[slice, slice]:
         case "before":  # the first chunk of a lower rank lies before both chunks here, its second one after both
             return slice(0, length), slice(0, half)
         case "after":
+            # Both chunks of a higher rank lie between the two chunks here.
             return slice(half, length), slice(0, length)
 
 
@@ -193,6 +197,7 @@ class _Chunk:
         scores = self.q @ self.k.transpose(-1, -2) * rule.scale
         if rule.softcap is not None:
             capped = torch.tanh(scores / rule.softcap)
+            # The derivative of cap · tanh(s / cap) is 1 - tanh².
             scores, slope = rule.softcap * capped, 1 - capped.square()
         if rule.slopes_H is not None:
             queries, keys = rule.queries_PL[:, self.rows], rule.keys_PS[:, self.keys]
@@ -226,6 +231,7 @@ def _iter_chunks(q: Tensor, k: Tensor, v: Tensor, rule: BlockRule) -> Iterator[_
     """Yield chunks of queries with the keys that they may see. A CPU skips what none of them sees."""
     groups, num_keys = k.shape[2], k.shape[1]
     keys_PS = rule.keys_PS.contiguous()
+    # Keys are in ascending order, so those that a query sees are a range of indices.
     first_PL = torch.searchsorted(keys_PS, rule.lower_PL.contiguous())
     last_PL = torch.searchsorted(keys_PS, rule.upper_PL.contiguous(), right=True) - 1
     queries, all_keys, all_values = (_stack_heads(x, g) for x, g in ((q, groups), (k, groups), (v, groups)))

@@ -56,8 +56,11 @@ def compute_ring_order(documents_BT: Tensor | None, length: int, ranks: int, dev
     offset_BT = places_T - opens_BT - length_BT % (2 * ranks)
     is_rest_BT = offset_BT < 0
     rest_BT = (is_rest_BT.cumsum(1) - 1) % (2 * ranks)
+    # A document shorter than 2 · N tokens has no chunks, only a rest.
     number_BT = torch.where(is_rest_BT, rest_BT, offset_BT // chunk_BT.clamp_min(1))
+    # Zigzag: rank r has the chunks r and 2N - 1 - r.
     rank_BT = torch.minimum(number_BT, 2 * ranks - 1 - number_BT)
+    # Stable: the tokens of a rank stay in ascending order.
     return rank_BT.argsort(dim=1, stable=True)
 
 
@@ -129,6 +132,7 @@ class RingMaskBuilder:
             slopes_H = (config.position.factor * compute_alibi_slopes(config.num_attention_heads)[inputs.heads]).to(
                 device, non_blocking=True
             )
+        # `list_ring_distances` holds for rows of one document.
         skipping = None if inputs.documents_BT is not None else window
         return RingMask(
             ring.group.group_name,

@@ -211,9 +211,11 @@ class _FullContextBuilder:
 
     def __call__(self, length: int, like: Tensor, **rest: Any) -> ForwardContext:
         sharding = self.sharding
+        # Set in each pass: evaluation attends with other heads than training.
         self.builder.heads = sharding.get_head_slice(self.builder.config.num_attention_heads)
         if not sharding.is_sharded:
             return self.builder(length, like, **rest)
+        # `length` counts the positions of this rank.
         context = self.builder(length * sharding.sequence.size, like, **rest)
         real_BT = None if context.real_BT is None else sharding.shard_positions(context.real_BT)
         return replace(context, positions_BT=sharding.shard_positions(context.positions_BT), real_BT=real_BT)

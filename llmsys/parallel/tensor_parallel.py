@@ -138,6 +138,7 @@ class PartialGradientReducer:
         """Sum the gradients in one all-reduce, after the last backward of a step. Collective."""
         if self._group is None:
             return
+        # Looked up again: FSDP has replaced the parameters since.
         named = dict(self._model.named_parameters())
         optional = [named[name].grad for name in self.names]
         gradients = [get_local_tensor(grad) for grad in optional if grad is not None]

@@ -14,6 +14,7 @@ from llmsys.engine.pipelined_model import PipelinedModel
 from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
+from llmsys.model.output_head import get_next_sentence_head
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.activation_checkpoint import apply_activation_checkpoint
 from llmsys.parallel.block_compilation import compile_blocks
@@ -82,8 +83,7 @@ def _build_base_engine(
     }
     model = build_model(config)
     if isinstance(config.objective, NextSentenceConfig):
-        head: Any = model.get_submodule("next_sentence")
-        head.is_trained = True
+        get_next_sentence_head(model).is_trained = True
     # In this order: checkpointing wraps the converted modules, and compilation sees the wrapped blocks.
     if config.train.matmul_dtype != "compute":
         convert_to_fp8(model, config.train.matmul_dtype, tensor_ranks=meshes.layout.tensor)

@@ -135,12 +135,15 @@ class _TensorTable:
         starts, (shapes, offsets, sizes) = _flatten_lists(table, ("shape", "offset", "size"))
         numbers = self._number_tensors(names, dtypes, starts, shapes)
         kinds = dtypes.dictionary.to_pylist()
+        # 0 where the type is unknown, which `_add_tensor` rejects by name.
         itemsizes = np.array([DTYPES[kind].itemsize if kind in DTYPES else 0 for kind in kinds])
+        # Without a sum of offset and size, which could overflow.
         if min(offsets.min(initial=0), sizes.min(initial=0)) < 0 or (sizes > shapes - offsets).any():
             raise ValueError("a chunk is not within its tensor")
         counts = _compute_row_products(starts, sizes)
         begin, length = table.column("begin").to_numpy(), table.column("bytes").to_numpy()
         needed = counts * itemsizes[dtypes.indices.to_numpy()]
+        # Likewise without a sum.
         if begin.min() < 0 or (length < needed).any() or (length > file_bytes - begin).any():
             raise ValueError(f"{file} has no such bytes")
         np.add.at(self._filled, numbers, counts)
@@ -155,6 +158,7 @@ class _TensorTable:
     def _number_tensors(self, names: Any, dtypes: Any, starts: Counts, shapes: Counts) -> Counts:
         """Return the number of the tensor of each chunk. A tensor has one shape and one type in all indices."""
         codes, first, inverse = np.unique(names.indices.to_numpy(), return_index=True, return_inverse=True)
+        # From the values of this row to those of the first chunk of its tensor.
         shift = np.repeat(starts[:-1] - starts[first[inverse]], np.diff(starts))
         kinds = dtypes.indices.to_numpy()
         lengths = np.diff(starts)
@@ -201,12 +205,15 @@ class _TensorTable:
         low, high = np.zeros(len(self._numbers), np.int64), np.zeros(len(self._numbers), np.int64)
         for name, boxes in self._wanted.items():
             if name in self._numbers and boxes:
+                # A scalar has no axis and counts as one row.
                 firsts = [(offset[0], offset[0] + size[0]) if len(offset) else (0, 1) for offset, size in boxes]
                 low[self._numbers[name]] = min(first for first, _ in firsts)
                 high[self._numbers[name]] = max(last for _, last in firsts)
         has_axis = np.diff(starts) > 0
+        # One value more: a scalar in the last row has none of its own.
         first = np.where(has_axis, np.append(offsets, 0)[starts[:-1]], 0)
         last = first + np.where(has_axis, np.append(sizes, 0)[starts[:-1]], 1)
+        # By the first axis alone: cheap, and it loses nothing.
         return np.flatnonzero((first < high[numbers]) & (last > low[numbers]))
 
     def build_metadata(self) -> Metadata:
@@ -234,6 +241,7 @@ def _compute_row_products(starts: Counts, values: Counts) -> Counts:
     lengths = np.diff(starts)
     for axis in range(int(lengths.max(initial=0))):
         rows = np.flatnonzero(lengths > axis)
+        # In float64, because the integers may already overflow.
         if (result[rows].astype(np.float64) * values[starts[rows] + axis] > 1 << 60).any():
             raise ValueError("a chunk is larger than any file")
         result[rows] *= values[starts[rows] + axis]

@@ -126,6 +126,7 @@ def _parse_size(values: Any) -> torch.Size:
 
 def _parse_counts(values: Iterable[Any]) -> list[int]:
     counts = list(values)
+    # Not isinstance, since True is an int.
     if not all(type(one) is int and 0 <= one < 1 << 63 for one in counts):
         raise ValueError(f"{counts} are not counts")
     return counts

@@ -30,7 +30,9 @@ from llmsys.parallel.process_group import get_rank, get_world_size
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+# Hashes that a rank receives at once: 8 MiB.
 CHUNKS_AT_ONCE = 1 << 20
+# Weak, so that an answer ends with the group of its saver.
 _OWNED: "WeakKeyDictionary[ControlGroup, tuple[bytes, Mask]]" = WeakKeyDictionary()
 
 
@@ -68,9 +70,11 @@ def _has_values(item: WriteItem) -> bool:
 
 def _find_owned(items: list[WriteItem], control_group: ControlGroup) -> Mask:
     """Return which items this rank writes. Collective; later saves of equal structure reuse the answer."""
+    # NUL separates, because no name has one.
     names = (f"{item.index.fqn}\0{list(item.index.offset or ())}" for item in items)
     hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
     structure, (known, mask) = hashes.tobytes(), _OWNED.get(control_group, (b"", np.zeros(0, np.bool_)))
+    # All ranks reuse the answer or none does, since the exchange is collective.
     if _reduce_numbers([int(known == structure and len(mask) == len(items))], dist.ReduceOp.MIN, control_group)[0]:
         return mask
     owned = np.zeros(len(items), np.bool_)
@@ -109,6 +113,7 @@ def select_owned(hashes: Hashes, gathered: list[Hashes], rank: int) -> Mask:
 
 def _gather_hashes(hashes: Hashes, control_group: ControlGroup) -> list[Hashes]:
     longest = _reduce_numbers([len(hashes)], dist.ReduceOp.MAX, control_group)[0]
+    # Collectives take equal sizes, so the number of hashes comes first.
     padded = torch.zeros(longest + 1, dtype=torch.int64)
     padded[0] = len(hashes)
     padded[1 : len(hashes) + 1] = torch.from_numpy(hashes.view(np.int64))

@@ -129,9 +129,11 @@ def read_record(checkpoint: Path, expected: int = FORMAT) -> dict[str, Any]:
         for name in record["files"]:
             if not is_plain_file_name(name):
                 raise ValueError(f"{name!r} is not the name of a file in its folder")
+        # Older records have no digest of themselves.
         digest = record.pop("digest", None)
         if digest not in (None, _compute_record_digest(record)):
             raise ValueError("corrupt: its own digest differs")
+        # A missing key raises here, where it counts as damage.
         int(record["steps"]), record["run"]
     except RecursionError:
         raise CheckpointError(f"{RECORD} cannot be read (nested too deeply)") from None
@@ -191,6 +193,7 @@ def find_damaged_file(checkpoint: Path, digests: dict[str, str], share: int = 0,
     """
     # Strided, so that readers share the large files of all ranks; the small ones come last.
     names = sorted(digests, key=lambda name: (name.endswith(".index"), name))[share::shares]
+    # First, because it costs nothing: checksums read every byte.
     for name in names:
         if not is_present(checkpoint / name):
             return f"{name} is missing"

@@ -90,6 +90,7 @@ def select_kept_steps(
     """
     ordered = sorted(steps)
     sign = 1 if rule.best_metric in LOWER_IS_BETTER else -1
+    # The newer one of equal scores.
     ranked = sorted((step for step in ordered if step in scores), key=lambda step: (sign * scores[step], -step))
     forever = {step for step in ordered if rule.keep_every_steps and step % rule.keep_every_steps == 0}
     last = list(islice(filter(is_complete, reversed(ordered)), rule.keep_last))

@@ -89,6 +89,7 @@ class CheckpointStorageReader(FileSystemReader):
     def read_layout(self) -> dict[str, STORAGE_TYPES]:
         """Return shapes and types of all tensors, without the chunks of many ranks. Raises as `read_metadata`."""
         checkpoint = Path(self.path)
+        # No chunk is wanted, only shapes and types.
         found = self._metadata or _read_metadata(checkpoint, {})
         return found.state_dict_metadata
 

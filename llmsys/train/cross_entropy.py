@@ -73,6 +73,7 @@ def compute_token_losses(
     num_rows = max(8, LOGITS_ON_CPU // logits_NV.shape[1]) if on_cpu else ROWS_ON_ACCELERATOR
     for start in range(0, len(logits_NV), num_rows):
         rows = slice(start, start + num_rows)
+        # A copy also of float32 logits: it is overwritten.
         logits = logits_NV[rows].to(torch.float32, copy=True)
         index, valid = index_N1[rows], valid_N1[rows].float()
         chosen, top = logits.gather(1, index), logits.amax(-1, keepdim=True)
@@ -80,6 +81,7 @@ def compute_token_losses(
         # In place on the float32 copy: no further block of rows × vocabulary.
         exponentials = logits.sub_(top).exp_()
         total = exponentials.sum(-1, keepdim=True)
+        # The log-sum-exp, as in the z loss.
         z = total.log() + top
         losses_N[rows] = ((z - extra * chosen - all_others + z_weight * z * z) * valid)[:, 0]
         if gradient_NV is not None:  # softmax · (1 + 2 · weight · z) − target distribution
@@ -224,6 +226,7 @@ def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
     """Return slices of at least 16 rows whose logits fill one block."""
     size = LOGITS_BYTES_ON_CPU if x_ND.device.type == "cpu" else LOGITS_BYTES_ON_ACCELERATOR
     rows = max(16, size // (vocabulary * x_ND.element_size()))
+    # One empty block without targets, so that the weight gets a gradient of zeros.
     return [slice(start, start + rows) for start in range(0, max(len(x_ND), 1), rows)]
 
 

@@ -167,6 +167,7 @@ def compute_row_metrics(
         if logits_BTV is None or place % row_ranks.neighbours:
             continue
         sums_B3 = compute_batch_row_sums(logits_BTV, batch.targets_BT.to(device)).double().cpu()
+        # The last batch may reach past the end.
         count = max(0, min(sequences, heldout.num_rows - first))
         row_metrics[first : first + count] = sums_B3[:count]
     return all_reduce_sum(row_metrics.to(device)).cpu()

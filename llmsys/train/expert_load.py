@@ -89,6 +89,7 @@ class ExpertLoad:
         tokens_LE, probability_LE, (z_L, tokens_L, dropped_L) = _split_sums(self.sums_LS)
         num_experts, tokens_L, share_LE = tokens_LE.shape[1], tokens_L.clamp(min=1), _compute_shares(tokens_LE)
         numbers_L = [
+            # The entropy of one expert would be divided by log 1 = 0.
             torch.special.entr(share_LE).sum(1) / math.log(max(num_experts, 2)),
             (tokens_LE == 0).sum(1),
             num_experts * share_LE.amax(1),

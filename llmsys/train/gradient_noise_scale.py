@@ -49,6 +49,7 @@ class GradientNoiseScale:
         trace = (small_squared - large_squared) / (1 / small_tokens - 1 / large_tokens)
         self.gradient_squared += (1 - DECAY) * (gradient - self.gradient_squared)
         self.covariance_trace += (1 - DECAY) * (trace - self.covariance_trace)
+        # From 0 to 1, for a correction of the start as in Adam.
         self.weight += (1 - DECAY) * (1 - self.weight)
 
     @property
@@ -56,6 +57,7 @@ class GradientNoiseScale:
         """The noise scale in tokens; None while an average is not positive."""
         if self.gradient_squared <= 0 or self.covariance_trace <= 0:
             return None
+        # The weight of both averages cancels.
         return self.covariance_trace / self.gradient_squared
 
     def to_dict(self) -> dict[str, float | None]:
@@ -97,6 +99,7 @@ class NoiseScaleMeter:
         """Return the micro-batches of step `step`, counted from 0, in the order to train on them."""
         assert self.engine is not None
         self._targets = self._small = self.engine.after_micro_batch = None
+        # The two norms must be of different numbers of tokens.
         if (step + 1) % self._every_steps or len(batches) < 2:
             return list(batches)
         self.engine.after_micro_batch = self._record_gradient
@@ -112,6 +115,7 @@ class NoiseScaleMeter:
             return
         # A limit of 0 computes the norm over all ranks and clips nothing.
         norm = clip_gradients(self.engine.module.parameters(), 0.0)
+        # Neighbouring ranks hold the same micro-batch.
         targets = all_reduce_sum(norm.new_tensor(float(self._targets))) / self._sequence_ranks
         self._small = float(norm), float(targets)
 

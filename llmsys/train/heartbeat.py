@@ -43,6 +43,7 @@ def read_process_state(beat: Heartbeat) -> str:
         return UNKNOWN
     try:
         process = psutil.Process(beat.process)
+        # A number may belong to another process by now.
         return str(process.status()) if process.create_time() == beat.created else GONE
     except psutil.NoSuchProcess:
         return GONE

@@ -26,6 +26,7 @@ from llmsys.train.evaluator import (
     sum_over_rows,
 )
 
+# 1 / ln 2.
 BITS_PER_NAT = 1.4426950408889634
 
 

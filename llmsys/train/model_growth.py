@@ -68,6 +68,7 @@ def find_growth(name: str, shape: tuple[int, ...], stored: Mapping[str, torch.Si
     theirs, wanted, experts = tuple(stored[source]), shape, 0
     if from_dense:
         experts, wanted = shape[0], shape[1:]
+        # A dense weight is (out, in), an expert (in, out).
         theirs = theirs[::-1]
     growable, input_dim = _get_growable_dims(name)
     if from_dense:  # the dims of experts, without that of the experts themselves
@@ -91,6 +92,7 @@ def _find_source(name: str, stored: Mapping[str, torch.Size]) -> tuple[str | Non
     if (expert := _EXPERT.fullmatch(name)) is not None:
         dense = f"{expert[1]}.{expert[2]}_proj.{'weight' if expert[3] == 'proj' else 'bias'}"
         return (dense, True) if dense in stored else (None, False)
+    # A head that was tied begins as the embedding.
     is_untied = name == "head.weight" and "embed.weight" in stored
     return ("embed.weight" if is_untied else None), False
 
@@ -122,8 +124,10 @@ def grow_tensor(source: Tensor, growth: Growth, key: tuple[str | int, ...]) -> T
     grown = (source.T if growth.is_transposed else source).repeat(growth.repeats)
     dim = growth.input_dim
     if dim is not None and (copies := growth.repeats[dim]) > 1:
+        # torch takes seeds of 63 bits.
         generator = torch.Generator().manual_seed(derive_order_key("growth", *key) >> 1)
         noise = torch.randn(grown.shape, generator=generator).unflatten(dim, (copies, -1))
+        # Noise that sums to zero over the copies of an input leaves the output as it is.
         noise = (noise - noise.mean(dim, keepdim=True)).flatten(dim, dim + 1)
         grown = (grown + noise * (NOISE * float(source.std()))) / copies
     return grown.expand(growth.num_experts, *grown.shape).contiguous() if growth.num_experts else grown

@@ -110,6 +110,7 @@ def convert_pickled_metadata(checkpoint: Path) -> bool:
         raise CheckpointError(f"{checkpoint} cannot be rewritten: {damage}. Remove it, or use another.")
     content = format_metadata(_load_pickled_metadata(checkpoint))
     parse_metadata(content, checkpoint)  # reject what a reader would reject
+    # The metadata, then the record, then the pickle: after an interruption the command can be repeated.
     write_bytes_atomically(checkpoint / METADATA, content)
     files.pop(PICKLED, None)
     files[METADATA] = compute_digest(checkpoint / METADATA)

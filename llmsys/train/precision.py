@@ -59,6 +59,7 @@ def find_bf16_support(device: torch.device) -> NativeSupport:
         if torch.version.hip is not None:
             # ROCm numbers compute capabilities differently.
             return NativeSupport(torch.cuda.is_bf16_supported(including_emulation=False), name)
+        # Ampere is the first generation that multiplies bfloat16.
         return NativeSupport(major >= 8, name)
     if device.type != "cpu":
         return NativeSupport(False, f"bfloat16 is untested on {device.type}")
@@ -158,6 +159,7 @@ def resolve_compile(config: RunConfig) -> RunConfig:
     """
     if config.train.compile != "auto":
         return config
+    # False sorts before True: one rank without Triton decides for all.
     has_triton = min(all_gather_object(get_local_device().type == "cuda" and find_spec("triton") is not None))
     config = config.resolve_compile(has_triton)
     log.info("train.compile=auto selects %s", config.train.compile)

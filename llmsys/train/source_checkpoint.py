@@ -107,6 +107,7 @@ def _resolve_path(source: Path, key: str) -> Path:
     if (source / RECORD).exists():
         return source
     folder, _, step = str(source).rpartition("@")
+    # RUN@STEP, unless a folder has this very name.
     if folder and step.isdigit() and not source.exists():
         saved = list_checkpoints(Path(folder) / "checkpoints")
         if int(step) in saved:

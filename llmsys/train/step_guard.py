@@ -44,6 +44,7 @@ class StepGuard:
     def record_accepted(self, step: int, result: StepResult) -> None:
         """Add an applied step to the medians."""
         self._accepted.append((result.loss, result.gradient_norm))
+        # Steps that a rewind repeats do not count as an end of the bad ones.
         if step > self._last_skipped:
             self._consecutive_skips = 0
 
@@ -62,6 +63,7 @@ class StepGuard:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint; JSON reproduces the numbers exactly."""
         return {
+            # The keys of older checkpoints.
             "left_out": sorted(self.skipped_steps),
             "taken": list(self._accepted),
             "in_a_row": self._consecutive_skips,

@@ -115,6 +115,7 @@ class Trainer:
                 self.steps_done = step + 1
             else:
                 is_stop_requested = self._train_step(step, batches, progress)
+            # After a rewind the loader begins again, at an earlier step.
             if self.steps_done != step + 1:
                 return
             self._handle_step_end(is_stop_requested)
@@ -134,6 +135,7 @@ class Trainer:
         with self.observability.record_profile(number):
             result = self.engine.train_step(batches, rate, self._accept_step, (stop_flag,))
         self.observability.end_step(result)
+        # After a skipped step too: it resets the counts, and is collective.
         experts = update_expert_balance(self.engine.module, result.is_applied)
         measured = measure_mean_depth(self.engine.module) | measure_next_sentence(self.engine.module)
         self.steps_done = number
@@ -152,6 +154,7 @@ class Trainer:
             guard.record_accepted(number, result)
         else:
             self._handle_skipped_step(number, result, progress)
+        # The sum of the flags of all ranks.
         return result.extras[0] > 0
 
     def _accept_step(self, loss: float, gradient_norm: float) -> bool:

@@ -145,6 +145,7 @@ class Watchdog:
         """Report that this rank reached `phase` of step `step`, counted from 1."""
         if self._stacks is None or self._closed.is_set():
             return
+        # A new object in one assignment, because the watching thread reads it at any time.
         self._beat = replace(self._beat, step=step, phase=phase, beats=self._beat.beats + 1)
         self._is_first_time = phase not in self._phases
         self._phases.add(phase)

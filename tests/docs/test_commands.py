@@ -60,6 +60,8 @@ REPLACED = {
     "rule=gopher_quality": "rule=language",
     "gopher_quality.min_words=20,50,100": "gopher_quality.min_words=60,70",
 }
+# Configs over an imported model, and those that `llmsys init` writes.
+LATER = ("continued.yaml", "qwen.yaml", "start.yaml")
 # Commands of other programs that need a network or an account.
 ELSEWHERE = {
     "git clone https://example.org/llmsys && cd llmsys",
@@ -154,7 +156,7 @@ def check_verb(command: Command, verb: str, words: list[str]) -> None:
     # a run folder is there once the commands before have run
     if VERBS[verb].takes_config and arguments.config and not is_error and not arguments.config.startswith("runs/"):
         own = getattr(importlib.import_module(f"launch.commands.{verb}"), "OWN_NAMES", ())
-        if arguments.config not in ("continued.yaml",):
+        if arguments.config not in LATER:
             read_config(arguments.config, [word for word in arguments.overrides if word.partition("=")[0] not in own])
 
 

@@ -206,6 +206,7 @@ def _switch_engine(engine: EngineConfig, best: LayoutCandidate) -> LayoutCandida
     data = best.replicate * best.shard
     if isinstance(engine, TorchEngineConfig) and not engine.shards_weights:
         return replace(best, engine=engine, replicate=data, shard=1)
+    # Copies alone would be DDP.
     if best.shard == 1:
         return replace(best, engine=engine, replicate=1, shard=data)
     return replace(best, engine=engine)

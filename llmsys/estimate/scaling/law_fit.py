@@ -163,6 +163,7 @@ def fit_law(points: Sequence[TrainingRun], resamples: int = RESAMPLES, seed: int
     again: list[Vector] = []
     while len(again) < resamples:
         chosen = generator.integers(len(points), size=len(points))
+        # Fewer different runs would not determine the constants.
         if len({(sizes[i], tokens[i]) for i in chosen}) > len(UNKNOWNS):
             again.append(_fit_constants(sizes[chosen], tokens[chosen], losses[chosen], [tuple(best)]))
     law, laws = _build_law(best, points), tuple(_build_law(one, points) for one in again)
@@ -218,6 +219,7 @@ def _predict_log_losses(constants: Vector, sizes: Vector, tokens: Vector) -> tup
     log_n, log_d = np.log(sizes), np.log(tokens)
     terms = np.stack([np.full_like(log_n, log_e), log_a - alpha * log_n, log_b - beta * log_d])
     log_loss = np.logaddexp.reduce(terms, axis=0)
+    # The slopes of a log-sum-exp are the softmax of its terms.
     of_e, of_a, of_b = np.exp(terms - log_loss)
     return log_loss, np.stack([of_e, of_a, of_b, -of_a * log_n, -of_b * log_d], axis=1)
 

@@ -53,6 +53,7 @@ class ClarkLaw:
         """The dense size with the loss of a model of size N with experts (its effective parameter count)."""
         one = math.log10(self.saturate_experts(1))
         target = math.log10(self.predict_loss(parameters, experts))
+        # Equation 2 with one expert, solved for log N.
         return float(10 ** ((target - self.b * one - self.d) / (self.a + self.c * one)))
 
 

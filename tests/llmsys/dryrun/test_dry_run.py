@@ -84,7 +84,8 @@ TransformerBlock.forward = wait
         new[one["cause"], one["line"]] -= one["count"]
     [((cause, line), count)] = [(key, count) for key, count in new.items() if count]
     assert cause == "item"
-    assert line.startswith("llmsys/model/layer_stack.py:")
+    # the planted forward is in no file: its caller is the wrapper of compiled blocks, which H100s have
+    assert line.startswith("llmsys/parallel/block_compilation.py:")
     assert count == LAYERS * planted["recorded_micro_batches"]
 
 

@@ -17,6 +17,7 @@ from llmsys.data.batch import IGNORED, Batch
 from llmsys.engine.engine import Engine, reduce_token_counts
 from llmsys.engine.micro_batch_loss import compute_loss_share
 from llmsys.model.initialization import initialize_parameters
+from llmsys.model.output_head import get_next_sentence_head
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.train.cross_entropy import build_training_loss
@@ -44,6 +45,7 @@ def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch
     losses, norms = [], []
     for step in range(STEPS):
         total, count = torch.zeros(()), 0
+        further, pairs = torch.zeros(()), 0  # next sentences have a mean of their own
         for group, rows in enumerate(groups(step)):
             for row in rows:
                 batch = build_batch(objective, step, group, [row])
@@ -53,7 +55,10 @@ def plain_run(objective: str) -> tuple[list[float], list[float], dict[str, torch
                 others = -(logits.log_softmax(-1).sum(-1)[valid]).sum() - plain
                 total = total + (1 - SMOOTHING) * plain + SMOOTHING / (classes - 1) * others
                 count += int(valid.sum())
-        (total / count).backward()
+                if batch.next_sentence_B is not None:
+                    further = further + get_next_sentence_head(model).take_loss()
+                    pairs += batch.token_counts.labelled_pairs
+        (total / count + further / max(1, pairs)).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         optimizer.step()
         optimizer.zero_grad()
@@ -66,6 +71,8 @@ def build(kind: str, objective: str) -> Engine:
     device, config = torch.device("cpu"), ModelConfig.model_validate(MODELS[objective])
     with torch.device("meta"):
         model = Transformer(config)
+    if objective == "masked_next_sentence":
+        get_next_sentence_head(model).is_trained = True  # as build_engine does
     ranks = torch.distributed.get_world_size()
     layout = ParallelLayout(replicate=ranks if kind == "ddp" else 1)
     common: dict[str, Any] = {

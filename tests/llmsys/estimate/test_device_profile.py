@@ -52,7 +52,7 @@ def test_the_command_prices_a_bare_models_step_and_says_why_the_rest_is_unknown(
     assert result["time"]["run"] is None
     assert set(result["unknown"]) == {"money", "energy"}
     assert main(["estimate", CONFIG, "--gpus", "8"]) == 2
-    assert "need a device. Add --device NAME, such as --device h100-sxm." in capsys.readouterr().err
+    assert "needs a device. Add --device NAME, such as --device h100-sxm." in capsys.readouterr().err
 
 
 def test_the_command_prices_a_run_and_prints_every_assumption(

@@ -98,8 +98,10 @@ class _BaseRnnConfig(Section):
         """
         hidden = shape.compute_residual_bytes(model.hidden_size)
         is_encoder, state = model.family == "encoder", shape.sequences * model.hidden_size * shape.value_bytes
-        # The decoder's first states are listed below, and what is stacked is saved in place of the last output.
-        elsewhere = 0 if is_encoder else (self.num_states - self.input_feeding) * state
+        # The decoder's first states are listed below. The last output is stacked; it is saved itself too where attention
+        # reads it alone, or where tanh made it.
+        saves_last = self.num_saved == self.num_states or (self.input_feeding and not is_encoder)
+        elsewhere = ((0 if is_encoder else self.num_states) - saves_last) * state
         yield SavedTensor("block input", hidden, "input")
         for layer in range(model.num_hidden_layers):
             yield SavedTensor("gates and states", self.num_saved * hidden - elsewhere, "pointwise")

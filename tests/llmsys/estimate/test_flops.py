@@ -128,10 +128,9 @@ WITHOUT_WINDOWS = {name: changes for name, changes in (ENCODERS | PAIRS).items()
 def test_what_sees_everything_costs_the_same_in_every_convention(changes: dict[str, Any]) -> None:
     model = ModelConfig.model_validate(SHAPE | changes | {"sliding_window": None})
     causal, full = (count_flops(model, SOURCE, 1, name, target_length=TARGET) for name in ("causal", "full"))
-    has_masks = model.family == "encoder_decoder" and model.rnn is None  # recurrent layers attend to the source alone
-    seen = reference.count_visible_pairs(TARGET) - TARGET**2 if has_masks else 0
+    seen = reference.count_visible_pairs(TARGET) - TARGET**2 if model.family == "encoder_decoder" else 0
     width = model.num_attention_heads * model.head_dim
-    layers = model.num_hidden_layers if model.rnn is None else 0
+    layers = model.num_hidden_layers if model.rnn is None else 0  # recurrent layers attend to the source alone
     assert causal.attention - full.attention == 4 * width * seen * layers
 
 

@@ -98,8 +98,8 @@ class _BaseRnnConfig(Section):
         """
         hidden = shape.compute_residual_bytes(model.hidden_size)
         is_encoder, state = model.family == "encoder", shape.sequences * model.hidden_size * shape.value_bytes
-        # The decoder's first states are listed below. The last output is stacked; it is saved itself too where attention
-        # reads it alone, or where tanh made it.
+        # The decoder's first states are listed below. The last output is stacked; it is saved itself too where
+        # attention reads it alone, or where tanh made it.
         saves_last = self.num_saved == self.num_states or (self.input_feeding and not is_encoder)
         elsewhere = ((0 if is_encoder else self.num_states) - saves_last) * state
         yield SavedTensor("block input", hidden, "input")

@@ -107,21 +107,3 @@ def test_fp8_is_part_of_the_trajectory_and_plain_products_are_as_before() -> Non
     fp8 = RunConfig.model_validate({"train": {"matmul_dtype": "fp8", "precision": "bf16"}})
     assert fp8.trajectory_settings["train"]["products"] == "fp8"
     assert "products" not in RunConfig().resolve_precision("bf16").trajectory_settings["train"]
-
-
-@pytest.mark.parametrize(
-    ("sections", "has_triton", "chosen"),
-    [
-        ({}, True, "block"),
-        ({}, False, "none"),
-        ({"train": {"compile": "block"}}, False, "block"),
-        ({"engine": {"kind": "deepspeed"}}, True, "none"),
-        ({"train": {"activation_checkpoint": "offload"}}, True, "none"),
-        ({"layout": {"context": 2, "context_kind": "ring"}}, True, "none"),
-    ],
-    ids=str,
-)
-def test_auto_compiles_blocks_where_triton_and_engine_can(
-    sections: dict[str, Any], has_triton: bool, chosen: str
-) -> None:
-    assert RunConfig.model_validate(sections).resolve_compile(has_triton).train.compile == chosen

@@ -81,7 +81,8 @@ def build_profile_section(record: RunRecord) -> Html | None:
     profile = record.profiles[max(record.profiles)]
     lead = build_tag(
         "p",
-        f"Step {profile['step']:,} of rank 0: {profile['seconds']:.3g} busy seconds. The timeline is "
+        f"Step {profile['step']:,} of rank 0: {profile['seconds']:.3g} busy seconds; the host waited for the "
+        f"device for {profile['host_wait_seconds']:.3g} s. The timeline is "
         f"{profile['trace']} in the run folder; https://ui.perfetto.dev opens it.",
     )
     kinds = [[name, f"{share:.1%}"] for name, share in profile["shares"].items()]

@@ -34,8 +34,9 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("matmul", ("gemm", "matmul", "aten::mm", "addmm", "bmm", "grouped_mm", "nvjet", "cutlass", "wgmma", "linear")),
     ("optimizer", ("adam", "muon", "_foreach", "multi_tensor", "lion")),
     ("copies", ("memcpy", "memset", "copy_", "aten::cat", "aten::fill_", "aten::to", "index_select", "index_put")),
-    ("host waits", ("synchronize", "_local_scalar_dense", "aten::item", "nonzero")),
 )
+# Calls of the CUDA runtime in which the host waits; not cudaDeviceSynchronize, which record_step itself calls.
+HOST_WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
 # Events of a CUDA allocator's history that a snapshot keeps.
 MAX_MEMORY_EVENTS = 1_000_000
 
@@ -115,10 +116,12 @@ class StepProfiler:
             recorded.export_chrome_trace(str(trace))
             if self._device.type == "cuda" and self._config.memory:
                 torch.cuda.memory._dump_snapshot(str(snapshot))
-                torch.cuda.memory._record_memory_history(enabled=None)
         except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where it cannot open the file
             log.warning("the profile of step %d was not written: %s. The run continues.", number, error)
             return
+        finally:
+            if self._device.type == "cuda" and self._config.memory:
+                torch.cuda.memory._record_memory_history(enabled=None)  # it would slow every later step
         self._latest = {"trace": str(trace.relative_to(self._folder.parent)), **summarize_events(recorded.events())}
         log.info("wrote the profile of step %d: %s (open it at https://ui.perfetto.dev)", number, trace)
 
@@ -131,7 +134,8 @@ def summarize_events(events: Iterable[Any]) -> dict[str, Any]:
 
     Returns:
         `seconds`: busy seconds of the device, or of the process's operators where there is no accelerator;
-        `shares`: the share of each kind in it, largest first; `kernels`: the ten longest, [name, count, share].
+        `shares`: the share of each kind in it, largest first; `kernels`: the ten longest, [name, count, share];
+        `host_wait_seconds`: in which the host waited for the device, 0 without an accelerator.
     """
     listed = list(events)
     has_kernels = any(event.device_type == DeviceType.CUDA for event in listed)
@@ -154,4 +158,5 @@ def summarize_events(events: Iterable[Any]) -> dict[str, Any]:
         "seconds": busy / 1e6,
         "shares": dict(sorted(shares.items(), key=lambda item: -item[1])),
         "kernels": [[name, int(count), own / busy] for name, (own, count) in longest],
+        "host_wait_seconds": sum(event.time_range.elapsed_us() for event in listed if event.name in HOST_WAITS) / 1e6,
     }

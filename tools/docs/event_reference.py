@@ -40,7 +40,7 @@ KINDS = {
 # Fields that a call passes as a mapping (`**fields`) instead of by name.
 MAPPED = {
     "branch": "run checkpoint parent_steps tokens moments data_order changes grown new unused",
-    "profile": "trace seconds shares kernels",
+    "profile": "trace seconds shares kernels host_wait_seconds",
     "prediction": "parameters memory device profile world_size step_seconds modelled_seconds why_no_time",
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
     "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
@@ -92,6 +92,7 @@ FIELDS = {
     "gradient_norm": "Norm of the gradient over all ranks, before clipping.",
     "grown": "Tensors that were made from smaller ones of the parent.",
     "gzip_bits_per_byte": "Bits per byte of `gzip -9` on the same text.",
+    "host_wait_seconds": "Seconds in which the host waited for the device.",
     "imbalance": "Load of the busiest expert over the mean.",
     "init": "Version of the initial values.",
     "kernels": "The ten longest kernels: name, calls, share.",

@@ -63,12 +63,12 @@ def dropout_of_rank(engine: BitwiseEngine, micro_batch: int) -> None:
 def fused_step(optimizer: BitwiseOptimizer, gradients: list[torch.Tensor], rate: float, scale: float) -> None:
     """torch's fused kernel, which takes what is left of a vector another way."""
     optimizer.steps += 1
-    locals_of = [[value.to_local() for value in values.values()] for values in optimizer.moments.values()]  # type: ignore[attr-defined]
+    local_moments = [[value.to_local() for value in values.values()] for values in optimizer.moments.values()]  # type: ignore[attr-defined]
     parameters = [parameter.to_local().detach() for parameter in optimizer.named.values()]  # type: ignore[attr-defined]
     steps = [torch.tensor(float(optimizer.steps)) for _ in parameters]
     scaled = [gradient * scale for gradient in gradients]
     torch._fused_adamw_(  # type: ignore[call-overload]
-        parameters, scaled, *locals_of, [], steps, lr=rate, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
+        parameters, scaled, *local_moments, [], steps, lr=rate, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
         amsgrad=False, maximize=False,
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Triton kernels of flash attention over packed sequences, for keys that are wider than values (FlashAttention-2).
 
 torch's flash attention takes one width: with the 192 and 128 channels of DeepSeek-V3 it would compute a fifth more.
-flex_attention rounds widths up to powers of two and computes 1.5 to 1.7 times as much. Here a head of keys is multiplied in two parts whose widths are
-powers of two, 128 and 64. The backward makes the five products of a tile once (Dao 2023, arXiv:2307.08691, algorithm
-2), and adds to the gradients of queries in float32 by atomic operations.
+flex_attention rounds widths up to powers of two and computes 1.5 to 1.7 times as much. A head of keys is multiplied
+in two parts whose widths are powers of two, 128 and 64. The backward makes the five products of a tile once (Dao 2023,
+arXiv:2307.08691, algorithm 2), and adds to the gradients of queries in float32 by atomic operations.
 
 Imported where a kernel runs: triton comes with torch's CUDA wheels only.
 

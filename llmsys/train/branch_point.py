@@ -5,8 +5,8 @@ event `branch`.
 
 Invariants:
 - The token count continues. Step n of the new run is the step of its own batch size that begins at that token.
-- With the same data, seed and sequence length the data continue where the parent stopped. A branch with no change
-  follows its parent bit for bit.
+- With the same data, seed, sequence length and packing the data continue where the parent stopped; pairs with the same
+  batch too. A branch with no change follows its parent bit for bit.
 - Every setting that differs from the parent's is logged and recorded; nothing is taken over silently.
 """
 
@@ -75,9 +75,11 @@ def find_branch_point(config: RunConfig, identity: dict[str, Any]) -> BranchPoin
     tokens = _count_parent_tokens(checkpoint, saved, int(record["steps"]))
     steps = _find_first_step(config, checkpoint, tokens, int(record["steps"]))
     changes = tuple(change for change in format_changes(saved, now) if not SOURCES.match(change))
-    same_length = saved["batch"]["sequence_length"] == now["batch"]["sequence_length"]
-    is_continued = same_length and all(saved.get(key) == now.get(key) for key in DATA_KEYS)
-    is_continued = is_continued or (same_length and _is_parent_first_source(saved, now, tokens))
+    # Windows are cut by these settings; steps of pairs are grouped by the whole batch.
+    keys = ("sequence_length", "packing") if config.objective.uses_windows else tuple(now["batch"])
+    is_same_cut = all(saved["batch"].get(key) == now["batch"].get(key) for key in keys)
+    has_same_data = all(saved.get(key) == now.get(key) for key in DATA_KEYS)
+    is_continued = is_same_cut and (has_same_data or _is_parent_first_source(saved, now, tokens))
     return BranchPoint(checkpoint, record, steps, tokens, changes, is_continued)
 
 

@@ -12,6 +12,7 @@ from llmsys.config.load import load_run_config
 from llmsys.errors import CheckpointError, ConfigError
 from llmsys.events import read_latest_events
 from llmsys.report.html_page import write_report
+from llmsys.train.branch_point import find_branch_point
 from llmsys.train.build_trainer import train_run
 from llmsys.train.trainer import Trainer
 from tests.helpers.dataset import VOCABULARY, make_dataset
@@ -92,6 +93,20 @@ def test_a_branch_with_nothing_changed_follows_its_parent_bit_for_bit_also_when_
     assert (branch["changes"], branch["moments"], branch["data_order"], branch["new"]) == ([], "taken", "continued", [])
     record = json.loads((folder / "same" / "checkpoints" / "step-00000006" / "state.json").read_text())
     assert record["parent"]["checkpoint"] == str(folder / "moe" / "checkpoints" / "step-00000002")
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_continued"), [({}, True), ({"packing": "best_fit"}, False), ({"sequence_length": 64}, False)], ids=str
+)
+def test_data_continue_only_where_windows_are_cut_alike(
+    folder: Path, batch: dict[str, Any], is_continued: bool
+) -> None:
+    checkpoint = folder / "dense" / "checkpoints" / "step-00000004"
+    saved = json.loads((checkpoint / "state.json").read_text())["run"]
+    words = [f"train.branch_from={folder / 'dense'}@4"]
+    config = load_run_config(str(folder / "dense.yaml"), words)
+    point = find_branch_point(config, saved | {"batch": saved["batch"] | batch})
+    assert point.is_data_continued == is_continued
 
 
 def test_a_cool_down_on_a_mixture_with_longer_steps_names_what_changed(folder: Path) -> None:

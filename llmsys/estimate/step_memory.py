@@ -273,9 +273,7 @@ class StepMemory:
         again = compute_saved_bytes(left, "none", compiled, self.system)
         again -= compute_saved_bytes(left, self.config.train.activation_checkpoint, compiled, self.system)
         largest = max(one.bytes for one in kind.branches[number])
-        # The rows of experts that are exchanged exist twice, in the order of arrival and by expert.
-        is_exchanged = any(one.name == "sorted visits" and one.producer == "collective" for one in left)
-        rows = 1 if is_over else 4 if is_exchanged else 2
+        rows = 1 if is_over else 2
         stream = self._activation_shape.compute_gathered_bytes(self.config.model.hidden_size)
         # Weights of branches that are over have gradients. An allocator keeps the places of a whole block's.
         over = 0 if self._uses_reserved_memory else number + (not is_over)

@@ -72,8 +72,8 @@ class StepMemory:
             "in the backward of the last block", [*early, *kept, *self._list_weights("backward"), *backward]
         )
         one, backward = self._compute_saved_bytes(first), [*self._list_backward_items(first), self._late_item]
-        if self._gathers_blocks and sum(map(self._count_blocks, self._block_groups)) > 1:
-            # The last one that gathers a block ahead.
+        if self._gathers_blocks and sum(map(self._count_blocks, self._block_groups)) > 2:
+            # The last one that gathers a block ahead, while gradients of the third are reduced.
             items = [MemoryItem("activations saved by two blocks", 2 * one), *self._list_weights("backward")]
             yield self._build_snapshot("in the backward of the second block", [*waiting, *items, *backward])
         items = [MemoryItem("activations saved by a block", one), *self._list_weights("first block")]

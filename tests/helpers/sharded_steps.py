@@ -201,7 +201,9 @@ def check_gradients(case: Any, found: Mapping[str, Any], expected: Mapping[str, 
     for key, value in expected.items():
         ours = torch.from_numpy(found[key])
         error = compute_relative_error(ours, value)
-        assert error < tolerance or float((ours - value).norm()) < 1e-7 * largest, f"{case}: {key} is off by {error:.1e}"
+        assert error < tolerance or float((ours - value).norm()) < 1e-7 * largest, (
+            f"{case}: {key} is off by {error:.1e}"
+        )
 
 
 def all_gradients(rank: int, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:

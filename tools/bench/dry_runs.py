@@ -75,9 +75,7 @@ ROWS = {
         8,
         {8_192: (*FULL, "batch.micro_sequences=4"), 32_768: FULL, 131_072: LONG},
     ),
-    "mixtral": DryRunRow(
-        "model/mixtral-8x7b", 8, {8_192: FULL, 32_768: FULL, 131_072: LONG}
-    ),
+    "mixtral": DryRunRow("model/mixtral-8x7b", 8, {8_192: FULL, 32_768: FULL, 131_072: LONG}),
     "llama-405b": DryRunRow(
         "model/llama3.1-405b",
         256,

@@ -51,7 +51,7 @@ EXPERTS: dict[str, ModelConfig] = {
         {"balance": {"kind": "auxiliary_loss", "scope": "sequence", "weight": 0.5}, "router_bias": True}
     ),
     "experts, all tokens on one": build_tiny_moe_config(ONE_EXPERT),
-    # Widths that two ranks split into blocks of 128. One layer: a difference of rounding moves values of the next by 6 %.
+    # Widths that two ranks split into blocks of 128. One layer: what one rounds differently is off by 6 % in the next.
     "fp8, experts": build_tiny_moe_config(
         {"moe_intermediate_size": 128, "num_shared_experts": 2},
         hidden_size=256,

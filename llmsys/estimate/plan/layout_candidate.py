@@ -24,8 +24,8 @@ from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.state_memory import compute_offloaded_bytes
 from llmsys.estimate.software_profile import resolve_compile_for_profile
+from llmsys.estimate.state_memory import compute_offloaded_bytes
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
 Recompute = Literal["none", "selective", "full"]

@@ -1,6 +1,6 @@
 """Run the dry runs of llmsys/dryrun/README.md: five models at three lengths, on clusters that do not exist.
 
-Reads configs and the profile of a device. Writes one JSON file for each dry run, and prints the table of the README from
+Reads configs and a device profile. Writes one JSON file for each dry run, and prints the table of the README from those
 those that are there.
 
     python tools/bench/dry_runs.py --output runs/dry --models llama mixtral --lengths 8192 32768

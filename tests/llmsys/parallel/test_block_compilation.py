@@ -33,6 +33,7 @@ class Compilation(NamedTuple):
 # Model, layout, recomputation, and the number of graphs: kinds of blocks × pieces.
 CASES: list[tuple[str, ParallelLayout, str, int]] = [
     ("llama", ParallelLayout(context=2), "selective", 1),
+    ("llama", ParallelLayout(context=2, context_kind="ring"), "selective", 1),
     (EXPERTS, ParallelLayout(expert=2), "full", 5),
     (MANY, ParallelLayout(tensor=2, expert=2), "selective", 6),
     ("fp8, experts", ParallelLayout(tensor=2, expert=2), "selective", 5),

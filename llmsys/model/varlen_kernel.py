@@ -25,7 +25,6 @@ from llmsys.config.key_split import BACKWARD_TILE, FORWARD_TILE, split_width
 # P packed positions, H heads, K width of a key, V width of a value, N documents
 
 LOG2_E = tl.constexpr(math.log2(math.e))
-OPTIONS = {"num_warps": 8, "num_stages": 2}
 DELTA_ROWS = 64
 # On sm_80, where products hold their operands in registers: the whole tile spills 1.4 KiB a thread.
 AMPERE_BACKWARD_TILE = (BACKWARD_TILE[0] // 2, BACKWARD_TILE[1])
@@ -231,10 +230,10 @@ def run_forward(
     """
     positions, heads, _ = q.shape
     out, lse_HP = q.new_empty(positions, heads, v.shape[2]), q.new_empty(heads, positions, dtype=torch.float32)
-    num_tiles = -(-max_length // FORWARD_TILE[0])
+    num_tiles, options = -(-max_length // FORWARD_TILE[0]), choose_options(_find_capability(q), is_backward=False)
     compute_tile[((len(cu_lengths) - 1) * num_tiles, heads)](
         q, k, v, out, lse_HP, cu_lengths, *_list_strides(q, k, v), positions, num_tiles, scale * math.log2(math.e),
-        is_causal, *split_width(q.shape[2]), v.shape[2], *FORWARD_TILE, **OPTIONS,
+        is_causal, *split_width(q.shape[2]), v.shape[2], *FORWARD_TILE, **options,
     )  # fmt: skip
     return out, lse_HP
 
@@ -268,14 +267,15 @@ def run_backward(
     dq = q.new_zeros(q.shape, dtype=torch.float32)
     dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
     num_tiles, documents = -(-max_length // BACKWARD_TILE[1]), len(cu_lengths) - 1
-    tile = choose_backward_tile(torch.cuda.get_device_capability(q.device) if q.is_cuda else None)
+    capability = _find_capability(q)
+    tile, options = choose_backward_tile(capability), choose_options(capability, is_backward=True)
     # Atomic sums have no order within one start.
     starts = range(num_tiles) if torch.are_deterministic_algorithms_enabled() else (0,)
     for first in starts:
         tiles = num_tiles // len(starts)
         compute_tile_gradients[(documents * tiles, heads)](
             q, k, v, dout, lse_HP, delta_HP, dq, dk, dv, cu_lengths, *_list_strides(q, k, v, dout), positions, tiles,
-            first, scale, is_causal, *split_width(q.shape[2]), width, *tile, **OPTIONS,
+            first, scale, is_causal, *split_width(q.shape[2]), width, *tile, **options,
         )  # fmt: skip
     return dq, dk, dv
 
@@ -290,6 +290,25 @@ def choose_backward_tile(capability: tuple[int, int] | None) -> tuple[int, int]:
         Two powers of two.
     """
     return AMPERE_BACKWARD_TILE if capability is not None and capability < (9, 0) else BACKWARD_TILE
+
+
+def choose_options(capability: tuple[int, int] | None, *, is_backward: bool) -> dict[str, int]:
+    """Return the warps of a tile and the tiles that are in shared memory at a time.
+
+    Args:
+        capability: CUDA compute capability; None on a CPU, by Triton's interpreter.
+        is_backward: Whether the options are those of the backward.
+
+    Returns:
+        Options of a Triton kernel. On an H100 a third tile makes the forward 1.30 and the backward 1.07 times as fast.
+        It does not fit shared memory before sm_90, nor the backward's on sm_100.
+    """
+    fits = capability is not None and (capability == (9, 0) if is_backward else capability >= (9, 0))
+    return {"num_warps": 8, "num_stages": 3 if fits else 2}
+
+
+def _find_capability(x: Tensor) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(x.device) if x.is_cuda else None
 
 
 def _list_strides(*tensors: Tensor) -> list[int]:

@@ -143,7 +143,7 @@ def measure_steps(model: int, device: torch.device) -> StepMeasurement:
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     slowest, fullest = all_reduce_max(torch.tensor([median(seconds[1:]), peak], dtype=torch.float64)).tolist()
     del engine
-    free_engine(device)
+    release_engine(device)
     return StepMeasurement(model, overrides, slowest, int(fullest), tuple(losses))
 
 
@@ -167,7 +167,7 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
         losses = [run_step(engine, batches) for _ in range(2)]
         runs.append((losses, hash_state(engine.get_state())))
         del engine
-        free_engine(device)
+        release_engine(device)
     apart = max(abs(a - b) / abs(b) for a, b in zip(runs[0][0], runs[1][0], strict=True))
     is_equal = runs[0][1] == runs[1][1]
     is_good = is_equal or (reproducibility == "fast" and apart < LOSS_LIMIT)
@@ -191,7 +191,7 @@ def build_step_engine(config: RunConfig, device: torch.device) -> Engine:
     return build_engine(config, build_device_meshes(layout, device), device)
 
 
-def free_engine(device: torch.device) -> None:
+def release_engine(device: torch.device) -> None:
     """Free the memory of an engine after its last name is deleted.
 
     Its hooks refer to it, so it waits for the collector.

@@ -20,14 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmsys.config.key_split import BACKWARD_TILE, FORWARD_TILE, split_width
+from llmsys.config.key_split import BACKWARD_TILE, FORWARD_TILE, choose_backward_tile, choose_options, split_width
 
 # P packed positions, H heads, K width of a key, V width of a value, N documents
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 DELTA_ROWS = 64
-# On sm_80, where products hold their operands in registers: the whole tile spills 1.4 KiB a thread.
-AMPERE_BACKWARD_TILE = (BACKWARD_TILE[0] // 2, BACKWARD_TILE[1])
 
 
 @triton.jit
@@ -278,33 +276,6 @@ def run_backward(
             first, scale, is_causal, *split_width(q.shape[2]), width, *tile, **options,
         )  # fmt: skip
     return dq, dk, dv
-
-
-def choose_backward_tile(capability: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the queries and keys of a tile of the backward.
-
-    Args:
-        capability: CUDA compute capability; None on a CPU, by Triton's interpreter.
-
-    Returns:
-        Two powers of two.
-    """
-    return AMPERE_BACKWARD_TILE if capability is not None and capability < (9, 0) else BACKWARD_TILE
-
-
-def choose_options(capability: tuple[int, int] | None, *, is_backward: bool) -> dict[str, int]:
-    """Return the warps of a tile and the tiles that are in shared memory at a time.
-
-    Args:
-        capability: CUDA compute capability; None on a CPU, by Triton's interpreter.
-        is_backward: Whether the options are those of the backward.
-
-    Returns:
-        Options of a Triton kernel. On an H100 a third tile makes the forward 1.30 and the backward 1.07 times as fast.
-        It does not fit shared memory before sm_90, nor the backward's on sm_100.
-    """
-    fits = capability is not None and (capability == (9, 0) if is_backward else capability >= (9, 0))
-    return {"num_warps": 8, "num_stages": 3 if fits else 2}
 
 
 def _find_capability(x: Tensor) -> tuple[int, int] | None:

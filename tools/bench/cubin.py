@@ -64,7 +64,7 @@ def compile_kernel(
 
 def compile_own_kernels(architecture: str) -> list[KernelUsage]:
     """Compile attention with keys of 192 and values of 128 channels, forward and backward, and the loss."""
-    from llmsys.config.key_split import FORWARD_TILE
+    from llmsys.config.key_split import FORWARD_TILE, choose_backward_tile, choose_options
     from llmsys.data.batch import IGNORED
     from llmsys.model import varlen_kernel
     from llmsys.train import cross_entropy_kernel
@@ -74,9 +74,9 @@ def compile_own_kernels(architecture: str) -> list[KernelUsage]:
     tensors = dict.fromkeys(bf16, "*bf16") | dict.fromkeys(fp32, "*fp32") | {"cu_lengths": "*i32", "targets": "*i64"}
     kinds = tensors | dict.fromkeys(("scale", "scale_log2", "other", "extra", "z_weight"), "fp32")
     capability = divmod(ARCHITECTURES[architecture][1], 10)
-    tiles = FORWARD_TILE, varlen_kernel.choose_backward_tile(capability)
+    tiles = FORWARD_TILE, choose_backward_tile(capability)
     widths = {"IS_CAUSAL": True, "WIDTH_1": 128, "WIDTH_2": 64, "WIDTH_V": 128}
-    ahead = [varlen_kernel.choose_options(capability, is_backward=backward) for backward in (False, True)]
+    ahead = [choose_options(capability, is_backward=backward) for backward in (False, True)]
     loss = {"IGNORED": IGNORED, "HAS_OTHER": True, "HAS_GRADIENT": True, "BLOCK": cross_entropy_kernel.BLOCK}
     usages = []
     for part, function, constants, options in (

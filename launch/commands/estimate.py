@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
+    if arguments.config.endswith("json") or Path(arguments.config, "config.json").is_file():
+        from llmsys.estimate.counted.counted_estimate import find_counted_config
+
+        if (found := find_counted_config(arguments.config)) is not None:
+            return _count_model(*found, arguments)
     from llmsys.config.load import read_config
 
     resolved = read_config(arguments.config, arguments.overrides)
@@ -52,6 +58,30 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
     else:
         print(format_estimate(result, tensors))
+    return 0
+
+
+def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """Print the counts of a model type that llmsys does not build."""
+    from llmsys.config.load import parse_batch
+    from llmsys.estimate.counted import counted_estimate as counted
+
+    for option in ("device", "cluster", "gpus", "documents"):
+        if getattr(arguments, option):
+            raise ConfigError(
+                f"--{option}: {values['model_type']} is counted and not priced. Leave it out, or give a model type "
+                "that llmsys builds."
+            )
+    model = counted.build_counted_model(values, str(path))
+    batch = parse_batch(arguments.overrides, f"llmsys estimate {path}")
+    longest = min(batch.sequence_length, model.longest or batch.sequence_length)
+    length = batch.sequence_length if "sequence_length" in batch.model_fields_set else longest
+    result = counted.estimate_counted_model(model, batch.sequences_per_step, length, batch.target_sequence_length)
+    tensors = counted.list_counted_tensors(model) if arguments.explain else None
+    if arguments.json:
+        print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
+    else:
+        print(counted.format_counted_estimate(result, tensors))
     return 0
 
 

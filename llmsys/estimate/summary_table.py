@@ -83,7 +83,7 @@ def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None 
     ]
     lines += iter_cost_lines(result)
     if ledger is not None:
-        lines += ["", *_iter_tensor_lines(ledger, result["parameters"]["total"])]
+        lines += ["", *iter_tensor_lines(ledger, result["parameters"]["total"])]
     return "\n".join(lines)
 
 
@@ -164,7 +164,8 @@ def _iter_run_lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"{', '.join(result['unknown'])}: unknown ({next(iter(result['unknown'].values()))})"
 
 
-def _iter_tensor_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
+def iter_tensor_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
+    """Yield a line for every tensor, and the total."""
     width = max(len(one["name"]) for one in ledger)
     for one in ledger:
         shape = " × ".join(map(str, one["shape"]))

@@ -49,6 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     request = _build_pricing_request(arguments)
     device = None if request is None else request.device
     result = estimate_run(resolved.run, model_only=resolved.is_model_only, documents=arguments.documents, device=device)
+    if resolved.source.suffix == ".json":
+        from llmsys.estimate.counted.transformers_classes import match_transformers_class
+
+        result = match_transformers_class(result, resolved.run)
     if request is not None:
         from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
 

@@ -93,6 +93,8 @@ def _iter_parameter_lines(result: dict[str, Any]) -> Iterator[str]:
     yield _format_count_row("parameters", counts["total"], format_count(counts["total"]))
     for name, count in counts["by_component"].items():
         yield _format_count_row(f"  {name}", count, f"{count / counts['total']:.1%}")
+    if "frozen" in counts:
+        yield _format_count_row("frozen", counts["frozen"], "tables that transformers' class has and does not train")
     yield _format_count_row("non-embedding", counts["non_embedding"], "without embeddings, positions and head")
     yield _format_count_row("active per token", active["all"], "parameters used per token")
     yield _format_count_row("", active["without_input_embedding"], "without the input embedding")

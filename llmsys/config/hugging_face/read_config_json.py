@@ -132,7 +132,7 @@ def _require_model_type(values: dict[str, Any], source: str, model_types: Sequen
         return name
     if isinstance(name, str) and name in COUNTED_TYPES:
         raise ConfigError(
-            f"{source}: model_type: {name!r} can be counted and not built. Use llmsys estimate {source}, or one of {known}."
+            f"{source}: model_type: {name!r} can be counted and not built: use llmsys estimate. Known: {known}."
         )
     for inner in ("text_config", "llm_config", "language_config", "thinker_config"):
         if isinstance(values.get(inner), dict):

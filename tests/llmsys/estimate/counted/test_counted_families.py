@@ -205,7 +205,7 @@ def test_estimate_counts_a_folder_and_others_refuse_it(tmp_path, capsys) -> None
     assert main(["estimate", str(tmp_path), "--device", "h100-sxm"]) == 2
     assert "--device: gemma is counted and not priced" in capsys.readouterr().err
     assert main(["show", str(tmp_path)]) == 2
-    assert "'gemma' can be counted and not built. Use llmsys estimate" in capsys.readouterr().err
+    assert "'gemma' can be counted and not built: use llmsys estimate. Known: bart" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

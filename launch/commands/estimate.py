@@ -3,15 +3,19 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
+    from llmsys.config.model import ModelConfig
+    from llmsys.config.section import Section
     from llmsys.estimate.cluster_costs import ClusterCosts
     from llmsys.estimate.run_cost import PricingRequest
 
+
+Settings = TypeVar("Settings", bound="Section")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --explain, the packing of documents, and the device and cluster to price the run on."""
@@ -31,6 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price-per-hour", type=float, metavar="P", help="price of one accelerator hour, in the cluster's currency"
     )
+    parser.add_argument(
+        "--serve",
+        metavar="KEY=VALUE,…",
+        help="serve the model: batch=32,prompt=2048,output=512,weights=int4,cache=fp8; --gpus share each layer",
+    )
+    parser.add_argument(
+        "--finetune",
+        metavar="KEY=VALUE,…",
+        help="train a part: rank=16,targets=attention (adapters), train=last,layers=4 (frozen parts), weights=int4",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
 
+    if arguments.serve is not None:
+        return _print_serving(resolved.run.model, arguments)
     request = _build_pricing_request(arguments)
     device = None if request is None else request.device
     result = estimate_run(resolved.run, model_only=resolved.is_model_only, documents=arguments.documents, device=device)
@@ -57,12 +73,47 @@ def run(arguments: argparse.Namespace) -> int:
         from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
 
         result = add_costs(result, resolved.run, request, model_only=resolved.is_model_only)
+    if arguments.finetune is not None:
+        from llmsys.config.serving import FinetuneConfig
+        from llmsys.estimate.finetuning import estimate_finetuning
+
+        wanted = _parse_settings(arguments.finetune, FinetuneConfig, "--finetune")
+        result |= {"finetune": estimate_finetuning(resolved.run, wanted, result)}
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
     else:
         print(format_estimate(result, tensors))
     return 0
+
+
+def _print_serving(model: "ModelConfig", arguments: argparse.Namespace) -> int:
+    """Print what serving the model takes: memory, and on a device time and cost."""
+    from llmsys.config.serving import ServingConfig
+    from llmsys.estimate.serving import estimate_serving
+    from llmsys.estimate.serving_table import format_serving
+
+    request = _build_pricing_request(arguments)
+    cluster = _resolve_cluster(arguments)
+    device = None if request is None else request.device
+    load = _parse_settings(arguments.serve, ServingConfig, "--serve")
+    result = estimate_serving(model, load, device, cluster, arguments.gpus or 1)
+    print(json.dumps(result) if arguments.json else format_serving(result))
+    return 0
+
+
+def _parse_settings(text: str, section: type[Settings], option: str) -> Settings:
+    """Return the section that `key=value,key=value` sets."""
+    from pydantic import ValidationError
+
+    from llmsys.config.merge import read_overrides
+    from llmsys.config.validation_errors import build_config_error
+
+    layer = read_overrides(text.split(","))
+    try:
+        return section.model_validate(layer.values)
+    except ValidationError as error:
+        raise build_config_error(error, section, layer, option) from None
 
 
 def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespace) -> int:

@@ -82,6 +82,10 @@ def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None 
         *_iter_run_lines(result),
     ]
     lines += iter_cost_lines(result)
+    if "finetune" in result:
+        from llmsys.estimate.serving_table import iter_finetune_lines  # few estimates are of fine-tuning
+
+        lines += iter_finetune_lines(result["finetune"])
     if ledger is not None:
         lines += ["", *iter_tensor_lines(ledger, result["parameters"]["total"])]
     return "\n".join(lines)

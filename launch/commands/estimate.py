@@ -10,8 +10,10 @@ from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.model import ModelConfig
+    from llmsys.config.run import RunConfig
     from llmsys.config.section import Section
     from llmsys.estimate.cluster_costs import ClusterCosts
+    from llmsys.estimate.device_profile import DeviceProfile
     from llmsys.estimate.run_cost import PricingRequest
 
 
@@ -34,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--price-per-hour", type=float, metavar="P", help="price of one accelerator hour, in the cluster's currency"
+    )
+    parser.add_argument(
+        "--html", type=parse_local_path, metavar="FILE", help="write a page: memory of a step, roofline, timeline"
     )
     parser.add_argument(
         "--serve",
@@ -79,12 +84,32 @@ def run(arguments: argparse.Namespace) -> int:
 
         wanted = _parse_settings(arguments.finetune, FinetuneConfig, "--finetune")
         result |= {"finetune": estimate_finetuning(resolved.run, wanted, result)}
+    if arguments.html is not None:
+        result |= {"page": str(_write_page(result, resolved.run, device, arguments))}
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
     else:
         print(format_estimate(result, tensors))
     return 0
+
+
+def _write_page(
+    result: dict[str, Any], config: "RunConfig", device: "DeviceProfile | None", arguments: argparse.Namespace
+) -> Path:
+    """Write the page of the estimate and return its path."""
+    from llmsys.estimate.roofline import list_layer_kernels
+    from llmsys.estimate.step_timeline import build_timeline_from_estimate, count_rank_micro_batch
+    from llmsys.report.estimate_page import write_estimate_page
+
+    kernels = []
+    if device is not None:
+        sequences, tensor = count_rank_micro_batch(result, config)
+        kernels = list_layer_kernels(config.model, device, sequences, config.batch.sequence_length, tensor)
+    timeline = build_timeline_from_estimate(result, config) if "time" in result else None
+    return write_estimate_page(
+        result, arguments.config, arguments.html, device=device, kernels=kernels, timeline=timeline
+    )
 
 
 def _print_serving(model: "ModelConfig", arguments: argparse.Namespace) -> int:
@@ -121,7 +146,7 @@ def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespa
     from llmsys.config.load import parse_batch
     from llmsys.estimate.counted import counted_estimate as counted
 
-    for option in ("device", "cluster", "gpus", "documents"):
+    for option in ("device", "cluster", "gpus", "documents", "serve", "finetune", "html"):
         if getattr(arguments, option):
             raise ConfigError(
                 f"--{option}: {values['model_type']} is counted and not priced. Leave it out, or give a model type "

@@ -205,7 +205,8 @@ def _count_skipped_gradients(
     else:
         skipped, more = [row for row in reads_stream if row.component == "attention"], 0
     # A's of these matrices read the stream too.
-    adapted = [row for row in reads_stream if row.component in TARGETS[config.targets]]
+    first_part = TARGETS["feed_forward" if config.targets == "feed_forward" else "attention"]
+    adapted = [row for row in reads_stream if row.component in first_part]
     inputs = sum(
         _count_adapter_products(model, row, config.rank) * row.shape[-1] // (row.shape[-1] + row.shape[-2])
         // row.num_copies

@@ -127,7 +127,7 @@ def build_oracle(name: str, seed: int) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parameters_equal_those_of_the_class_on_random_sizes(name: str) -> None:
-    for seed in range(4):
+    for seed in range(3):
         config, values = build_oracle(name, seed)
         with torch.device("meta"):
             model = getattr(transformers, FAMILIES[name][0])(config)

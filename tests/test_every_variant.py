@@ -65,6 +65,7 @@ NOT_EXPORTED = NOT_BUILT | {
     "model.attention.kind=longformer",
     "model.attention.kind=linformer",
     "model.attention.kind=lsh",
+    "model.attention.kind=segment_memory",
     "model.recurrence.kind=fixed",
     "model.recurrence.kind=adaptive",
     "model.rnn.kind=elman",

@@ -39,7 +39,7 @@ class ParameterTensor:
 
     `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
     two tokens, assignment of a token to an expert, or image patch. None: the tensor is looked up or added. Weights of a
-    block that repeats are multiplied in each of its `steps`.
+    block that repeats are multiplied in each of its `steps`; the inputs of `cut_steps` of them get no gradient.
     """
 
     name: str
@@ -48,6 +48,7 @@ class ParameterTensor:
     layers: tuple[int, ...] = ()
     input: Input | None = None
     steps: int = 1
+    cut_steps: int = 0
 
     @property
     def num_copies(self) -> int:

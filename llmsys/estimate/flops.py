@@ -136,17 +136,9 @@ class _PackedSequence:
         lengths = iter_document_lengths(self.length, self.documents)
         return sum(count_visible_pairs(one, window, causal=causal) for one in lengths)
 
-    def count_distances(self, *, causal: bool) -> int:
-        """Distances between two tokens that Transformer-XL maps; the module maps those to later tokens too."""
-        return self.length if self.exact and causal else 2 * self.length - 1
-
-    def count_distance_pairs(self, window: int | None, *, causal: bool) -> int:
-        """Pairs of query and distance; the module multiplies each query with all distances and then chooses."""
-        return (
-            self.count_query_key_pairs(window, causal=causal)
-            if self.exact
-            else self.length * self.count_distances(causal=causal)
-        )
+    def list_documents(self) -> list[int] | None:
+        """Lengths of the documents whose pairs are counted; None: every pair that is computed."""
+        return list(iter_document_lengths(self.length, self.documents)) if self.exact else None
 
 
 def count_flops(
@@ -193,8 +185,7 @@ def count_flops(
     if convention == "hardware":
         repeated = 2 * _count_weight_multiplications(iter_recomputed_matrices(model, rows, recompute), vectors)
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
-    # pixels have no gradient
-    spared = 2 * sum(row.elements_per_vector for row in rows if row.input == "patch") * vectors["patch"]
+    spared = 2 * sum(row.num_elements * row.cut_steps * vectors[row.input] for row in rows if row.input is not None)
     # the backward runs two products for each one of the forward
     return FlopsCount(convention, sequences * length, forward, 3 * forward - spared + repeated, attention)
 
@@ -213,8 +204,8 @@ def _count_input_vectors(
         "token": tokens,
         "source": sequences * source.length,
         "sequence": sequences,
-        "distance": target.count_distances(causal=model.family != "encoder"),  # once for the whole batch
-        "encoder_distance": source.count_distances(causal=False),
+        "distance": _count_distances(model, target),  # once for the whole batch
+        "encoder_distance": 2 * source.length - 1,
         "visit": 0 if model.moe is None else sequences * model.moe.count_sequence_visits(target.length),
         "patch": 0 if model.patches is None else tokens - sequences * model.patches.num_leading,
     }
@@ -259,21 +250,35 @@ def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iter
     yield from _iter_distance_flops(model, one)
     scores = _build_score_shape(model)
     width = scores.heads * (scores.key_channels + scores.value_channels)
-    documents = list(iter_document_lengths(one.length, one.documents)) if one.exact else None
+    documents = one.list_documents()
     for layer in _iter_attention_layers(model):
         products = model.attention.count_products(model, layer, one.length, documents)
-        if products is None:
-            pairs = one.count_query_key_pairs(model.get_attention_window(layer), causal=scores.is_causal)
-            products = width * pairs
-        yield 2 * products
+        yield 2 * (width * _count_pairs(model, layer, one) if products is None else products)
 
 
 def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
     """Yield the operations of queries with distances and segments; 0 where positions have no matmul."""
     for layer in _iter_attention_layers(model):
-        pairs = one.count_distance_pairs(model.get_attention_window(layer), causal=model.family != "encoder")
+        row = model.attention.fold_row(one.length)
+        # The module multiplies each query with all distances and then chooses.
+        computed = row.blocks * row.queries * _count_distances(model, one)
+        pairs = _count_pairs(model, layer, one) if one.exact else computed
         products = model.position.count_query_products(pairs, one.length)
         yield 2 * model.num_attention_heads * model.head_dim * products
+
+
+def _count_pairs(model: ModelConfig, layer: int, one: _PackedSequence) -> int:
+    """Return the pairs of query and key that are counted in one head of layer `layer`."""
+    pairs = model.attention.count_pairs(one.length, one.list_documents())
+    if pairs is None:
+        return one.count_query_key_pairs(model.get_attention_window(layer), causal=model.family != "encoder")
+    return pairs
+
+
+def _count_distances(model: ModelConfig, one: _PackedSequence) -> int:
+    """Return the distances that Transformer-XL maps; the module maps those to later tokens too."""
+    row = model.attention.fold_row(one.length)
+    return row.earlier + (row.queries if one.exact and model.family != "encoder" else 2 * row.queries - 1)
 
 
 def _build_score_shape(model: ModelConfig) -> ScoreShape:

@@ -150,7 +150,7 @@ class ContextBuilder:
             masks=self.masks.build_self_masks(inputs),
             positions_BT=_compute_positions(length, documents_BT, cache, device),
             rotations={} if self.rotations is None else self.rotations(length, cache, device),
-            distances_RD=self._compute_distance_sinusoids(start, length, like),
+            distances_RD=self._compute_distance_sinusoids(start, length, like, is_cached=cache is not None),
             segments=None if token_types_BT is None else _collect_segments(token_types_BT, cache),
             cache=cache,
             memory=memory,
@@ -160,10 +160,12 @@ class ContextBuilder:
             documents_BT=documents_BT,
         )
 
-    def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:
+    def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor, *, is_cached: bool) -> Tensor | None:
         """Return the sinusoids of distances start + length - 1 down to 1 - length, (R, D)."""
         if self.sinusoids is None:
             return None
+        if not is_cached:
+            _, length, start = self.config.attention.fold_row(length)
         distances_R = torch.arange(start + length - 1, -length, -1, device=like.device)
         return self.sinusoids(distances_R).to(like.dtype)
 

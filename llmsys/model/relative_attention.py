@@ -47,13 +47,13 @@ class RelativeAttention(MultiHeadAttention):
         assert isinstance(mask, AttentionMask), "choose_attention_kernel gives distance scores a table"
         # The kernel scales products of queries and keys, but not a bias.
         mask = mask.add_bias(self.scale * bias_BHTS)
-        return self._compute_attention_output(_add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
+        return self._compute_attention_output(add_bias(q_BTHK, self.content_bias), k_BSGK, v_BSGK, mask, self.sinks)
 
     def _compute_distance_scores(self, q_BTHK: Tensor, context: ForwardContext) -> Tensor:
         """Return (q + v) · W r of every pair, (B, H, T, S): one product with all distances, then a gather."""
         assert context.distances_RD is not None
         r_RHK = self.position_proj(context.distances_RD).unflatten(-1, (self.heads, -1))
-        scores_BHTR = torch.einsum("bthk,rhk->bhtr", _add_bias(q_BTHK, self.position_bias), r_RHK)
+        scores_BHTR = torch.einsum("bthk,rhk->bhtr", add_bias(q_BTHK, self.position_bias), r_RHK)
         queries = q_BTHK.shape[1]
         keys = r_RHK.shape[0] - queries + 1
         # Query t is at position S - T + t, so key s is S - T + t - s back, which is row T - 1 - t + s.
@@ -66,7 +66,7 @@ class RelativeAttention(MultiHeadAttention):
         """Return (q + s) · e, with row 0 of e for the same segment and the last row for another one."""
         if self.segment_embed is None:
             return q_BTHK.new_zeros(())
-        scores_BHTE = torch.einsum("bthk,ehk->bhte", _add_bias(q_BTHK, self.segment_bias), self.segment_embed)
+        scores_BHTE = torch.einsum("bthk,ehk->bhte", add_bias(q_BTHK, self.segment_bias), self.segment_embed)
         if context.segments is None:
             # Without segments all tokens are of the same one.
             return scores_BHTE[..., :1]
@@ -75,5 +75,6 @@ class RelativeAttention(MultiHeadAttention):
         return scores_BHTE.gather(-1, differ_BTS[:, None].expand(-1, self.heads, -1, keys))
 
 
-def _add_bias(q_BTHK: Tensor, bias_HK: Tensor | None) -> Tensor:
+def add_bias(q_BTHK: Tensor, bias_HK: Tensor | None) -> Tensor:
+    """Return queries with the trained vector that stands for them in some scores, if there is one."""
     return q_BTHK if bias_HK is None else q_BTHK + bias_HK

@@ -172,6 +172,8 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
             batch__attention_scope="window"),
     _choose("model.attention", "lsh", {"chunk_length": 4, "num_hashes": 2}, model__position={"kind": "learned"}),
+    _choose("model.attention", "segment_memory", {"segment_length": 4, "memory_length": 6},
+            model__position={"kind": "transformer_xl"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),

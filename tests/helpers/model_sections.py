@@ -57,6 +57,11 @@ DECODERS: dict[str, Changes] = {
     "post": {**LAYERNORM, "residual": {"kind": "post"}},
     "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
     "transformer-xl without biases": {**EVERY_HEAD, "position": {"kind": "transformer_xl", "biases": False}},
+    "segments with memory": {
+        **EVERY_HEAD,
+        "position": {"kind": "transformer_xl"},
+        "attention": {"kind": "segment_memory", "segment_length": 4, "memory_length": 6, "qkv_bias": True},
+    },
     "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
     "universal": {"recurrence": {"kind": "fixed"}},
     "universal, adaptive": {"recurrence": {"kind": "adaptive"}, "residual": {"kind": "post"}},

@@ -265,7 +265,7 @@ class TransformerXlPositionConfig(_BasePositionConfig):
             yield ParameterTensor("attention.segment_embed", (self.segments, *heads), "positions")
 
     def count_query_products(self, distance_pairs: int, length: int) -> int:
-        """Return the dot products of queries with distances and with segments, of one head."""
+        """Return the products of one head with distances and with segments."""
         return distance_pairs + self.segments * length
 
     def iter_saved_tensors(self, scores: ScoreShape, shape: ActivationShape) -> Iterator[SavedTensor]:
@@ -274,7 +274,11 @@ class TransformerXlPositionConfig(_BasePositionConfig):
         yield SavedTensor("keys of distances", int(distances * channels * shape.value_bytes), "product")
         yield SavedTensor("queries of distances", shape.compute_sharded_bytes(channels), "pointwise")
         yield SavedTensor("scores by distance", shape.compute_score_bytes(scores.heads, keys=distances), "pointwise")
-        yield SavedTensor("which distance", 8 * shape.length * scores.keys, "pointwise")  # int64 indices, shared by all heads
+        # int64 indices of all heads; XLNet's second stream has its own in every row.
+        rows = shape.sequences if scores.keys < shape.length else 1
+        yield SavedTensor("which distance", 8 * rows * shape.length * scores.keys, "pointwise")
+        if self.segments:
+            yield SavedTensor("queries of segments", shape.compute_sharded_bytes(channels), "pointwise")
 
 
 class NoPositionConfig(_BasePositionConfig):

@@ -151,7 +151,6 @@ def _count_recurrent_kernels(bench: KernelContext) -> int:
 
 
 def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, *, head: bool = False) -> float:
-    """One row's product, all of its copies."""
     shape, layout, folded = bench.shape, bench.layout, bench.model.attention.fold_row(bench.shape.length)
     outputs, inputs = (float(one) for one in row.shape[-2:])
     if row.name.endswith(ROW_SPLIT):
@@ -161,6 +160,7 @@ def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, 
     vectors = {
         "source": shape.sequences * shape.source / layout.context,
         "sequence": shape.sequences,
+        "predicted": shape.sequences * (shape.length - shape.source or shape.length),
         "distance": 2 * folded.queries - 1 + folded.earlier,
         "encoder_distance": 2 * shape.source - 1,
     }.get(row.input or "token", shape.num_tokens / layout.context)

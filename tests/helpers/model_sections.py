@@ -138,6 +138,21 @@ ENCODERS: dict[str, Changes] = {
         "head": {"kind": "features"},
     },
     "hashed": {**BERT, "attention": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2}, "head": {"kind": "mlm"}},
+    "two streams": {
+        **LAYERNORM,
+        **EVERY_HEAD,
+        "family": "encoder",
+        "position": {"kind": "transformer_xl", "segments": 2},
+        "head": {"kind": "permutation"},
+        "residual": {"kind": "post"},
+        "tie_word_embeddings": True,
+    },
+    "two streams, untied": {
+        **EVERY_HEAD,
+        "family": "encoder",
+        "position": {"kind": "transformer_xl"},
+        "head": {"kind": "permutation"},
+    },
     "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
     "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
 }

@@ -11,7 +11,7 @@ from llmsys.model.transformer import Transformer
 THEIRS = {
     "embed.weight": "transformer.word_embedding.weight",
     "head.bias": "lm_loss.bias",
-    "mask_embedding": "transformer.mask_emb",
+    "mask_embedding.weight": "transformer.mask_emb",
     "attention.q_proj.weight": "rel_attn.q",
     "attention.k_proj.weight": "rel_attn.k",
     "attention.v_proj.weight": "rel_attn.v",

@@ -95,10 +95,7 @@ def test_visible_pairs_are_those_of_the_rule(documents: list[int]) -> None:
     attention = SegmentMemoryAttentionConfig(segment_length=SEGMENT, memory_length=MEMORY)
     numbers = [number for number, size in enumerate(documents) for _ in range(size)]
     pairs = [
-        (t, s)
-        for t in range(19)
-        for s in range(t + 1)
-        if numbers[s] == numbers[t] and s >= t - t % SEGMENT - MEMORY
+        (t, s) for t in range(19) for s in range(t + 1) if numbers[s] == numbers[t] and s >= t - t % SEGMENT - MEMORY
     ]
     assert attention.count_pairs(19, documents) == len(pairs)
     assert attention.count_pairs(19, None) == 20 * (SEGMENT + MEMORY)

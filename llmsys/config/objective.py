@@ -82,7 +82,7 @@ class NextSentenceConfig(_BaseMaskedConfig):
     """Masked tokens, and whether the second of two segments follows the first (BERT, Devlin 2018, 3.1, task 2).
 
     A row is [CLS] A [SEP] B [SEP] from the longest document of a window. B follows A there, or begins the longest
-    document of another window. The loss is the sum of both mean losses.
+    other document of another window. The loss is the sum of both mean losses.
     """
 
     kind: Literal["masked_next_sentence"] = "masked_next_sentence"

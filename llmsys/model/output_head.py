@@ -104,7 +104,7 @@ class NextSentenceHead(nn.Linear):
             self.register_buffer(name, torch.zeros(()), persistent=False)
 
     def record_loss(self, pooled_BD: Tensor, labels_B: Tensor) -> None:
-        """Keep the loss of a training forward, and add it to the counters. Negative labels are left out."""
+        """Keep the loss of a forward pass, and add it to the counters. Negative labels are left out."""
         logits_B2 = self(pooled_BD).float()
         self._nats = F.cross_entropy(logits_B2, labels_B, reduction="sum")
         with torch.no_grad():

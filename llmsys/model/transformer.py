@@ -98,7 +98,7 @@ class Transformer(LayerStack):
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
-            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss` in training.
+            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss`.
             predicted_BP: Positions to predict in this order, negative: none (XLNet); logits are theirs, (B, P, V).
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
@@ -130,7 +130,7 @@ class Transformer(LayerStack):
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
         new = context.num_predicted or new
-        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish, context.real_BT)
+        return self._compute_output(x_BTD, new, next_sentence_B, finish, context.real_BT)
 
     def _compute_output(
         self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None, real_BT: Tensor | None

@@ -136,15 +136,9 @@ def select_saved_tensors(
         return [tensor for tensor in tensors if tensor.producer == "input"]
     if policy == "selective":
         return _apply_selective_policy(tensors, compiled, system)
-    if compiled:  # pointwise ops are fused into their readers, and recomputed (min-cut partitioner)
-        return [
-            tensor
-            for tensor in tensors
-            if tensor.producer not in ("pointwise", "fused")
-            and (tensor.is_saved or tensor.producer == "product")
-            and tensor.is_needed
-        ]
-    return [tensor for tensor in tensors if tensor.is_saved]
+    # Compiled, what only further pointwise operations read is computed again; what a matmul reads stays (min-cut
+    # partitioner, which computes nothing again that backward would have to write to memory).
+    return [tensor for tensor in tensors if tensor.is_saved and not (compiled and tensor.producer == "fused")]
 
 
 def _apply_selective_policy(tensors: list[SavedTensor], compiled: bool, system: MemoryProfile) -> list[SavedTensor]:

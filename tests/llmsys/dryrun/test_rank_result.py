@@ -19,8 +19,7 @@ def estimate_saving(*overrides: str) -> int:
 
 def test_compiled_blocks_keep_no_activated_gate() -> None:
     gate = LENGTH * INNER * BF16
-    # Besides the gate: float32 inputs of norms.
-    assert LAYERS * gate < estimate_saving("train.compile=block") < 3 * LAYERS * gate
+    assert estimate_saving("train.compile=block") == LAYERS * gate
     # With full recomputation one block is in memory at a time.
     assert estimate_saving("train.compile=block", "train.activation_checkpoint=full") < 3 * gate
     assert estimate_saving("train.compile=none") == 0

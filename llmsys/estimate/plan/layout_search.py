@@ -14,7 +14,6 @@ from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
-    RECOMPUTE,
     SCHEDULES,
     EstimatedCandidate,
     IllegalLayoutError,
@@ -24,6 +23,7 @@ from llmsys.estimate.plan.layout_candidate import (
     estimate_candidate,
     format_engine_name,
     iter_candidates,
+    list_policies,
 )
 from llmsys.estimate.software_profile import resolve_for_profile
 
@@ -90,7 +90,7 @@ def _search_engines(
     considered, refusal = 0, ""
     closest: EstimatedCandidate | None = None
     for choice in iter_candidates(config, place, engines):
-        for recompute in RECOMPUTE:
+        for recompute in list_policies(config, choice.engine):
             considered += 1
             try:
                 fitting, smallest = _search_micro_batches(config, replace(choice, recompute=recompute), place)
@@ -193,7 +193,7 @@ def _iter_neighbour_candidates(
     for schedule in SCHEDULES if best.pipeline > 1 else ():
         if schedule != best.schedule:
             yield schedule.kind, replace(best, schedule=schedule)
-    for policy in RECOMPUTE:
+    for policy in list_policies(config, best.engine):
         if policy != best.recompute:
             yield f"activation_checkpoint={policy}", replace(best, recompute=policy)
     for engine in engines:

@@ -84,9 +84,9 @@ class StepMemory:
         weights = self._list_weights("backward" if blocks > 1 else "first block", last)
         yield self._build_snapshot("in the backward of the last block", [*early, *kept, *weights, *backward])
         one = self._compute_saved_bytes(first)
-        if self._gathers_blocks and blocks > 1:
-            # The last one that gathers a block ahead.
-            backward = [*self._list_backward_items(first, follows=blocks > 2), self._late_item]
+        if self._gathers_blocks and blocks > 2:
+            # The last one that gathers a block ahead, while gradients of the third are reduced.
+            backward = [*self._list_backward_items(first, follows=True), self._late_item]
             items = [MemoryItem("activations saved by two blocks", 2 * one), *self._list_weights("backward", first)]
             yield self._build_snapshot("in the backward of the second block", [*waiting, *items, *backward])
         backward = [*self._list_backward_items(first, follows=blocks > 1), self._late_item]

@@ -143,6 +143,8 @@ def _build_token_picker(params: SamplingParams, ids: list[list[int]], generators
 
 def _build_logits_function(model: Transformer, vocab_size: int) -> NextLogits:
     def compute_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+        if model.run_pipeline is not None:
+            return model.run_pipeline(tokens_BT, cache)[:, :vocab_size]
         logits_BTV: Tensor = model(tokens_BT.to(model.embed.weight.device), cache=cache)
         return logits_BTV[:, -1, :vocab_size]
 

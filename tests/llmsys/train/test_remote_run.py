@@ -99,9 +99,9 @@ def test_a_step_that_is_saved_again_counts_no_longer_while_its_files_are_replace
     write_checkpoint(run.folder, 4, "old")
     run.upload()
     object_storage.written.clear()
+    target = run.folder / "checkpoints" / "step-00000004"
     with init_process_group():
-        write_sharded_checkpoint({"a": torch.ones(3)}, run.folder / "checkpoints/step-00000004", {"steps": 4, "run": {}},
-                                 ControlGroup())  # fmt: skip
+        write_sharded_checkpoint({"a": torch.ones(3)}, target, {"steps": 4, "run": {}}, ControlGroup())
     run.upload()
     name = "run/checkpoints/step-00000004"
     assert object_storage.written == [

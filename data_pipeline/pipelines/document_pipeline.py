@@ -51,6 +51,9 @@ from llmsys.local_files import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
 
+# Of so few remote files each is cut into blocks, so that all workers have some.
+MAX_CUT_REMOTE_FILES = 64
+
 
 class DocumentPipeline:
     """Stages of one dataset of documents."""
@@ -105,22 +108,23 @@ class DocumentPipeline:
         return self.runner.run_stage(name, tasks, unit=unit, code=code, next_stage=next_stage)
 
     def _run_survey_stage(self, inputs: list[str]) -> Sequence[InputBlock]:
-        """Split long local files into blocks. A remote file is one block, identified by its tag or time."""
+        """Split long files into blocks. Of many remote files each is one block, identified by its tag or time."""
         # The digest tells apart files of one name in different folders.
         named = [(path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs]
-        local_files = [(path, name) for path, name in named if not is_remote(path)]
-        size = self.data.executor.block_bytes
+        size, sizes = self.data.executor.block_bytes, {path: get_input_size(path) for path in inputs if is_remote(path)}
+        # To find where records end a file is read once more than to extract it.
+        uncut = {path for path, length in sizes.items() if length <= size or len(sizes) > MAX_CUT_REMOTE_FILES}
+        surveyed = [(path, name) for path, name in named if path not in uncut]
         tasks = []
-        for path, name in local_files:
-            job = partial(split_input_file, source=path, block_bytes=size)
-            tasks.append(Task(f"survey/{name}", [path, compute_file_stamp(path), size], [], job, get_input_size(path)))
+        for path, name in surveyed:
+            identity = compute_input_identity(self.runner.journal, path) if is_remote(path) else ""
+            job = partial(split_input_file, source=path, block_bytes=size, identity=identity)
+            stamp = identity or compute_file_stamp(path)
+            tasks.append(Task(f"survey/{name}", [path, stamp, size], [], job, sizes.get(path) or get_input_size(path)))
         records = self._run_stage("survey", tasks, "B") if tasks else []
-        positions = {path: position for position, (path, _) in enumerate(local_files)}
-
+        positions = {path: position for position, (path, _) in enumerate(surveyed)}
         whole = {
-            path: {"blocks": [[0, get_input_size(path), compute_input_identity(self.runner.journal, path)]]}
-            for path in inputs
-            if is_remote(path)
+            path: {"blocks": [[0, sizes[path], compute_input_identity(self.runner.journal, path)]]} for path in uncut
         }
 
         def find_result(index: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.errors import ConfigError
-from llmsys.local_files import lock_folder
+from llmsys.local_files import find_folder_url, lock_folder
 from llmsys.manifest import Manifest
 from llmsys.tokenizer import find_model_file, load_tokenizer
 
@@ -53,6 +53,11 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
             f"data.kind=mixture refers to prepared datasets: {folders}. Run llmsys prepare with the config of "
             "each, all with the same tokenizer."
         )
+    if (url := find_folder_url(data.folder)) is not None:
+        from data_pipeline.pipelines.remote_dataset import open_work_folder  # most datasets are local
+
+        with open_work_folder(url) as work:
+            return prepare_dataset(config.model_copy(update={"data": data.model_copy(update={"folder": work})}), until)
     inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
     if isinstance(data, CrawlConfig):
         require_resource_files(data)

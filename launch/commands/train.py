@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import DataError, LostRankError
 from llmsys.events import read_latest_events
+from llmsys.local_files import format_folder
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
@@ -32,25 +33,26 @@ def run(arguments: argparse.Namespace) -> int:
     if is_finished(config):
         result = read_final_evaluation(config.run.folder)
         message = (
-            f"{config.run.folder} is finished: {config.num_steps} steps. To train longer, raise train.tokens in a new "
-            f"run.folder."
+            f"{format_folder(config.run.folder)} is finished: {config.num_steps} steps. To train longer, raise "
+            "train.tokens in a new run.folder."
         )
     else:
         run_local_ranks(config, [arguments.config, *arguments.overrides])
         # a launcher that was killed may exit with 0
         require_finish(config)
         result = read_final_evaluation(config.run.folder)
-        message = f"trained {config.num_steps} steps into {config.run.folder}"
+        message = f"trained {config.num_steps} steps into {format_folder(config.run.folder)}"
     print(json.dumps(result) if arguments.json else f"{message}\n{format_evaluation(result)}")
     return 0
 
 
 def prepare_missing_dataset(config: "RunConfig") -> None:
     """Prepare the dataset of a config unless it has tokens already. A mixture has no inputs of its own to prepare."""
-    from llmsys.manifest import MANIFEST_NAME, load_manifest
+    from llmsys.manifest import load_manifest
+    from llmsys.remote_dataset import is_prepared
 
     folder = config.data.folder
-    if config.data.kind == "mixture" or ((folder / MANIFEST_NAME).exists() and load_manifest(folder).splits):
+    if config.data.kind == "mixture" or (is_prepared(folder) and load_manifest(folder).splits):
         return
     from data_pipeline.pipelines.prepare_dataset import prepare_dataset
     from launch.commands.prepare import format_skipped
@@ -58,7 +60,7 @@ def prepare_missing_dataset(config: "RunConfig") -> None:
 
     manifest = prepare_dataset(config)
     tokens = ", ".join(f"{split.tokens:,} {name} tokens" for name, split in manifest.splits.items())
-    for line in (*format_skipped(manifest), f"prepared {folder}: {tokens}"):
+    for line in (*format_skipped(manifest), f"prepared {format_folder(folder)}: {tokens}"):
         get_logger(__name__).info("%s", line)
 
 

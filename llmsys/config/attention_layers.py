@@ -19,6 +19,7 @@ from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.run import RunConfig
+from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 
 BIASES: dict[str, BiasKind] = {"alibi": "alibi", "relative_bias": "relative"}
 
@@ -100,6 +101,9 @@ def describe_self_attention(
             return replace(common, length=longest, mask="cross", has_documents=False)
         case LshAttentionConfig():
             return replace(common, has_lsh=True)
+        case SegmentMemoryAttentionConfig():
+            row = attention.fold_row(length)
+            return replace(common, length=row.queries + row.earlier, has_documents=True)
         case unreachable:
             assert_never(unreachable)
 

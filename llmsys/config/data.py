@@ -32,7 +32,7 @@ from llmsys.config.images import ImagesConfig
 from llmsys.config.language import LanguageConfig, find_name_violations
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import FolderPath, LocalPath, Section, Violation, raise_violations
 
 
 class PairsConfig(Section):
@@ -45,7 +45,7 @@ class PairsConfig(Section):
 
     kind: Literal["pairs"] = "pairs"
     name: str = Field("pairs", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
+    folder: FolderPath = Field(
         Path("runs/pairs"), description="Dataset folder, written by `prepare` and read by `train`."
     )
     source: tuple[LocalPath, ...] = Field((), description="Source files, one sentence per line.")
@@ -88,7 +88,7 @@ class LabelledTextConfig(Section):
 
     kind: Literal["labelled"] = "labelled"
     name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
+    folder: FolderPath = Field(
         Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
     )
     inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
@@ -147,7 +147,7 @@ class CrawlConfig(Section):
 
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
+    folder: FolderPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
     inputs: tuple[str, ...] = Field(
         (),
         description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "

@@ -30,7 +30,7 @@ Component = Literal[
     "halting",
     "recurrent",
 ]
-Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit", "patch"]
+Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit", "patch", "predicted"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
     `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
-    two tokens, assignment of a token to an expert, or image patch. None: the tensor is looked up or added. Weights of a
-    block that repeats are multiplied in each of its `steps`.
+    two tokens, assignment of a token to an expert, image patch, or token that XLNet predicts. None: the tensor is
+    looked up or added. Weights of a block that repeats are multiplied in each of its `steps`; the inputs of
+    `cut_steps` of them get no gradient.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ParameterTensor:
     layers: tuple[int, ...] = ()
     input: Input | None = None
     steps: int = 1
+    cut_steps: int = 0
 
     @property
     def num_copies(self) -> int:

@@ -92,8 +92,8 @@ Change = tuple[str, RunConfig, ParallelLayout, MemoryProfile]
 
 def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
     """Yield changes that a person would try, as text and as arguments of `estimate_peak_memory`."""
-    if system.loss != "chunked":
-        yield "chunking the loss", config, layout, replace(system, loss="chunked")
+    if system.loss not in ("kernel", "chunked"):
+        yield "chunking the loss", config, layout, replace(system, loss="kernel")
     policies = ("none", "selective", "full")
     for policy in policies[policies.index(_get_recomputation(config)) + 1 :]:
         yield (

@@ -72,8 +72,8 @@ class StepMemory:
             "in the backward of the last block", [*early, *kept, *self._list_weights("backward"), *backward]
         )
         one, backward = self._compute_saved_bytes(first), [*self._list_backward_items(first), self._late_item]
-        if self._gathers_blocks and sum(map(self._count_blocks, self._block_groups)) > 1:
-            # The last one that gathers a block ahead.
+        if self._gathers_blocks and sum(map(self._count_blocks, self._block_groups)) > 2:
+            # The last one that gathers a block ahead, while gradients of the third are reduced.
             items = [MemoryItem("activations saved by two blocks", 2 * one), *self._list_weights("backward")]
             yield self._build_snapshot("in the backward of the second block", [*waiting, *items, *backward])
         items = [MemoryItem("activations saved by a block", one), *self._list_weights("first block")]
@@ -273,9 +273,7 @@ class StepMemory:
         again = compute_saved_bytes(left, "none", compiled, self.system)
         again -= compute_saved_bytes(left, self.config.train.activation_checkpoint, compiled, self.system)
         largest = max(one.bytes for one in kind.branches[number])
-        # The rows of experts that are exchanged exist twice, in the order of arrival and by expert.
-        is_exchanged = any(one.name == "sorted visits" and one.producer == "collective" for one in left)
-        rows = 1 if is_over else 4 if is_exchanged else 2
+        rows = 1 if is_over else 2
         stream = self._activation_shape.compute_gathered_bytes(self.config.model.hidden_size)
         # Weights of branches that are over have gradients. An allocator keeps the places of a whole block's.
         over = 0 if self._uses_reserved_memory else number + (not is_over)

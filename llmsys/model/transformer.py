@@ -32,8 +32,7 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
-
-# (head, hidden_BTD, places) → the result of the forward pass in place of logits. For instance the loss of the targets
+# (head, hidden_BTD, places) → the result of the forward pass in place of logits, such as the loss of the targets
 # `places` beyond the next token. For a classifier the head is None, and hidden_BTD holds its logits.
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
 
@@ -79,6 +78,7 @@ class Transformer(LayerStack):
         source_document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
         next_sentence_B: Tensor | None = None,
+        predicted_BP: Tensor | None = None,
         real_BT: Tensor | None = None,
         memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
@@ -98,7 +98,8 @@ class Transformer(LayerStack):
             source_BS: Input of the encoder of an encoder-decoder.
             source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
-            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss` in training.
+            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss`.
+            predicted_BP: Positions to predict in this order, negative: none (XLNet); logits are theirs, (B, P, V).
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
             cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It keeps source or memory.
@@ -121,13 +122,15 @@ class Transformer(LayerStack):
             cache=cache,
             memory=memory,
             real_BT=real_BT,
+            predicted_BP=predicted_BP,
             layers=layers,
         )
         if not self.has_last_layer(layers):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish, context.real_BT)
+        new = context.num_predicted or new
+        return self._compute_output(x_BTD, new, next_sentence_B, finish, context.real_BT)
 
     def _compute_output(
         self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None, real_BT: Tensor | None
@@ -174,10 +177,7 @@ class Transformer(LayerStack):
         return layers is None or self.config.num_hidden_layers - 1 in layers
 
     def list_moe_layers(self, layers: range | None = None) -> list[MoELayer]:
-        """List the mixture-of-experts layers in depth order; those of multi-token prediction come last.
-
-        With `layers` only those of a stage of a pipeline.
-        """
+        """List the mixture-of-experts layers of a stage, or all, in depth order; prediction modules are last."""
         parts: list[nn.Module] = [self]
         if layers is not None:
             parts = [*self.select_blocks(layers), *(self.prediction if self.has_last_layer(layers) else ())]

@@ -141,6 +141,11 @@ BERT: Settings = {
     "model__feed_forward": {"kind": "gelu", "bias": True},
     "model__embedding": {"norm": True, "token_types": 2},
 }
+XLNET: Settings = {
+    "model__family": "encoder",
+    "model__position": {"kind": "transformer_xl", "segments": 2},
+    "model__tie_word_embeddings": True,
+}
 RECURRENT: Settings = {
     "model__family": "encoder_decoder",
     "model__intermediate_size": 0,
@@ -172,6 +177,8 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
             batch__attention_scope="window"),
     _choose("model.attention", "lsh", {"chunk_length": 4, "num_hashes": 2}, model__position={"kind": "learned"}),
+    _choose("model.attention", "segment_memory", {"segment_length": 4, "memory_length": 6},
+            model__position={"kind": "transformer_xl"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
@@ -183,7 +190,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("model.head", "lm"),
     *_choose_each("model.head", "mlm", **BERT, model__tie_word_embeddings=True),
     _choose("model.head", "features", {"pooler": True}, **BERT),
-    *_choose_each("model.head", "permutation", model__family="encoder", model__tie_word_embeddings=True),
+    *_choose_each("model.head", "permutation", **XLNET),
     _choose("model.head", "classification", {"num_labels": 3}, **BERT, data=LABELLED, batch=PAIR_BATCH),
 ])  # fmt: skip
 
@@ -193,6 +200,7 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),
     _choose("objective", "masked_next_sentence", model__family="encoder", model__embedding={"token_types": 2},
             model__head={"kind": "mlm", "pooler": True, "next_sentence": True}),
+    _choose("objective", "permutation", {"context_factor": 3}, model__head={"kind": "permutation"}, **XLNET),
     _choose("objective", "span_corruption", {"noise_density": 0.3}, model__family="encoder_decoder",
             batch__attention_scope="window"),
     _choose(

@@ -132,7 +132,7 @@ OVERRIDES = [
     ("tokenizer=tokenizer.json", "'tokenizer.json' is not a section. Use tokenizer.kind=sentencepiece", ""),
     ('data.inputs=crawl/*.warc.gz',
      "'crawl/*.warc.gz' is not a list. Use [crawl/*.warc.gz]", 'data.inputs=[crawl/*.warc.gz]'),
-    ("data.folder=s3://bucket/data", "s3://bucket/data is a URL, but a local path is needed. Copy", ""),
+    ("data.folder=gs://bucket/data", "gs://bucket/data is a URL, but a local path is needed. Copy", ""),
     ("data.kind=text", "Did you mean crawl?", "data.kind=crawl"),
     ("data.rules.9.kind=c4", "the list has 3 entries, counted from 0. Use 0 to 2", ""),
     ("data.rules.0.kind=gofer_repetition", "Did you mean gopher_repetition?", "data.rules.0.kind=gopher_repetition"),

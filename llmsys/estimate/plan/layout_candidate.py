@@ -24,6 +24,7 @@ from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
 from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.software_profile import resolve_compile_for_profile
 from llmsys.estimate.state_memory import compute_offloaded_bytes
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
@@ -128,6 +129,10 @@ class PlanTarget:
         """Return the reason why a candidate does not fit; None where it fits."""
         return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
 
+    def estimate_memory(self, config: RunConfig, layout: ParallelLayout) -> MemoryTimeline:
+        """Return the memory of a rank on this device, which decides whether train.compile=auto compiles blocks."""
+        return estimate_peak_memory(resolve_compile_for_profile(config, self.device, layout), layout)
+
     def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
         """The same before its time is known."""
         over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
@@ -185,9 +190,8 @@ def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
 def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
     """Memory and time of a choice. Raises IllegalLayoutError."""
     made = apply_candidate(config, choice)
-    return EstimatedCandidate(
-        choice, made, estimate_peak_memory(made, choice.layout), estimate_step_time(made, choice.layout, place.device)
-    )
+    step = estimate_step_time(made, choice.layout, place.device)
+    return EstimatedCandidate(choice, made, place.estimate_memory(made, choice.layout), step)
 
 
 def iter_candidates(

@@ -10,7 +10,6 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
-from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
@@ -143,7 +142,7 @@ def _search_schedules(
 
 def _has_enough_memory(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
     made = apply_candidate(config, choice)
-    return place.explain_memory_rejection(estimate_peak_memory(made, choice.layout), made, choice.layout) is None
+    return place.explain_memory_rejection(place.estimate_memory(made, choice.layout), made, choice.layout) is None
 
 
 def _select_pareto_front(ranked: list[EstimatedCandidate]) -> Iterator[EstimatedCandidate]:

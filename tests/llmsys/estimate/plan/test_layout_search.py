@@ -24,7 +24,7 @@ from llmsys.estimate.plan.layout_candidate import (
 )
 from llmsys.estimate.plan.layout_check import find_layout_violations, parse_layout
 from llmsys.estimate.plan.layout_search import search_layouts
-from llmsys.estimate.software_profile import resolve_for_profile
+from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
 from tests.helpers.published_layouts import PUBLISHED
 
 H100 = load_device_profile("h100-sxm")
@@ -149,7 +149,9 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     loaded = load_run_config(str(output))
     layout = loaded.layout.resolve(16, loaded.model)
     assert layout.to_settings() == best["layout"]
-    ledger = estimate_peak_memory(resolve_for_profile(loaded, H100), layout)
+    priced = resolve_compile_for_profile(resolve_for_profile(loaded, H100), H100, layout)
+    assert priced.train.compile == "block"
+    ledger = estimate_peak_memory(priced, layout)
     assert ledger.peak_bytes + ledger.driver_bytes == best["peak_bytes"]
     assert loaded.batch.sequence_length == 2048
 

@@ -232,9 +232,7 @@ def build_nemotron_h(fields: ConfigJsonReader) -> CountedModel:
     return CountedModel("nemotron_h", tuple(rows), terms, 0, experts, visits, work, longest)
 
 
-def _build_nemotron_mixture(
-    fields: ConfigJsonReader, hidden: int, experts: int, bias: bool
-) -> list[ParameterTensor]:
+def _build_nemotron_mixture(fields: ConfigJsonReader, hidden: int, experts: int, bias: bool) -> list[ParameterTensor]:
     shared, wide = (read_size(fields, f"moe_{name}intermediate_size") for name in ("shared_expert_", ""))
     latent = fields.read_optional_int("moe_latent_size")
     rows = [

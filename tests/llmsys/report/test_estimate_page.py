@@ -1,4 +1,4 @@
-"""The pages of estimate, plan and scale in a real Chromium as wide as a phone: plots are drawn, the console is silent."""
+"""The pages of estimate, plan and scale in a Chromium as wide as a phone: plots are drawn, the console is silent."""
 
 import json
 from pathlib import Path

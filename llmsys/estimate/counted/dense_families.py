@@ -4,14 +4,13 @@ Each `build_` function takes a reader whose defaults are those of transformers' 
 """
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
-from llmsys.config.module_tensors import Component, ParameterTensor
+from llmsys.config.module_tensors import Component, ParameterTensor, iter_linear_parameters
 from llmsys.estimate.counted.counted_model import AttentionTerm, CountedModel, place_rows
 from llmsys.estimate.counted.layer_parts import (
     AttentionSizes,
     Rows,
     iter_attention,
     iter_feed_forward,
-    iter_linear_parameters,
     iter_norm,
 )
 from llmsys.estimate.counted.sizes import read_heads, read_layer_windows, read_size

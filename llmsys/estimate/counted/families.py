@@ -143,10 +143,10 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         },
         _MAMBA + "attention_bias mamba_proj_bias expand mlp_hidden_act mamba_hidden_act use_mamba_kernels "
         "time_step_limit chunk_size mamba_ssm_cache_dtype n_shared_experts moe_shared_expert_overlap "
-        "routed_scaling_factor n_group topk_group norm_topk_prob num_nextn_predict_layers mtp_layers_block_type layer_norm_epsilon hidden_dropout "
-        "num_logits_to_keep sliding_window mamba_expand mamba_chunk_size attention_head_dim norm_eps "
-        "time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor is_mamba_tied "
-        "mtp_hybrid_override_pattern",
+        "routed_scaling_factor n_group topk_group norm_topk_prob num_nextn_predict_layers mtp_layers_block_type "
+        "layer_norm_epsilon hidden_dropout num_logits_to_keep sliding_window mamba_expand mamba_chunk_size "
+        "attention_head_dim norm_eps time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor "
+        "is_mamba_tied mtp_hybrid_override_pattern",
     ),
 }  # fmt: skip
 # Keys of every type that change no count.

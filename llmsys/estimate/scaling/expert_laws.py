@@ -146,7 +146,7 @@ def count_training_flops(active: float, experts: int, granularity: float) -> flo
     Returns:
         Operations of one token, forward and backward.
     """
-    blocks = (active / (12 * 64**2)) ** (1 / 3)
+    blocks: float = (active / (12 * 64**2)) ** (1 / 3)
     return 6 * active + 14 * (64 * blocks) * experts * granularity * blocks
 
 

@@ -1,6 +1,7 @@
 """Serving: published sizes of caches, what transformers keeps and torch counts, and laws of time and cost."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +17,14 @@ from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.serving import ServingBench, estimate_serving
 from llmsys.estimate.serving_memory import count_cached_values, estimate_serving_memory, find_largest_batch
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 H100 = load_device_profile("h100-sxm")
 
 
-def serve(name: str = "model/llama3.1-8b", gpus: int = 1, **load: object) -> dict:
+def serve(name: str = "model/llama3.1-8b", gpus: int = 1, **load: object) -> dict[str, Any]:
     model, config = load_model_config(name), ServingConfig.model_validate(load)
     return estimate_serving(model, config, H100, ClusterCosts(), gpus)
 

@@ -233,7 +233,12 @@ def test_a_wrong_size_is_refused(values: dict[str, Any], message: str, tmp_path,
 def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
     from llmsys.config.load import build_model_config
 
-    sizes = {"num_attention_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1}
+    sizes: dict[str, float] = {
+        "num_attention_heads": 64,
+        "n_routed_experts": 384,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+    }
     sizes |= {"topk_group": 1, "vocab_size": 163840, "routed_scaling_factor": 2.827, "num_key_value_heads": 64}
     sizes |= {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "q_lora_rank": 1536}
     kimi = build_model_config({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], **sizes})

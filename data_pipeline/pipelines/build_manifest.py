@@ -27,6 +27,7 @@ from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.encode_documents import collect_usage
 from data_pipeline.tokenize.shuffle_documents import SPLITS
 from llmsys.config.data import CrawlConfig
+from llmsys.config.input_files import sort_inputs
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
@@ -123,14 +124,15 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
     Returns:
         The manifest, without secrets in URLs.
     """
+    values = data.model_dump(mode="json", exclude={"folder", "executor"})
     config = {
-        "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
+        "data": values | {name: sort_inputs(values[name]) for name in ("inputs", "heldout_inputs")},
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
     # The digest is over redacted values: a rotated secret is no other dataset.
     config = redact_values(to_recorded_names(config))
     tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
-    splits = _build_splits(outcome.indexes)
+    splits = build_splits(outcome.indexes)
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
     digests = [record.digests[0] for record in outcome.tokens or ()] or [file.digest for file in documents.files]
     return Manifest(
@@ -219,7 +221,15 @@ def _compute_usage(folder: Path, outcome: StageRecords) -> TokenizerUsage | None
     return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
 
 
-def _build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
+def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
+    """Return the splits of a manifest.
+
+    Args:
+        indexes: Records of `run_index_stage`; none before there are tokens.
+
+    Returns:
+        Splits by name.
+    """
     splits: dict[SplitName, Split] = {}
     for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
         output, sums = record.outputs[0], dict(record.result)

@@ -1,4 +1,4 @@
-"""Run `llmsys convert`: import weights from a Hugging Face folder into a run folder, or export them."""
+"""Run `llmsys convert`: import weights from a Hugging Face folder, export them, or export the tokens of a dataset."""
 
 import argparse
 import json
@@ -14,17 +14,25 @@ TRUST_HELP = (
     "folder; their metadata are pickles, so use it only on runs that you trust"
 )
 SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as in the original folder, or 5GB)"
+TOKENS_HELP = (
+    "write the tokens of the dataset SOURCE for another trainer: Megatron-LM (.bin and .idx), nanoGPT (.bin, uint16) "
+    "or MosaicML streaming (MDS)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add SOURCE, which decides the direction (Hugging Face folder: import, run folder: export), and DESTINATION."""
     parser.add_argument(
-        "source", metavar="SOURCE", type=parse_local_path, help="a Hugging Face folder, a run folder or a checkpoint"
+        "source",
+        metavar="SOURCE",
+        type=parse_local_path,
+        help="a Hugging Face folder, a run folder or a checkpoint; with --tokens a dataset folder",
     )
     parser.add_argument(
         "destination", metavar="DESTINATION", type=parse_local_path, nargs="?", help="folder to create; must not exist"
     )
     parser.add_argument("--max-shard-size", metavar="SIZE", help=SIZE_HELP)
+    parser.add_argument("--tokens", choices=("megatron", "nanogpt", "mds"), help=TOKENS_HELP)
     parser.add_argument("--dry-run", action="store_true", help="list the tensor mapping, and write nothing")
     parser.add_argument("--trust-pickle", action="store_true", help=TRUST_HELP)
 
@@ -38,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _rewrite_checkpoints(arguments)
     if arguments.destination is None:
         raise ConfigError(f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist yet.")
+    if arguments.tokens is not None:
+        return _convert_tokens(arguments)
     from llmsys.convert.folders import is_hugging_face_folder, require_absent
 
     require_absent(arguments.destination)
@@ -59,6 +69,19 @@ def run(arguments: argparse.Namespace) -> int:
         result = convert_to_hugging_face(arguments.source, arguments.destination, shard_bytes)
         message = f"wrote {result}"
     print(json.dumps({"source": str(arguments.source), "destination": str(result)}) if arguments.json else message)
+    return 0
+
+
+def _convert_tokens(arguments: argparse.Namespace) -> int:
+    """Write tokens for another trainer and print where; with --json, as {source, destination, tokens}."""
+    if arguments.max_shard_size is not None or arguments.dry_run:
+        other = "--dry-run" if arguments.dry_run else "--max-shard-size"
+        raise ConfigError(f"{other} is for weights, and --tokens writes tokens. Leave one of them out.")
+    from llmsys.convert.token_formats import convert_tokens
+
+    made = convert_tokens(arguments.source, arguments.destination, arguments.tokens)
+    result = {"source": str(arguments.source), "destination": str(made), "tokens": arguments.tokens}
+    print(json.dumps(result) if arguments.json else f"wrote {made}")
     return 0
 
 

@@ -114,7 +114,7 @@ VERBS = {
         "llmsys replay train/demo step=100",
     ),
     "convert": CommandSpec(
-        "convert a Hugging Face folder to a run folder, or a run folder to a Hugging Face folder",
+        "convert a Hugging Face folder to a run folder and back, or a dataset to the tokens of other trainers",
         "llmsys convert downloads/Qwen3-0.6B runs/qwen3",
         takes_config=False,
     ),

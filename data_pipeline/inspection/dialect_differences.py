@@ -222,7 +222,7 @@ def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
                 output=path,
                 unread=unread,
                 config=data.extract,
-                read=data.read if entry is None else entry.override_fields(data.read),
+                read=data.read if entry is None else entry.replace_fields(data.read),
                 urls=data.url,
             )
             yield from _iter_rule_inputs(path, data)

@@ -149,7 +149,7 @@ class DocumentPipeline:
 
         @cache
         def get_settings(entry: InputFilesConfig | None) -> tuple[ReadConfig, list[Any]]:
-            read = self.data.read if entry is None else entry.override_fields(self.data.read)
+            read = self.data.read if entry is None else entry.replace_fields(self.data.read)
             data = self.data.model_copy(update={"read": read})
             dumped = to_recorded_names(data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
             return read, [dumped["extract"], dumped["read"], dumped["url"], *versions]

@@ -6,6 +6,7 @@ Invariants:
     - The bytes do not depend on the number of workers or on interruptions.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from data_pipeline.core.funnel import FunnelCounts
 from data_pipeline.core.journal import compute_json_digest
 from data_pipeline.core.staging import find_output
+from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Stage, Task
 from data_pipeline.pipelines.build_manifest import build_splits
@@ -62,21 +64,14 @@ def prepare_tokens(data: TokensConfig, tokenizer: FileTokenizerConfig, runner: S
     read = stage(STAGE, tasks, "tok")
     tokens = run_token_stage(data, stage, read, copied)
     splits = build_splits(run_index_stage(data, stage, tokens))
-    tally = FunnelCounts()
-    for record in read:
-        found, empty = record.result["documents"], record.result["empty"]
-        tally.add_amounts(STAGE, documents_in=found + empty, documents_out=found)
-        if empty:
-            tally.add_drop_count(STAGE, "no tokens", empty)
-    sizes = sum(split.bytes for split in splits.values())
-    tally.add_amounts(STAGE, bytes_in=sizes, bytes_out=sizes)
+    fingerprint = compute_dataset_fingerprint(copied.result["fingerprint"], [record.digests[0] for record in tokens])
     config: dict[str, Any] = {
         "data": data.model_dump(mode="json", exclude={"folder", "executor"}),
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
     return Manifest(
         name=data.name,
-        fingerprint=compute_dataset_fingerprint(copied.result["fingerprint"], [record.digests[0] for record in tokens]),
+        fingerprint=fingerprint,
         config=redact_values(config),
         config_digest=compute_json_digest(config),
         vocab_size=copied.result["vocab_size"],
@@ -85,14 +80,24 @@ def prepare_tokens(data: TokensConfig, tokenizer: FileTokenizerConfig, runner: S
         splits=splits,
         documents=DocumentFiles(),
         dropped=DocumentFiles(),
-        funnel=tally.build_funnel([STAGE]),
         languages={},
         lengths=Histogram(edges=LENGTH_EDGES, counts=(0,) * (len(LENGTH_EDGES) - 1)),
-        read=ReadSummary(
-            files=len({part.path for part in parts}), records=tally.stages[STAGE]["documents_in"], html_bytes=0
-        ),
         order=2,
+        **_sum_counts(read, sum(split.bytes for split in splits.values()), len({part.path for part in parts})),
     )
+
+
+def _sum_counts(read: Sequence[TaskRecord], text_bytes: int, files: int) -> dict[str, Any]:
+    """Return the funnel and the summary of reading."""
+    tally = FunnelCounts()
+    for record in read:
+        found, empty = record.result["documents"], record.result["empty"]
+        tally.add_amounts(STAGE, documents_in=found + empty, documents_out=found)
+        if empty:
+            tally.add_drop_count(STAGE, "no tokens", empty)
+    tally.add_amounts(STAGE, bytes_in=text_bytes, bytes_out=text_bytes)
+    records = tally.stages[STAGE]["documents_in"]
+    return {"funnel": tally.build_funnel([STAGE]), "read": ReadSummary(files=files, records=records, html_bytes=0)}
 
 
 def _build_stage(runner: StageRunner) -> Stage:

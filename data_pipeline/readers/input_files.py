@@ -65,6 +65,12 @@ class InputFiles:
 def find_input_files(data: CrawlConfig) -> InputFiles:
     """Return the files that `data.inputs` and `data.heldout_inputs` name.
 
+    Args:
+        data: the config of the dataset.
+
+    Returns:
+        The files.
+
     Raises:
         DataError: an entry has no file, or a file is in both or has two names for a field.
     """
@@ -80,7 +86,14 @@ def find_input_files(data: CrawlConfig) -> InputFiles:
 
 
 def find_heldout_files(data: CrawlConfig) -> tuple[str, ...]:
-    """Return the names of the files of `data.heldout_inputs`, as documents have them."""
+    """Return the names of the files of `data.heldout_inputs`.
+
+    Args:
+        data: the config of the dataset.
+
+    Returns:
+        Names as documents have them in the column `file`, sorted.
+    """
     return tuple(sorted(map(get_document_file, _find_entries(data.heldout_inputs, "data.heldout_inputs", {}))))
 
 

@@ -105,7 +105,15 @@ class MegatronDataset:
 
 
 def list_parts(path: Path, is_heldout: bool | None) -> list[TokenPart]:
-    """Divide an indexed dataset into parts of about eight million tokens."""
+    """Divide an indexed dataset into parts of about eight million tokens.
+
+    Args:
+        path: its index file.
+        is_heldout: whether its documents are held out; None where the share of the config decides.
+
+    Returns:
+        Parts in the order of the file.
+    """
     tokens = MegatronDataset(path).count_document_tokens()
     number = np.cumsum(tokens) // _PART_TOKENS
     edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]

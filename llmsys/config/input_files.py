@@ -29,7 +29,7 @@ class InputFilesConfig(Section):
     split: str = Field("", description="Split of the dataset folder, such as validation. Empty: train.")
     subset: str = Field("", description="Subset (config) of the dataset folder. Empty: its default one.")
 
-    def override_fields(self, read: ReadConfig) -> ReadConfig:
+    def replace_fields(self, read: ReadConfig) -> ReadConfig:
         """Return the options of reading with the names of this entry's fields."""
         own = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
         return read.model_copy(update=own)

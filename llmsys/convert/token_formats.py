@@ -49,7 +49,7 @@ def convert_tokens(source: Path, destination: Path, form: TokenFormat) -> Path:
         DataError: The dataset has no tokens, is of pairs, or its ids do not fit the format.
     """
     manifest = load_manifest(source)
-    splits = [split for split in ("train", "heldout") if split in manifest.splits and manifest.splits[split].documents]  # type: ignore[index]
+    splits = [split for split in ("train", "heldout") if split in manifest.splits and manifest.splits[split].documents]
     if not splits or "train_source" in manifest.splits:
         what = "holds pairs or labels" if splits else "has no tokens"
         raise DataError(f"{source} {what}; only the tokens of documents are written for other trainers. Give another.")
@@ -58,7 +58,7 @@ def convert_tokens(source: Path, destination: Path, form: TokenFormat) -> Path:
         raise DataError(
             f"{source} has {size:,} ids, and nanoGPT reads uint16, which ends at 65,535. Use --tokens megatron or mds."
         )
-    total = sum(manifest.splits[split].tokens for split in splits)  # type: ignore[index]
+    total = sum(manifest.splits[split].tokens for split in splits)
     with publish_folder(destination) as folder, Progress("convert", total=total, unit="tok") as progress:
         for split in splits:
             shards = open_tokens(source, split)
@@ -99,14 +99,14 @@ def _build_writer(form: TokenFormat, folder: Path, split: str, vocab_size: int) 
         case "megatron":
             return _MegatronWriter(folder / split, vocab_size)
         case "nanogpt":
-            return _NanoGptWriter(folder / f"{_rename_split(split)}.bin")
+            return _NanoGptWriter(folder / f"{_get_split_name(split)}.bin")
         case "mds":
-            return _MdsWriter(folder / _rename_split(split), vocab_size)
+            return _MdsWriter(folder / _get_split_name(split), vocab_size)
         case unreachable:
             assert_never(unreachable)
 
 
-def _rename_split(split: str) -> str:
+def _get_split_name(split: str) -> str:
     return "val" if split == "heldout" else split
 
 

@@ -22,10 +22,10 @@ from data_pipeline.core.staging import find_output, is_change_unfinished
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.output_stages import build_splits
 from data_pipeline.stages.apply_rules import list_stage_names
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.encode_documents import collect_usage
-from data_pipeline.tokenize.shuffle_documents import SPLITS
 from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import sort_inputs
 from llmsys.config.migration import to_recorded_names
@@ -40,14 +40,12 @@ from llmsys.manifest import (
     Manifest,
     ReadSummary,
     SkippedInput,
-    Split,
-    SplitName,
     TokenizerUsage,
     compute_dataset_fingerprint,
     load_manifest,
     write_manifest,
 )
-from llmsys.manifest_section import DecontaminationSummary, ThresholdReport, TokenIndex
+from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import load_tokenizer
 
@@ -219,23 +217,6 @@ def _compute_usage(folder: Path, outcome: StageRecords) -> TokenizerUsage | None
     tokenizer = load_tokenizer(find_output(folder, outcome.tokenizer.outputs[0].name))
     pieces = [folder / record.outputs[1].name for record in outcome.encoded]
     return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
-
-
-def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
-    """Return the splits of a manifest.
-
-    Args:
-        indexes: Records of `run_index_stage`; none before there are tokens.
-
-    Returns:
-        Splits by name.
-    """
-    splits: dict[SplitName, Split] = {}
-    for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
-        output, sums = record.outputs[0], dict(record.result)
-        index = TokenIndex(name=Path(output.name).name, files=sums.pop("files"), digest=output.digest)
-        splits[name] = Split(**sums, index=index)
-    return splits
 
 
 def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: str) -> DocumentFiles:

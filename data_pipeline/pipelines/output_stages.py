@@ -20,7 +20,8 @@ from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
 from llmsys.config.data import CrawlConfig, TokensConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, TokenizerConfig
-from llmsys.manifest_section import ThresholdReport
+from llmsys.manifest import Split, SplitName
+from llmsys.manifest_section import ThresholdReport, TokenIndex
 from llmsys.token_file import get_page_table_path
 
 
@@ -124,6 +125,23 @@ def run_index_stage(
         job = partial(write_index, output=get_write_path(data.folder, output), entries=entries)
         tasks.append(Task(f"token_index/{split}", [record.digests for record in own], [output], job, len(own)))
     return stage("token_index", tasks, "file")
+
+
+def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
+    """Return the splits of a manifest.
+
+    Args:
+        indexes: Records of `run_index_stage`; none before there are tokens.
+
+    Returns:
+        Splits by name.
+    """
+    splits: dict[SplitName, Split] = {}
+    for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
+        output, sums = record.outputs[0], dict(record.result)
+        index = TokenIndex(name=Path(output.name).name, files=sums.pop("files"), digest=output.digest)
+        splits[name] = Split(**sums, index=index)
+    return splits
 
 
 def run_export_stage(data: CrawlConfig, stage: Stage, documents: Sequence[TaskRecord]) -> Sequence[TaskRecord]:

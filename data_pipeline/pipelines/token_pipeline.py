@@ -17,9 +17,8 @@ from data_pipeline.core.staging import find_output
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.graph.tasks import Stage, Task
-from data_pipeline.pipelines.build_manifest import build_splits
 from data_pipeline.pipelines.copy_tokenizer import build_copy_task
-from data_pipeline.pipelines.output_stages import run_index_stage, run_token_stage
+from data_pipeline.pipelines.output_stages import build_splits, run_index_stage, run_token_stage
 from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, TOKENS_STAGE, compute_code_version
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.megatron_files import TokenPart, list_parts, read_token_part

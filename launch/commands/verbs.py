@@ -99,6 +99,20 @@ VERBS = {
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",
     ),
+    "compare": CommandSpec(
+        "write one HTML page about several runs: curves, differing config keys, scores",
+        "llmsys compare runs/a runs/b --output comparison.html",
+        takes_config=False,
+    ),
+    "watch": CommandSpec(
+        "show a run in the terminal while it trains",
+        "llmsys watch runs/mine",
+        takes_config=False,
+    ),
+    "chat": CommandSpec(
+        "talk to the newest checkpoint on a page of this machine, with sampling controls and token probabilities",
+        "llmsys chat train/demo --port 8000",
+    ),
     "doctor": CommandSpec(
         "check on this machine that engines and layouts agree (parity), crashes lose nothing (crash), and "
         "devices compute right (device)",

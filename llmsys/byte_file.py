@@ -30,8 +30,8 @@ class ByteFile(Protocol):
     def require_complete(self, size: int) -> None:
         """Raise DataError when the file is gone, replaced or not of this size."""
 
-    def forget_range(self, size: int, offset: int) -> bool:
-        """Forget the copies of damaged bytes. Return whether there may be better ones."""
+    def discard_range(self, size: int, offset: int) -> bool:
+        """Discard the copies of damaged bytes. Return whether there may be better ones."""
 
     def describe(self) -> str:
         """Return more about the file as it is now, for an error about damage."""
@@ -69,8 +69,8 @@ class LocalFile:
                 f"{size:,}. {NEXT_STEP}"
             )
 
-    def forget_range(self, size: int, offset: int) -> bool:
-        """Implement `ByteFile.forget_range`: there is no copy."""
+    def discard_range(self, size: int, offset: int) -> bool:
+        """Implement `ByteFile.discard_range`: there is no copy."""
         return False
 
     def describe(self) -> str:

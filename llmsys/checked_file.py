@@ -76,7 +76,7 @@ class CheckedFile:
 
     def _read_head(self, root: str) -> None:
         head, batches, sums = self._read_head_bytes()
-        if xxhash.xxh3_64_hexdigest(head) != root and self._table.forget_range(len(head), 0):
+        if xxhash.xxh3_64_hexdigest(head) != root and self._table.discard_range(len(head), 0):
             head, batches, sums = self._read_head_bytes()
         if (found := xxhash.xxh3_64_hexdigest(head)) != root:
             raise DataError(
@@ -117,7 +117,7 @@ class CheckedFile:
                 return memoryview(exact)
         place = (last - first) * PAGE_BYTES, first * PAGE_BYTES
         data, damaged = self._read_pages(*place)
-        if damaged is not None and self._file.forget_range(*place):
+        if damaged is not None and self._file.discard_range(*place):
             data, damaged = self._read_pages(*place)
         if damaged is not None:
             raise self._build_damage_error(damaged)
@@ -146,7 +146,7 @@ class CheckedFile:
     def _load_sums(self, number: int) -> NDArray[np.uint32]:
         place, expected = (PAGE_BYTES, self._body + number * PAGE_BYTES), self._sums_of_sums[number]
         raw = self._table.read(*place)
-        if compute_page_sum(raw) != expected and self._table.forget_range(*place):
+        if compute_page_sum(raw) != expected and self._table.discard_range(*place):
             raw = self._table.read(*place)
         if compute_page_sum(raw) != expected:
             reason = f"its checksum differs: {DAMAGED}{self._table.describe()}"

@@ -21,7 +21,7 @@ MAX_TRANSFERS, TRANSFERS_IN_QUEUE = 8, 1_000
 
 
 class UploadRecord:
-    """What is known of the objects that a local folder was uploaded to."""
+    """The files of a local folder and their objects, as they were when they were equal."""
 
     def __init__(self, folder: Path) -> None:
         """Read the record of a folder."""
@@ -53,7 +53,14 @@ class UploadRecord:
 
 
 def read_stamp(path: Path) -> list[int]:
-    """Return size and modification time of a file."""
+    """Return what changes when a file does.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its size in bytes and its modification time in ns.
+    """
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 

@@ -1,8 +1,7 @@
 """Files of this machine: parse their paths, write them atomically, and lock a folder for one writer.
 
 `Path("s3://bucket/run")` would be a folder called `s3:`, so URLs are rejected where a local path is meant, and a remote
-folder is named by the local path of its copy. A file name read from a record, index or manifest is untrusted: it may be
-`../x` or `/etc/x`.
+folder is named by the local path of its copy. A file name that was read is untrusted: it may be `../x` or `/etc/x`.
 
 Reads/Writes: `.lock` in a locked folder; a temporary file beside a file that is written.
 
@@ -90,30 +89,57 @@ def check_local_path(value: object) -> object:
     return value
 
 
-# Objects of a remote folder have one local path each, below this part of the cache.
 _FOLDER_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+(?:/(?!\.)[^/?#*\\]+)+)/?")
 
 
 def get_cache_folder() -> Path:
-    """Return the folder for copies of remote files: LLMSYS_CACHE, or else `~/.cache/llmsys`."""
+    """Return the folder for copies of remote files.
+
+    Returns:
+        LLMSYS_CACHE, or else `~/.cache/llmsys`.
+    """
     return Path(os.environ.get("LLMSYS_CACHE") or Path.home() / ".cache" / "llmsys").absolute()
 
 
 def parse_folder(value: object) -> object:
-    """Return the local path of `s3://bucket/folder`, and check any other value as a local path. For pydantic."""
+    """Validate the path of a folder, which may be `s3://bucket/folder`, as a pydantic validator.
+
+    Args:
+        value: The value of a field, of any type.
+
+    Returns:
+        The local path of a remote folder's copies; any other value.
+
+    Raises:
+        ValueError: The value is another URL.
+    """
     if isinstance(value, str) and (found := _FOLDER_URL.fullmatch(value)):
         return get_cache_folder() / "s3" / found[1]
     return check_local_path(value)
 
 
 def find_folder_url(folder: Path) -> str | None:
-    """Return the URL of a remote folder, or of a file in it, from its local path. None for any other path."""
+    """Find the URL of a remote folder, or of a file in it.
+
+    Args:
+        folder: The local path of its copy.
+
+    Returns:
+        The URL, None for any other path.
+    """
     root = get_cache_folder() / "s3"
     return f"s3://{folder.relative_to(root).as_posix()}" if folder.is_relative_to(root) else None
 
 
 def format_folder(folder: Path) -> str:
-    """Return the URL of a remote folder, or the path of a local one."""
+    """Return the name of a folder for people.
+
+    Args:
+        folder: A local path.
+
+    Returns:
+        Its URL or path.
+    """
     return find_folder_url(folder) or str(folder)
 
 
@@ -152,8 +178,7 @@ def parse_local_path(text: str) -> Path:
     return Path(text)
 
 
-# Mode of files that record an environment: readable only by their owner.
-PRIVATE = 0o600
+PRIVATE = 0o600  # of files that record an environment: readable only by their owner
 
 
 def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
@@ -215,7 +240,6 @@ def sync_folder(folder: Path) -> None:
 
 
 LOCK_NAME = ".lock"
-MOUNTS = Path("/proc/mounts")
 
 
 @contextmanager
@@ -261,7 +285,9 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
             return
         except OSError as error:
             if not isinstance(error, BlockingIOError):
-                raise DataError(_describe_lockless(folder, error)) from None
+                from llmsys.mount import describe_lockless_folder  # almost every file system can lock
+
+                raise DataError(describe_lockless_folder(folder, error)) from None
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         if time.monotonic() >= deadline:
             raise LockedFolderError(
@@ -272,28 +298,3 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
             get_logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
             is_logged = True
         time.sleep(0.05)
-
-
-def _describe_lockless(folder: Path, error: OSError) -> str:
-    """Return the error message for a file system without locks: its type, its mount point and the fixes."""
-    kind, place = find_mount(folder)
-    return (
-        f"{folder} lies on {kind} mounted at {place}, where flock does not work ({error.strerror}), and "
-        "without a lock two commands could write the same folder. Mount it with locks (Lustre: -o flock; NFS: "
-        "version 4, or without nolock and with lockd running), or name a folder on another file system "
-        "(run.folder, data.folder)."
-    )
-
-
-def find_mount(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
-    """Return the type and the mount point of the file system of a folder."""
-    rows, whole = [], folder.resolve()
-    with contextlib.suppress(OSError):
-        rows = [line.split() for line in mounts.read_text().splitlines()]
-    # /proc/mounts writes a space as \040
-    places = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
-    around = [(place, kind) for place, kind in places if place == whole or place in whole.parents]
-    if not around:
-        return "a file system", "an unknown place"
-    place, kind = max(reversed(around), key=lambda one: len(one[0].parts))  # of two at one place, the later one
-    return kind, str(place)

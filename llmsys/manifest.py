@@ -4,8 +4,7 @@ Reads/Writes: manifest.json of a dataset folder.
 
 Invariants:
 - It is published last and by rename.
-- It has no clock and no path of the dataset folder: the same input and configuration give the same bytes, for any
-  number of workers.
+- It has no clock and no path of its folder: equal inputs and settings give equal bytes, for any number of workers.
 """
 
 import hashlib

@@ -45,7 +45,7 @@ class ObjectLock:
             "renewals": 0,
         }
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="lock", daemon=True)
+        self._thread = threading.Thread(target=self._write_renewals, name="lock", daemon=True)
 
     def __enter__(self) -> Self:
         """Wait for the lock and take it; DataError while another command holds it."""
@@ -93,7 +93,7 @@ class ObjectLock:
                 f"{LEASE_SECONDS:.0f} s. Nothing more was written. End one of them, then run the same command again."
             )
 
-    def _renew(self) -> None:
+    def _write_renewals(self) -> None:
         while not self._closed.wait(RENEWAL_SECONDS):
             try:
                 self.require_held()

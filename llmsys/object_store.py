@@ -93,7 +93,14 @@ def suggest_storage_fix(files: Any, error: Exception) -> str:
 
 
 def get_entity_tag(about: dict[str, Any]) -> str:
-    """Return the entity tag, or else the modification time, in fsspec's description of a file; "" without either."""
+    """Return the entity tag, or else the modification time, of a file.
+
+    Args:
+        about: Fsspec's description of the file.
+
+    Returns:
+        Name and value; "" without either.
+    """
     return next((f"{key}={about[key]}" for key in (*_ENTITY_TAGS, *_TIMES) if about.get(key)), "")
 
 
@@ -238,7 +245,14 @@ class ObjectFolder:
 
 @cache
 def open_object_folder(url: str) -> ObjectFolder:
-    """Return the objects below a URL; each process connects once."""
+    """Return the objects below a URL.
+
+    Args:
+        url: The URL of a remote folder.
+
+    Returns:
+        The same folder whenever this process asks.
+    """
     return ObjectFolder(url)
 
 

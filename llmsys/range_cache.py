@@ -159,8 +159,8 @@ class RemoteFile:
         skipped = offset - first * BLOCK_BYTES
         return b"".join(block or b"" for block in blocks)[skipped : skipped + size]
 
-    def forget_range(self, size: int, offset: int) -> bool:
-        """Implement `ByteFile.forget_range`: the object itself may be intact."""
+    def discard_range(self, size: int, offset: int) -> bool:
+        """Implement `ByteFile.discard_range`: the object itself may be intact."""
         for number in range(offset // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES)):
             self._cache.discard_block(self._get_block_name(number))
         return True

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound="Section")
 
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --explain, the packing of documents, and the device and cluster to price the run on."""
     parser.add_argument("--explain", action="store_true", help="list every tensor with its parameter count")

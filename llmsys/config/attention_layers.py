@@ -85,12 +85,8 @@ def describe_self_attention(
     )
     match attention:
         case MultiHeadAttentionConfig():
-            return replace(
-                common,
-                has_softcap=attention.logit_softcap is not None,
-                has_sinks=attention.sinks,
-                has_usual_scale=_is_usual_scale(attention.scale, head_dim),
-            )
+            is_capped, is_usual = attention.logit_softcap is not None, _is_usual_scale(attention.scale, head_dim)
+            return replace(common, has_softcap=is_capped, has_sinks=attention.sinks, has_usual_scale=is_usual)
         case LatentAttentionConfig():
             return _describe_latent_attention(model, attention, common)
         case LongformerAttentionConfig():

@@ -23,7 +23,7 @@ class ServingConfig(Section):
 
 
 class FinetuneConfig(Section):
-    """What is trained on a pretrained model, from `--finetune rank=16,targets=attention`."""
+    """The part of a pretrained model that is trained, from `--finetune rank=16,targets=attention`."""
 
     rank: int = Field(0, ge=0, le=65536, description="Rank of low-rank adapters (Hu 2021). 0: no adapters.")
     targets: Literal["attention", "feed_forward", "all"] = Field(

@@ -13,12 +13,14 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ActivationShape, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.memory_timeline import MemoryItem
+from llmsys.estimate.memory_timeline import MemoryItem, compute_saved_bytes
 from llmsys.estimate.saved_tensors import choose_attention_memory, list_saved_block_tensors
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import FP32, get_compute_dtype_bytes
 
 Branches = list[list[SavedTensor]]
+# train.activation_checkpoint, whether blocks are compiled, and the program: what decides what is saved.
+Policy = tuple[str, bool, MemoryProfile]
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,33 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
         if model.recurrence is not None:
             branches[-1] += model.recurrence.iter_saved_tensors(model, shape)
         yield BlockGroup(name, prefix, tuple(layers), branches)
+
+
+def list_branch_activations(
+    model: ModelConfig, shape: ActivationShape, policy: Policy, branches: Branches, number: int, *, is_over: bool
+) -> list[MemoryItem]:
+    """Return what a block's backward holds of activations and their gradients, before or after one of its branches."""
+    left = [tensor for branch in branches[: number + (not is_over)] for tensor in branch]
+    again = compute_saved_bytes(left, "none", *policy[1:]) - compute_saved_bytes(left, *policy)
+    inside = (1 if is_over else 2) * max(one.bytes for one in branches[number])
+    inside += 2 * shape.compute_gathered_bytes(model.hidden_size)
+    return [MemoryItem("recomputed block", max(0, again)), MemoryItem("gradients inside a block", inside)]
+
+
+def compute_offloaded_activations(config: RunConfig, layout: ParallelLayout) -> int:
+    """Compute the bytes of saved tensors that a rank keeps in host memory.
+
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout.
+
+    Returns:
+        Those of one micro-batch with `train.activation_checkpoint=offload`; else 0.
+    """
+    if config.train.activation_checkpoint != "offload":
+        return 0
+    groups = iter_block_groups(config, build_activation_shape(config, layout))
+    return sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
 
 
 def has_documents(config: RunConfig) -> bool:

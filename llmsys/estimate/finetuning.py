@@ -34,7 +34,7 @@ STATE_PARTS = ("masters", "gradients", "moments", "weights")
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """What of a model is trained.
+    """The part of a model that is trained.
 
     Attributes:
         parameters: trained pretrained weights.
@@ -95,7 +95,8 @@ def select_trained_part(model: ModelConfig, config: FinetuneConfig) -> TrainedPa
         raise ConfigError("--finetune: nothing is trained. Set rank=16, or train=last, norms, head or all.")
     if config.train == "last" and config.layers > model.num_hidden_layers:
         raise ConfigError(
-            f"--finetune: layers={config.layers} is more than num_hidden_layers={model.num_hidden_layers}. Use train=all."
+            f"--finetune: layers={config.layers} is more than num_hidden_layers={model.num_hidden_layers}. "
+            "Use train=all."
         )
     rows = tuple(_iter_trained_rows(model, config))
     adapted = list(iter_adapted_rows(model, config))
@@ -179,10 +180,14 @@ def _count_input_gradients(
     head = forward - linear - attention
     if part.first_block >= layers:  # only the head is trained: its input needs a gradient for the final norm alone
         return head if any(row.component == "norms" for row in part.rows) else 0
-    behind = 2 * tokens * sum(
-        _count_multiplied(model, row) // row.num_copies * sum(layer >= part.first_block for layer in row.layers)
-        for row in rows
-        if row.layers
+    behind = (
+        2
+        * tokens
+        * sum(
+            _count_multiplied(model, row) // row.num_copies * sum(layer >= part.first_block for layer in row.layers)
+            for row in rows
+            if row.layers
+        )
     )
     # Two of attention's products forward have two gradients each.
     scores = 2 * attention * (layers - part.first_block) // layers
@@ -196,7 +201,9 @@ def _count_skipped_gradients(
     if part.rows:
         return 0
     block = [row for row in list_model_tensors(model) if part.first_block in row.layers]
-    reads_stream = [row for row in block if row.shape[-1] == model.hidden_size and not row.name.endswith("o_proj.weight")]
+    reads_stream = [
+        row for row in block if row.shape[-1] == model.hidden_size and not row.name.endswith("o_proj.weight")
+    ]
     if config.targets == "feed_forward":
         skipped = [row for row in block if row.component == "attention"]
         skipped += [row for row in reads_stream if row.component in TARGETS["feed_forward"]]
@@ -275,7 +282,7 @@ def _estimate_memory(
 
 
 def _scale_step_time(time: dict[str, Any], found: dict[str, Any], share: float) -> dict[str, Any]:
-    """Return the step time: matmuls by their operations, exchanges by what is sent, the optimizer by what it updates."""
+    """Return the step time: matmuls by operations, exchanges by what is sent, the optimizer by what it updates."""
     factors = dict.fromkeys(time["parts_seconds"], 1.0)
     work = found["flops"]["share_of_full"]
     factors |= {"products": work, "experts": work, "attention": work, "optimizer": share}

@@ -127,6 +127,12 @@ def compute_saved_bytes(tensors: Iterable[SavedTensor], policy: str, compiled: b
     return sum(tensor.bytes for tensor in select_saved_tensors(tensors, policy, compiled, system))
 
 
+def compute_temporary_bytes(branch: list[SavedTensor], policy: str, compiled: bool, system: MemoryProfile) -> int:
+    """Return the bytes of tensors that a branch makes and does not save."""
+    made = sum(one.bytes for one in branch if not (compiled and one.producer == "fused"))
+    return max(0, made - compute_saved_bytes(branch, policy, compiled, system))
+
+
 def select_saved_tensors(
     tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
 ) -> list[SavedTensor]:

@@ -63,9 +63,7 @@ def list_layer_kernels(
     return found
 
 
-def _iter_matrix_kernels(
-    model: ModelConfig, device: DeviceProfile, tokens: int, tensor: int
-) -> Iterator[LayerKernel]:
+def _iter_matrix_kernels(model: ModelConfig, device: DeviceProfile, tokens: int, tensor: int) -> Iterator[LayerKernel]:
     last = model.num_blocks - 1
     for row in list_model_tensors(model):
         is_block = row.name.startswith("blocks.") and last in row.layers

@@ -145,12 +145,12 @@ def find_largest_batch(model: ModelConfig, config: ServingConfig, device: Device
     low, high = 0, 1
     room = device.memory_bytes * MEMORY_SHARE
 
-    def fits(batch: int) -> bool:
+    def is_small_enough(batch: int) -> bool:
         return estimate_serving_memory(model, config.model_copy(update={"batch": batch}), gpus).total <= room
 
-    while fits(high) and high < 10**6:
+    while is_small_enough(high) and high < 10**6:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if is_small_enough(middle) else (low, middle)
     return low

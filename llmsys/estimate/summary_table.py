@@ -171,7 +171,15 @@ def _iter_run_lines(result: dict[str, Any]) -> Iterator[str]:
 
 
 def iter_tensor_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
-    """Yield a line for every tensor, and the total."""
+    """Yield a line for every tensor, and the total.
+
+    Args:
+        ledger: values that `list_tensor_counts` returned.
+        total: number of parameters.
+
+    Yields:
+        Lines of text.
+    """
     width = max(len(one["name"]) for one in ledger)
     for one in ledger:
         shape = " × ".join(map(str, one["shape"]))
@@ -200,5 +208,12 @@ def format_count(count: float) -> str:
 
 
 def format_gib(count: int) -> str:
-    """Bytes in binary units."""
+    """Format bytes in binary units.
+
+    Args:
+        count: bytes.
+
+    Returns:
+        Text such as `512.0 MiB` or `1.50 GiB`.
+    """
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -41,13 +41,13 @@ class SegmentMemoryAttention(RelativeAttention):
         if context.cache is not None:
             _, k_BSGK, v_BSGK = context.rotate_and_cache(self.layer_type, self.layer, False, q_BTHK, k_BTGK, v_BTGK)
             mask = self._build_cached_mask(context.cache.padding_B, q_BTHK.shape[1], k_BSGK)
-            y_BTHK = self._attend(q_BTHK, k_BSGK, v_BSGK, mask, context)
+            y_BTHK = self._compute_output(q_BTHK, k_BSGK, v_BSGK, mask, context)
         else:
-            y_BTHK = self._attend_segments(x_BTD, q_BTHK, k_BTGK, v_BTGK, context)
+            y_BTHK = self._compute_segment_outputs(x_BTD, q_BTHK, k_BTGK, v_BTGK, context)
         mixed_BTD: Tensor = self.o_proj(y_BTHK.flatten(2))
         return mixed_BTD
 
-    def _attend_segments(
+    def _compute_segment_outputs(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, context: ForwardContext
     ) -> Tensor:
         rows, length = q_BTHK.shape[:2]
@@ -62,7 +62,7 @@ class SegmentMemoryAttention(RelativeAttention):
                 for x, own in zip(cut, (k_NLGK, v_NLGK), strict=True)
             )
         mask = self._build_segment_mask(context.documents_BT, x_BTD, blocks, queries, memory)
-        y_NLHK = self._attend(q_NLHK, k_NLGK, v_NLGK, mask, context)
+        y_NLHK = self._compute_output(q_NLHK, k_NLGK, v_NLGK, mask, context)
         return y_NLHK.reshape(rows, -1, *y_NLHK.shape[2:])[:, :length]
 
     def _build_segment_mask(
@@ -91,7 +91,7 @@ class SegmentMemoryAttention(RelativeAttention):
         # A padded query sees itself: a row without any key would be 0/0.
         return AttentionMask(visible_B1TS=(visible_BTS | (keys_S == queries_T))[:, None])
 
-    def _attend(
+    def _compute_output(
         self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: AttentionMask, context: ForwardContext
     ) -> Tensor:
         bias_BHTS = self.scale * self._compute_distance_scores(q_BTHK, context)

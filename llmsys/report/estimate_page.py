@@ -76,7 +76,9 @@ def write_estimate_page(
                                           _build_kernel_table(kernels)))  # fmt: skip
     if (time := result.get("time")) is not None:
         step = time["step_seconds"]
-        numbers.append(("seconds per step", f"{step['p50']:.3g}", f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}"))
+        numbers.append(
+            ("seconds per step", f"{step['p50']:.3g}", f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}")
+        )
         numbers.append(("utilisation", f"{time['utilisation']['model_causal']:.1%}", "of the peak, in a step"))
         if timeline is not None:
             parts.append(build_report_section("timeline", "Timeline of one step", [plot_timeline(timeline, time)],
@@ -161,7 +163,7 @@ def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figu
     }
     caption = (
         f"Forward pass of one micro-batch in bf16 on {device.name}. The roof's corner is at {corner:,.0f} operations "
-        "per byte; kernels left of it wait for memory. Rates are those of the device profile, numbers those of the table."
+        "per byte; kernels left of it wait for memory. Rates are from the device profile, numbers as in the table."
     )
     return Figure("plot-roofline", "Roofline", [roof, dots], layout, caption, height=420)
 
@@ -183,8 +185,13 @@ def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) ->
         found = [one for one in timeline.activities if one.kind == kind]
         if not found:
             continue
-        bars = _build_stacked_bar(kind, [f"rank {one.rank}" for one in found], [one.seconds for one in found], colour, "s")
-        bars |= {"x": [float(f"{one.seconds:.6g}") for one in found], "base": [float(f"{one.start:.6g}") for one in found]}
+        bars = _build_stacked_bar(
+            kind, [f"rank {one.rank}" for one in found], [one.seconds for one in found], colour, "s"
+        )
+        bars |= {
+            "x": [float(f"{one.seconds:.6g}") for one in found],
+            "base": [float(f"{one.start:.6g}") for one in found],
+        }
         bars |= {"text": [one.text for one in found], "textposition": "none"}
         traces.append(bars | {"hovertemplate": "%{text}: %{x:.3g} s<extra></extra>"})
     layout = build_bars_layout("seconds") | {"barmode": "overlay", "showlegend": True, "bargap": 0.15}
@@ -193,7 +200,9 @@ def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) ->
     }  # fmt: skip
     drawn = "" if timeline.drawn == timeline.micro_batches else f"{timeline.drawn} of "
     caption = f"{drawn}{timeline.micro_batches} micro-batches on {timeline.ranks} pipeline rank(s), P50. "
-    caption += "Exchanges are the part that no computation hides; those of tensor, context and experts are in the passes."
+    caption += (
+        "Exchanges are the part that no computation hides; those of tensor, context and experts are in the passes."
+    )
     if time is not None and (bubble := time["parts_seconds"].get("bubble", 0.0)) > 0:
         caption += f" The estimate's bubble is {bubble:.3g} s of {time['step_seconds']['p50']:.3g} s."
     return Figure("plot-timeline", "By rank", traces, layout, caption, height=150 + 34 * timeline.ranks)

@@ -67,7 +67,8 @@ def compute_token_losses(
     other = smoothing / max(logits_NV.shape[1] - 1, 1)  # target probability of each class but the true one
     extra = 1 - smoothing - other  # target probability of the true one beyond that
     if logits_NV.device.type == "cuda":
-        return _compute_on_accelerator(logits_NV, targets_N, other, extra, z_weight, gradient_NV)
+        nats_N: Tensor = _compute_on_accelerator(logits_NV, targets_N, other, extra, z_weight, gradient_NV)
+        return nats_N
     losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     valid_N1 = (targets_N != IGNORED)[:, None]
     index_N1 = targets_N[:, None].where(valid_N1, 0)

@@ -27,8 +27,8 @@ from llmsys.progress import Progress
 from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.expert_load import (
     ExpertLoad,
-    measure_mean_depth,
     measure_heldout_next_sentence,
+    measure_mean_depth,
     measure_next_sentence,
     set_balance_factor,
     update_expert_balance,

@@ -21,7 +21,7 @@ def train_ranks(words: Sequence[str], world_size: int, cache: Path, fatal: str =
     from llmsys.port import find_free_port
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, "s3fs", "llmsys.config.load", "llmsys.train.build_trainer"])
     environment = {**os.environ, "LLMSYS_CACHE": str(cache), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
     environment |= {"MASTER_PORT": str(find_free_port()), "LOCAL_WORLD_SIZE": str(world_size)}
     processes = [

@@ -19,12 +19,12 @@ from llmsys.errors import ConfigError, DataError
 from llmsys.local_files import (
     PRIVATE,
     find_folder_url,
-    find_mount,
     find_url_violation,
     format_folder,
     lock_folder,
     write_bytes_atomically,
 )
+from llmsys.mount import find_mount
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_lock_of_the_dead_is_displaced_and_one_that_was_displaced_publishes_no
     monkeypatch.setattr(object_lock, "LEASE_SECONDS", 0.2)
     folder = open_object_folder(URL)
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectLock, "_renew", lambda self: None)
+        patch.setattr(ObjectLock, "_write_renewals", lambda self: None)
         paused = ObjectLock(folder, tmp_path / "a").__enter__()
     other = ObjectLock(folder, tmp_path / "b").__enter__()
     with pytest.raises(DataError, match=r"was taken over by another command, because this one did not answer"):

@@ -63,8 +63,10 @@ FAMILIES: dict[str, ModelType] = {
 
 # Model types that `llmsys estimate` counts (llmsys/estimate/counted/) and nothing else reads.
 COUNTED_TYPES = frozenset(
-    "cohere cohere2 gemma granite jamba mamba mamba2 ministral ministral3 mt5 nemotron_h olmo3 phi3 qwen3_next "
-    "starcoder2".split()
+    (
+        *("cohere", "cohere2", "gemma", "granite", "jamba", "mamba", "mamba2", "ministral", "ministral3", "mt5"),
+        *("nemotron_h", "olmo3", "phi3", "qwen3_next", "starcoder2"),
+    )
 )
 # Model types whose config.json is another type's, under a name of its own.
 ALIASES = {"kimi_k2": "deepseek_v3"}

@@ -4,16 +4,15 @@ Each `build_` function takes a reader whose defaults are those of transformers' 
 """
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
+from llmsys.config.module_tensors import Component, ParameterTensor, iter_linear_parameters
 from llmsys.estimate.counted.counted_model import AttentionTerm, CountedModel, place_rows
 from llmsys.estimate.counted.layer_parts import (
     AttentionSizes,
     Rows,
     iter_attention,
     iter_feed_forward,
-    iter_linear_parameters,
     iter_norm,
 )
-from llmsys.config.module_tensors import Component, ParameterTensor
 from llmsys.estimate.counted.sizes import read_heads, read_layer_windows, read_size
 
 
@@ -48,7 +47,9 @@ def build_decoder(
     sizes = AttentionSizes(hidden, heads, pairs, width, attention_bias, attention_bias, qk_norm)  # type: ignore[arg-type]
     block = [
         *iter_attention("layers.{i}.self_attn", sizes),
-        *iter_feed_forward("layers.{i}.mlp", hidden, read_size(fields, "intermediate_size"), gated=gated, bias=mlp_bias),
+        *iter_feed_forward(
+            "layers.{i}.mlp", hidden, read_size(fields, "intermediate_size"), gated=gated, bias=mlp_bias
+        ),
         *(row for name in norms for row in iter_norm(f"layers.{{i}}.{name}", hidden, bias=norm_bias)),
     ]
     vocabulary, tied = read_size(fields, "vocab_size"), fields.read_bool("tie_word_embeddings")

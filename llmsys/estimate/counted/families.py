@@ -48,7 +48,9 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
     ),
     "phi3": CountedFamily(
         dense.build_phi3,
-        _LLAMA | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096},
+        _LLAMA | {
+            "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        },
         "original_max_position_embeddings resid_pdrop embd_pdrop",
     ),
     "olmo3": CountedFamily(dense.build_olmo3, _LLAMA | {"vocab_size": 50304, "sliding_window": 4096}),
@@ -67,7 +69,7 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
         dense.build_cohere2,
         _COHERE | {"sliding_window": 4096},
         "logit_scale layer_norm_eps sliding_window_pattern order_of_interleaved_layers position_embedding_type "
-        "rotary_pct use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding cache_implementation",
+        "rotary_pct use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding",
     ),
     "ministral": CountedFamily(dense.build_ministral, _MISTRAL | {"sliding_window": 4096}),
     "ministral3": CountedFamily(
@@ -83,8 +85,8 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
             "num_decoder_layers": None, "num_heads": 6, "relative_attention_num_buckets": 32,
             "feed_forward_proj": "gated-gelu",
         },
-        "relative_attention_max_distance dropout_rate layer_norm_epsilon initializer_factor is_encoder_decoder is_decoder "
-        "is_gated_act dense_act_fn n_positions scale_decoder_outputs",
+        "relative_attention_max_distance dropout_rate layer_norm_epsilon initializer_factor is_decoder is_gated_act "
+        "dense_act_fn n_positions scale_decoder_outputs",
     ),
     "mamba": CountedFamily(
         hybrid.build_mamba,
@@ -139,12 +141,12 @@ COUNTED_FAMILIES: dict[str, CountedFamily] = {
             "n_routed_experts": 8, "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
             "moe_latent_size": None, "num_experts_per_tok": 2, "use_bias": False,
         },
-        _MAMBA + "attention_bias mamba_proj_bias expand mlp_hidden_act mamba_hidden_act use_mamba_kernels time_step_limit "
-        "chunk_size mamba_ssm_cache_dtype n_shared_experts moe_shared_expert_overlap routed_scaling_factor n_group "
-        "topk_group norm_topk_prob num_nextn_predict_layers mtp_layers_block_type layer_norm_epsilon hidden_dropout "
-        "num_logits_to_keep sliding_window mamba_expand mamba_chunk_size attention_head_dim norm_eps rescale_prenorm_residual "
-        "time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor is_mamba_tied "
-        "mtp_hybrid_override_pattern",
+        _MAMBA + "attention_bias mamba_proj_bias expand mlp_hidden_act mamba_hidden_act use_mamba_kernels "
+        "time_step_limit chunk_size mamba_ssm_cache_dtype n_shared_experts moe_shared_expert_overlap "
+        "routed_scaling_factor n_group topk_group norm_topk_prob num_nextn_predict_layers mtp_layers_block_type "
+        "layer_norm_epsilon hidden_dropout num_logits_to_keep sliding_window mamba_expand mamba_chunk_size "
+        "attention_head_dim norm_eps time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor "
+        "is_mamba_tied mtp_hybrid_override_pattern",
     ),
 }  # fmt: skip
 # Keys of every type that change no count.

@@ -6,7 +6,7 @@ Each `build_` function takes a reader whose defaults are those of transformers' 
 import math
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
-from llmsys.config.module_tensors import ParameterTensor
+from llmsys.config.module_tensors import ParameterTensor, iter_linear_parameters
 from llmsys.estimate.counted.counted_model import AttentionTerm, CountedModel, count_scan, place_rows
 from llmsys.estimate.counted.dense_families import iter_tables
 from llmsys.estimate.counted.layer_parts import (
@@ -19,7 +19,6 @@ from llmsys.estimate.counted.layer_parts import (
     iter_dual_scan,
     iter_experts,
     iter_feed_forward,
-    iter_linear_parameters,
     iter_norm,
     iter_router,
     iter_selective_scan,
@@ -232,9 +231,7 @@ def build_nemotron_h(fields: ConfigJsonReader) -> CountedModel:
     return CountedModel("nemotron_h", tuple(rows), terms, 0, experts, visits, work, longest)
 
 
-def _build_nemotron_mixture(
-    fields: ConfigJsonReader, hidden: int, experts: int, bias: bool
-) -> list[ParameterTensor]:
+def _build_nemotron_mixture(fields: ConfigJsonReader, hidden: int, experts: int, bias: bool) -> list[ParameterTensor]:
     shared, wide = (read_size(fields, f"moe_{name}intermediate_size") for name in ("shared_expert_", ""))
     latent = fields.read_optional_int("moe_latent_size")
     rows = [

@@ -1,4 +1,4 @@
-"""Parameter tensors of the parts of a block, named as in transformers: attention, feed-forward, experts, norms, mixers."""
+"""Parameter tensors of the parts of a block: attention, feed-forward, experts, norms, convolutions and scans."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ def match_transformers_class(result: dict[str, Any], config: RunConfig) -> dict[
         config: the config of the run.
 
     Returns:
-        The same values, with `parameters.frozen` for Marian, and other operations under `full` and `hardware` for XLNet.
+        The same values; `parameters.frozen` is added for Marian, and `full` and `hardware` operations differ for XLNet.
     """
     model = config.model
     if model.family == "encoder_decoder" and model.position.kind == "sinusoidal":

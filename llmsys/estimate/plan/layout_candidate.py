@@ -20,6 +20,7 @@ from llmsys.config.pipeline import (
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
+from llmsys.estimate.activation_memory import compute_offloaded_activations
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
@@ -28,7 +29,7 @@ from llmsys.estimate.software_profile import resolve_compile_for_profile
 from llmsys.estimate.state_memory import compute_offloaded_bytes
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "offload"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 ENGINES: tuple[EngineConfig, ...] = (
     TorchEngineConfig(),
@@ -139,7 +140,9 @@ class PlanTarget:
         if over > 0:
             return f"memory: {over / GIB:.1f} GiB over capacity {memory.peak_instant}"
         ranks = min(self.device.node_devices, layout.world_size)
-        host = compute_offloaded_bytes(config, layout) * ranks - self.cluster.host_memory_bytes
+        # Under 1F1B the first of p stages keeps p micro-batches of 1/p of the layers.
+        kept = compute_offloaded_bytes(config, layout) + compute_offloaded_activations(config, layout)
+        host = kept * ranks - self.cluster.host_memory_bytes
         return f"host memory: {host / GIB:.0f} GiB over the capacity of one machine" if host > 0 else None
 
 
@@ -159,6 +162,12 @@ def format_engine_name(engine: EngineConfig) -> str:
         case unreachable:
             assert_never(unreachable)
     return name if engine.cpu_offload == "none" else f"{name}+offload"
+
+
+def list_policies(config: RunConfig, engine: EngineConfig) -> tuple[Recompute, ...]:
+    """Return the choices of `train.activation_checkpoint` to try; compiled blocks and DeepSpeed offload nothing."""
+    can_offload = config.train.compile == "none" and isinstance(engine, TorchEngineConfig)
+    return (*RECOMPUTE, "offload") if can_offload else RECOMPUTE
 
 
 def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:

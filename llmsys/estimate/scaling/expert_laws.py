@@ -1,4 +1,4 @@
-"""The published laws of mixtures of experts: how a budget is split, how fine experts should be, and what they are worth.
+"""The published laws of mixtures of experts: how to split a budget, how fine experts should be, what they are worth.
 
 Each law counts parameters in its own way, which its `counts` names.
 
@@ -102,19 +102,19 @@ class KrajewskiLaw:
         return min((self._find_optimum_for(request, one) for one in candidates), key=lambda best: best.loss or math.inf)
 
     def _find_optimum_for(self, request: BudgetRequest, granularity: float) -> Optimum:
-        def afford_tokens(active: float) -> float:
+        def compute_tokens(active: float) -> float:
             per_token = count_training_flops(active, request.experts, granularity)
             # Serving is a forward pass, a third of training.
             return request.flops / per_token - request.served_tokens / 3
 
         def predict_loss_on_budget(active: float) -> float:
-            tokens = afford_tokens(active)
+            tokens = compute_tokens(active)
             return self.predict_loss(active, tokens, granularity, request.experts) if tokens >= 1 else math.inf
 
         active = minimize_golden_section(predict_loss_on_budget, 1.0, request.flops / FLOPS_PER_PARAMETER_AND_TOKEN)
         return Optimum(
             active,
-            afford_tokens(active),
+            compute_tokens(active),
             predict_loss_on_budget(active),
             ("repetition",) if request.unique_tokens is not None else (),
             count_total_parameters(active, request.experts),
@@ -146,7 +146,7 @@ def count_training_flops(active: float, experts: int, granularity: float) -> flo
     Returns:
         Operations of one token, forward and backward.
     """
-    blocks = (active / (12 * 64**2)) ** (1 / 3)
+    blocks: float = (active / (12 * 64**2)) ** (1 / 3)
     return 6 * active + 14 * (64 * blocks) * experts * granularity * blocks
 
 

@@ -15,7 +15,7 @@ from llmsys.config.serving import FinetuneConfig
 from llmsys.estimate.finetuning import count_finetune_flops, estimate_finetuning, select_trained_part
 from llmsys.estimate.run_estimate import estimate_run
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip

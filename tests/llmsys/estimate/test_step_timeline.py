@@ -1,5 +1,7 @@
 """A step laid out in time: every pass once and in a legal order, and bubbles as long as the papers say."""
 
+from itertools import pairwise
+
 import pytest
 
 from llmsys.estimate.step_timeline import Activity, build_step_timeline, iter_rank_order
@@ -41,7 +43,7 @@ def test_no_rank_does_two_things_at_once_and_inputs_come_first() -> None:
     timeline = build_step_timeline(PARTS | {"stages": 4.0}, 3, 2, 6, "interleaved")
     for rank in range(3):
         mine = sorted((one for one in timeline.activities if one.rank == rank), key=lambda one: one.start)
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in pairwise(mine):
             assert before.start + before.seconds <= after.start + 1e-9
     ends = {one.text: one.start + one.seconds for one in timeline.activities}
     starts = {one.text: one.start for one in timeline.activities}

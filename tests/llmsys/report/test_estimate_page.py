@@ -1,7 +1,8 @@
-"""The pages of estimate, plan and scale in a real Chromium as wide as a phone: plots are drawn, the console is silent."""
+"""The pages of estimate, plan and scale in a Chromium as wide as a phone: plots are drawn, the console is silent."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ pytestmark = [pytest.mark.browser, needs_chromium]
 PHONE = ("--window-size=412,915",)
 
 
-def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict, dict[str, int], str]:
+def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str, Any], dict[str, int], str]:
     """Run a command with --html and return what it prints, the marks of its plots, and its text."""
     page = folder / "page.html"
     assert main([*words, "--html", str(page), "--json"]) == 0

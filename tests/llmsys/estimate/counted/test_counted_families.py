@@ -103,7 +103,10 @@ FAMILIES: dict[str, tuple[str, Any]] = {
     "starcoder2": ("Starcoder2ForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "use_bias") | draw_window(d)),
     "granite": ("GraniteForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "mlp_bias")),
     "cohere": ("CohereForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "attention_bias", "use_qk_norm")),
-    "cohere2": ("Cohere2ForCausalLM", lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"sliding_window": 4}),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        lambda d: draw_decoder(d) | draw_flag(d, "attention_bias") | {"sliding_window": 4},
+    ),
     "ministral": ("MinistralForCausalLM", lambda d: draw_decoder(d) | draw_window(d) | {"head_dim": 12}),
     "ministral3": ("Ministral3ForCausalLM", lambda d: draw_decoder(d) | draw_window(d) | {"head_dim": 8}),
     "mt5": ("MT5ForConditionalGeneration", draw_mt5),
@@ -179,7 +182,10 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
 
 
 PUBLISHED = {  # total parameters as transformers' classes have them on published sizes
-    "mamba2": ({"hidden_size": 2560, "num_heads": 80, "n_groups": 1, "vocab_size": 50288, "tie_word_embeddings": True}, 2_702_599_680),
+    "mamba2": (
+        {"hidden_size": 2560, "num_heads": 80, "n_groups": 1, "vocab_size": 50288, "tie_word_embeddings": True},
+        2_702_599_680,
+    ),
     "jamba": ({}, 51_570_323_328),
     "qwen3_next": ({}, 79_674_391_296),
 }  # fmt: skip
@@ -227,7 +233,12 @@ def test_a_wrong_size_is_refused(values: dict[str, Any], message: str, tmp_path,
 def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
     from llmsys.config.load import build_model_config
 
-    sizes = {"num_attention_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1}
+    sizes: dict[str, float] = {
+        "num_attention_heads": 64,
+        "n_routed_experts": 384,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+    }
     sizes |= {"topk_group": 1, "vocab_size": 163840, "routed_scaling_factor": 2.827, "num_key_value_heads": 64}
     sizes |= {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "q_lora_rank": 1536}
     kimi = build_model_config({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], **sizes})

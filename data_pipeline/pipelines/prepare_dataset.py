@@ -20,8 +20,8 @@ from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
-from data_pipeline.readers.input_files import find_inputs
-from llmsys.config.data import CrawlConfig
+from data_pipeline.readers.input_files import InputFiles, find_input_files
+from llmsys.config.data import CrawlConfig, TokensConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
@@ -58,7 +58,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
 
         with open_work_folder(url) as work:
             return prepare_dataset(config.model_copy(update={"data": data.model_copy(update={"folder": work})}), until)
-    inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
+    inputs = find_input_files(data) if isinstance(data, CrawlConfig) else InputFiles([], {})
     if isinstance(data, CrawlConfig):
         require_resource_files(data)
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
@@ -76,12 +76,17 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         return publish_manifest(runner, manifest)
 
 
-def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: list[str], until: Until) -> Manifest:
+def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: InputFiles, until: Until) -> Manifest:
     """Run the stages of this kind of data and build the manifest."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
         return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until))
     assert not isinstance(data, MixtureConfig)  # prepare_dataset rejects it
+    if isinstance(data, TokensConfig):
+        from data_pipeline.pipelines.token_pipeline import prepare_tokens
+
+        assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
+        return prepare_tokens(data, tokenizer, runner)
     if isinstance(data, ImagesConfig):
         from data_pipeline.pipelines.image_pipeline import prepare_images
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from data_pipeline.readers.dataset_folders import DatasetFolder
 from llmsys.errors import DataError
 from llmsys.object_store import get_entity_tag, open_file_system, suggest_storage_fix
 
@@ -26,11 +27,32 @@ def list_remote_files(pattern: str) -> tuple[list[str], bool]:
     except FileNotFoundError:
         return [], False
     except Exception as error:  # every storage has errors of its own
-        reason = str(error).rstrip(".")
-        raise DataError(
-            f"data.inputs: {pattern} cannot be listed: {reason}. {suggest_storage_fix(files, error)}"
-        ) from error
+        raise _build_list_error(pattern, files, error) from error
     return [str(files.unstrip_protocol(name)) for name, about in found.items() if about["type"] == "file"], False
+
+
+def open_remote_folder(url: str) -> DatasetFolder:
+    """Return the files below a remote folder.
+
+    Raises:
+        DataError: if the storage cannot be listed.
+    """
+    files, path = open_file_system(url, ASKED_BY)
+    try:
+        found = files.find(path)
+    except Exception as error:  # every storage has errors of its own
+        raise _build_list_error(url, files, error) from error
+    names = [str(name).removeprefix(path.rstrip("/")).lstrip("/") for name in found]
+    return DatasetFolder(
+        url.rstrip("/"),
+        sorted(names),
+        lambda name: str(files.read_text(f"{path.rstrip('/')}/{name}", errors="replace")),
+    )
+
+
+def _build_list_error(url: str, files: Any, error: Exception) -> DataError:
+    reason = str(error).rstrip(".")
+    return DataError(f"data.inputs: {url} cannot be listed: {reason}. {suggest_storage_fix(files, error)}")
 
 
 def get_remote_size(url: str) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
-NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts", "images": "images"}
+NOUNS = {"crawl": "pages", "tokens": "documents", "pairs": "pairs", "labelled": "texts", "images": "images"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the parts that are missing and print a summary; return 3 when inputs are in quarantine."""
+    from llmsys.config.data import CrawlConfig, TokensConfig
     from llmsys.config.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
@@ -96,7 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
             ]
         )
     )
-    if config.data.kind == "crawl" and result["tokens"] and not manifest.splits["heldout"].tokens:
+    if (
+        isinstance(config.data, CrawlConfig | TokensConfig)
+        and result["tokens"]
+        and not manifest.splits["heldout"].tokens
+    ):
         get_logger(__name__).warning(
             "no document was held out, but training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,

@@ -151,8 +151,7 @@ def _count_recurrent_kernels(bench: KernelContext) -> int:
 
 
 def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, *, head: bool = False) -> float:
-    """One row's product, all of its copies."""
-    shape, layout = bench.shape, bench.layout
+    shape, layout, folded = bench.shape, bench.layout, bench.model.attention.fold_row(bench.shape.length)
     outputs, inputs = (float(one) for one in row.shape[-2:])
     if row.name.endswith(ROW_SPLIT):
         inputs /= layout.tensor
@@ -161,7 +160,8 @@ def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, 
     vectors = {
         "source": shape.sequences * shape.source / layout.context,
         "sequence": shape.sequences,
-        "distance": 2 * shape.length - 1,
+        "predicted": shape.sequences * (shape.length - shape.source or shape.length),
+        "distance": 2 * folded.queries - 1 + folded.earlier,
         "encoder_distance": 2 * shape.source - 1,
     }.get(row.input or "token", shape.num_tokens / layout.context)
     return row.num_copies * row.steps * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)
@@ -248,7 +248,8 @@ def _iter_attention_layers(model: ModelConfig, shape: MicroBatchShape) -> Iterat
         for layer in [*range(layers), *[layers - 1] * depth]:
             kind, window = stack.get_layer_type(layer), stack.get_attention_window(layer)
             lengths = iter_document_lengths(length, shape.documents if is_packed else ())
-            pairs = sum(count_visible_pairs(one, window, causal=stack.family != "encoder") for one in lengths)
+            shown = sum(count_visible_pairs(one, window, causal=stack.family != "encoder") for one in lengths)
+            pairs = stack.attention.count_pairs(length, None) or shown
             yield describe_self_attention(stack, kind, dtype=dtype, length=length, has_documents=is_packed), pairs
     if is_pair:
         crossed = describe_cross_attention(model, dtype=dtype, length=shape.source, has_documents=True)
@@ -263,12 +264,12 @@ def _estimate_layer_seconds(
     heads = bench.model.num_attention_heads * bench.shape.sequences / (bench.layout.context * bench.layout.tensor)
     width = traits.qk_width + traits.v_width
     if choice.kernel == "eager":
-        scores = heads * traits.length**2
+        scores = heads * max(pairs, traits.length**2)
         flops = 2 * scores * width / (peak * efficiency.products)
         forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
         return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD), forward
     if choice.has_table:
-        pairs, peak = traits.length**2, peak * TABLE_SPEED
+        pairs, peak = max(pairs, traits.length**2), peak * TABLE_SPEED
     if choice.kernel == "flex":
         width = round_up_to_power_of_two(traits.qk_width, 16) + round_up_to_power_of_two(traits.v_width, 16)
     operations = 2 * heads * pairs * width

@@ -26,7 +26,7 @@ from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator
+from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator, warn_about_unused_gpus
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.process_group import (
     TIMEOUT_SECONDS,
@@ -88,6 +88,8 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
     """
     bind_to_near_processors(get_local_device())
     with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
+        if get_rank() == 0:
+            warn_about_unused_gpus(get_local_device())
         require_rank_agreement(config)
         run_on_rank_zero(lambda: check_config(config, get_world_size()))
         folder = config.run.folder

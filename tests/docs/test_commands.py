@@ -42,7 +42,7 @@ LANGUAGES = {"console", "yaml", "python", "text"}
 # Verbs that print the same wherever they run; the page shows exactly what they print.
 EXACT = {"show", "estimate", "scale"}
 # A plan takes seconds; an export of transformers' loading is compared in tests/llmsys/convert.
-PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo"}
+PARSED_ONLY = {"plan", "dryrun", "doctor", "launch", "preflight", "demo", "chat"}  # a chat ends with Ctrl-C
 COMPILED_ONLY = ("import AutoModelForCausalLM",)
 # What a small run takes in place of what the pages say.
 TINY = {
@@ -53,6 +53,7 @@ TINY = {
     "continued.yaml": "batch.sequence_length=32 batch.sequences=2 train.tokens=128 schedule.warmup_tokens=64 "
     "launch.processes=1 data.executor.kind=inline data.split.heldout_fraction=0.2 train.precision=fp32",
     "languages.yaml": "tokenizer.vocab_size=400 model.vocab_size=400 data.executor.kind=inline",
+    "tokens.yaml": "data.executor.kind=inline",
     "runs/start/config.yaml": "generation.max_new_tokens=2",
 }
 REPLACED = {

@@ -74,7 +74,7 @@ OVERRIDES = [
     ("layout.experts=2", "unknown key. Did you mean expert?", "layout.expert=2"),
     ("layout.tp=2", "unknown key. Did you mean layout.tensor?", "layout.tensor=2"),
     ("layout.tensor=3", "4 attention heads cannot be divided", "layout.tensor=2"),
-    ("layout.pipeline=2", "Use generation.prompts=[]", "layout.pipeline=1"),
+    ("engine.kind=deepspeed layout.pipeline=2", "deepspeed runs no stages", "engine.kind=torch layout.pipeline=2"),
     ("launch.processes=two", "'two' is not a whole number", "launch.processes=8"),
     ("launch.processes=-1", "-1 is too small: the minimum is 0", "launch.processes=0"),
     ("launch.num_gpus=8", "Did you mean launch.processes?", "launch.processes=8"),

@@ -256,7 +256,19 @@ class ScoreShape:
 def iter_linear_parameters(
     name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
 ) -> Iterator[ParameterTensor]:
-    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any."""
+    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any.
+
+    Args:
+        name: prefix of both names.
+        outputs: channels of the result.
+        inputs: channels of the operand.
+        bias: the map has a bias.
+        component: part of the model that both belong to.
+        input_kind: vectors that the weight is multiplied with.
+
+    Yields:
+        The tensors.
+    """
     yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
     if bias:
         yield ParameterTensor(f"{name}.bias", (outputs,), component)

@@ -26,7 +26,7 @@ NEEDS = {
     "classification": ("encoder", "classification", "labelled"),
 }
 # Further kinds of data that serve in place of a kind.
-ALSO_LEGAL = {"crawl": ("mixture",), "labelled": ("images",)}
+ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",)}
 
 
 def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:

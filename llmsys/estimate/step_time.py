@@ -26,7 +26,6 @@ from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatch
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.residual_model import PercentileInterval, get_residual
 from llmsys.estimate.software_profile import (
-    OURS,
     SoftwareProfile,
     build_software_profile,
     resolve_compile_for_profile,
@@ -218,13 +217,10 @@ def _estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: Pass
     """Seconds of one micro-batch that copies of saved tensors to host memory and back take longer than the blocks."""
     if config.train.activation_checkpoint != "offload":
         return 0.0
-    # Few estimates open these files.
-    from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
-    from llmsys.estimate.memory_timeline import compute_saved_bytes
+    # Few estimates open this file.
+    from llmsys.estimate.activation_memory import compute_offloaded_activations
 
-    groups = iter_block_groups(config, build_activation_shape(config, bench.layout))
-    saved = sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
-    copies = saved / bench.device.host_bandwidth
+    copies = compute_offloaded_activations(config, bench.layout) / bench.device.host_bandwidth
     # Copies run next to each pass: what is longer than the pass shows.
     return max(0.0, copies - passes.forward) + max(0.0, copies - passes.backward)
 

@@ -62,8 +62,9 @@ class Transformer(LayerStack):
         self.predicted: list[Tensor] = []
         self.shapes_elsewhere: dict[str, torch.Size] = {}
         """Tensors of the training state that only other ranks of a pipeline hold."""
-        moe_layers = self.list_moe_layers()
-        self.num_moe_layers = len(moe_layers)
+        self.run_pipeline: Callable[[Tensor, KeyValueCache], Tensor] | None = None
+        """In a pipeline: returns the logits (B, V) after new tokens (B, T) that follow a cache, on all ranks."""
+        self.num_moe_layers = len(moe_layers := self.list_moe_layers())
         for number, layer in enumerate(moe_layers):
             layer.number = number
         self._tie_weights()
@@ -178,8 +179,7 @@ class Transformer(LayerStack):
 
     def list_auxiliary_layers(self, layers: range | None = None) -> list[MoELayer | AdaptiveRecurrence]:
         """List the layers with losses and counters of their own: experts, and positions that halt by themselves."""
-        halting = [module for module in self.modules() if isinstance(module, AdaptiveRecurrence)]
-        return [*self.list_moe_layers(layers), *halting]
+        return [*self.list_moe_layers(layers), *(one for one in self.modules() if isinstance(one, AdaptiveRecurrence))]
 
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the weighted auxiliary losses of the last training forward, summed over layers; 0 without any.

@@ -127,6 +127,7 @@ PAIRS: Settings = {
 LABELLED: Settings = {"kind": "labelled", "inputs": ["labels.tsv"], "heldout_inputs": ["labels.tsv"]}
 IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"], "image_size": 8,
                     "num_channels": 1}  # fmt: skip
+TOKENS: Settings = {"kind": "tokens", "inputs": ["megatron/train.idx"]}
 VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5, "position": {"kind": "learned"},
                  "patches": {"image_size": 8, "patch_size": 4, "num_channels": 1}}  # fmt: skip
 LABELS: Settings = {"kind": "classification", "num_labels": 3}
@@ -222,6 +223,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     ("data.kind=pairs", {"data": PAIRS, "model": MODEL | {"family": "encoder_decoder"}, "batch": PAIR_BATCH}),
     ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder", "head": LABELS},
                             "batch": PAIR_BATCH}),
+    ("data.kind=tokens", {"data": TOKENS, "tokenizer": {"kind": "file", "path": "prepared/tokenizer"}}),
     ("data.kind=images", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
                           "batch": {"sequence_length": 5, "tokens": 20}}),
     _choose("data", "mixture", {"sources": [{"folder": "prepared"}]}),

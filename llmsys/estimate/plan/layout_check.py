@@ -21,7 +21,14 @@ from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.peak_memory import estimate_peak_memory
-from llmsys.estimate.software_profile import COMPILED, OURS, MemoryProfile, build_software_profile, resolve_for_profile
+from llmsys.estimate.software_profile import (
+    COMPILED,
+    OURS,
+    MemoryProfile,
+    build_software_profile,
+    resolve_compile_for_profile,
+    resolve_for_profile,
+)
 from llmsys.estimate.step_time import estimate_step_time
 
 NAMES = {
@@ -190,7 +197,7 @@ def estimate_layout_fit(config: RunConfig, named: NamedLayout, cluster: ClusterC
         Keys: fits, memory (a sentence), time (a sentence), step_seconds, peak_bytes.
     """
     device = load_device_profile(cluster.device)
-    config = resolve_for_profile(config, device)
+    config = resolve_compile_for_profile(resolve_for_profile(config, device), device, named.layout)
     system, software = OURS, build_software_profile(config)
     if named.pipeline > 1:
         config = config.model_copy(update={"engine": DeepSpeedEngineConfig(zero_stage=1)})

@@ -10,11 +10,9 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
-from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
-    RECOMPUTE,
     SCHEDULES,
     EstimatedCandidate,
     IllegalLayoutError,
@@ -24,6 +22,7 @@ from llmsys.estimate.plan.layout_candidate import (
     estimate_candidate,
     format_engine_name,
     iter_candidates,
+    list_policies,
 )
 from llmsys.estimate.software_profile import resolve_for_profile
 
@@ -90,7 +89,7 @@ def _search_engines(
     considered, refusal = 0, ""
     closest: EstimatedCandidate | None = None
     for choice in iter_candidates(config, place, engines):
-        for recompute in RECOMPUTE:
+        for recompute in list_policies(config, choice.engine):
             considered += 1
             try:
                 fitting, smallest = _search_micro_batches(config, replace(choice, recompute=recompute), place)
@@ -143,7 +142,7 @@ def _search_schedules(
 
 def _has_enough_memory(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
     made = apply_candidate(config, choice)
-    return place.explain_memory_rejection(estimate_peak_memory(made, choice.layout), made, choice.layout) is None
+    return place.explain_memory_rejection(place.estimate_memory(made, choice.layout), made, choice.layout) is None
 
 
 def _select_pareto_front(ranked: list[EstimatedCandidate]) -> Iterator[EstimatedCandidate]:
@@ -193,7 +192,7 @@ def _iter_neighbour_candidates(
     for schedule in SCHEDULES if best.pipeline > 1 else ():
         if schedule != best.schedule:
             yield schedule.kind, replace(best, schedule=schedule)
-    for policy in RECOMPUTE:
+    for policy in list_policies(config, best.engine):
         if policy != best.recompute:
             yield f"activation_checkpoint={policy}", replace(best, recompute=policy)
     for engine in engines:

@@ -24,7 +24,7 @@ from llmsys.estimate.plan.layout_candidate import (
 )
 from llmsys.estimate.plan.layout_check import find_layout_violations, parse_layout
 from llmsys.estimate.plan.layout_search import search_layouts
-from llmsys.estimate.software_profile import resolve_for_profile
+from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
 from tests.helpers.published_layouts import PUBLISHED
 
 H100 = load_device_profile("h100-sxm")
@@ -124,6 +124,19 @@ def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
         search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
 
 
+def test_saved_tensors_go_to_the_host_where_blocks_are_not_compiled_and_it_has_room() -> None:
+    def list_chosen(compiled: str, host_memory_bytes: float) -> list[str]:
+        words = ("engine.kind=torch", f"train.compile={compiled}", "batch.sequence_length=16384", "batch.sequences=32")
+        fast_host = H100.model_copy(update={"host_bandwidth": 1e15})
+        place = PlanTarget(ClusterCosts(devices=4, host_memory_bytes=host_memory_bytes), fast_host)
+        return [one.choice.recompute for one in search_layouts(config("llama3.2-1b", *words), place).ranked]
+
+    # Copies that take no time: larger micro-batches than without, and nothing is computed again.
+    assert list_chosen("none", 2e12)[0] == "offload"
+    assert "offload" not in list_chosen("none", 1e9)
+    assert "offload" not in list_chosen("block", 2e12)
+
+
 def test_a_ring_is_tried_only_where_a_sequence_is_longer_than_heads_can_divide() -> None:
     """32 heads, and up to 64 ranks on a sequence."""
     for length, rings in ((8192, set()), (1 << 18, {("ring", 64)})):
@@ -149,7 +162,9 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     loaded = load_run_config(str(output))
     layout = loaded.layout.resolve(16, loaded.model)
     assert layout.to_settings() == best["layout"]
-    ledger = estimate_peak_memory(resolve_for_profile(loaded, H100), layout)
+    priced = resolve_compile_for_profile(resolve_for_profile(loaded, H100), H100, layout)
+    assert priced.train.compile == "block"
+    ledger = estimate_peak_memory(priced, layout)
     assert ledger.peak_bytes + ledger.driver_bytes == best["peak_bytes"]
     assert loaded.batch.sequence_length == 2048
 

@@ -44,7 +44,8 @@ class UploadRecord:
 
     def add(self, name: str, found: RemoteObject, stamp: list[int] | None = None) -> None:
         """Record that a file, as it was when its stamp was read, and its object have the same bytes."""
-        known = self._known[name] = [*(stamp or read_stamp(self._folder / name)), found.tag]
+        known: list[int | str] = [*(stamp or read_stamp(self._folder / name)), found.tag]
+        self._known[name] = known
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, json.dumps([name, *known]).encode() + b"\n")

@@ -75,7 +75,8 @@ class ObjectLock:
     def __exit__(self, *_: object) -> None:
         """Release the lock, unless it was lost."""
         self._closed.set()
-        self._thread.join()
+        # A renewal that waits for its storage must not keep the process.
+        self._thread.join(RENEWAL_SECONDS)
         try:
             self.require_held()
             self._state["released"] = True

@@ -106,12 +106,17 @@ class RangeCache:
             yield False
             return
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield True
-        except OSError:
-            yield False
+            yield _try_lock(handle)
         finally:
             os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _iter_files(entries: "Iterator[os.DirEntry[str]]") -> Iterator[tuple["os.DirEntry[str]", os.stat_result]]:

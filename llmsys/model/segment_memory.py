@@ -110,7 +110,8 @@ def _pad(x_BTGK: Tensor, before: int, after: int) -> Tensor:
 
 
 def _fold(x_BTGK: Tensor, queries: int) -> Tensor:
-    return x_BTGK.unflatten(1, (-1, queries)).flatten(0, 1)
+    folded_NLGK: Tensor = x_BTGK.unflatten(1, (-1, queries))
+    return folded_NLGK.flatten(0, 1)
 
 
 def _list_memories(x_BTGK: Tensor, memory: int, queries: int, blocks: int) -> Tensor:

@@ -108,10 +108,6 @@ class Transformer(LayerStack):
         Raises:
             ConfigError: Too many positions, documents together with a cache, or a source missing or given twice.
         """
-        encoded = (
-            None if source_BS is None else self.encode_source(source_BS, source_documents_BS, source_document_lengths)
-        )
-        memory = self._resolve_encoder_output(encoded, memory, cache)
         new, tokens_BT = tokens_BT.shape[1], self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
             self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,

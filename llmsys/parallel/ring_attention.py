@@ -221,7 +221,6 @@ def compute_ring_gradients(
             returning, homing = ring.start_exchange((parts[0].to(k.dtype), parts[1].to(v.dtype)), -distance)
         here = arriving
     _add_returned(totals, returning, homing)
-    # The strides of the fake implementation, which compiled blocks rely on; flash attention's own are permuted.
     return dq.to(q.dtype), totals[0].to(k.dtype).contiguous(), totals[1].to(v.dtype).contiguous()
 
 
@@ -230,6 +229,7 @@ run_ring_backward = torch.library.custom_op("llmsys::ring_attention_backward", c
 
 @run_ring_backward.register_fake
 def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    # Contiguous, as above: compiled blocks rely on it.
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 

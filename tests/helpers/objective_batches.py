@@ -60,8 +60,8 @@ def build_batch(objective: str, step: int, group: int, rows: Sequence[int]) -> B
     if objective == "permutation":
         places = [[t for t in range(len(left[row]) - 1, 0, -1) if left[row][t] % 3 == 0] for row in rows] or [[]]
         predicted_BP = torch.full((len(places), 1 + max(map(len, places))), -1)
-        for row, chosen in enumerate(places):
-            predicted_BP[row, : len(chosen)] = torch.tensor(chosen, dtype=torch.int64)
+        for row, found in enumerate(places):
+            predicted_BP[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
         targets_BP = source_BS.gather(1, predicted_BP.clamp(min=0)).masked_fill(predicted_BP < 0, IGNORED)
         return Batch(source_BS, targets_BP, documents_BS, predicted_BP=predicted_BP)
     pairs: dict[str, Any] = {}

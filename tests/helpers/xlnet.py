@@ -32,9 +32,10 @@ def build_xlnet(ours: Transformer, **changes: Any) -> Any:
     """Return their language model with the weights of ours, without dropout."""
     import transformers
 
-    config, values = transformers.XLNetConfig, ours.config
+    build_config: Any = transformers.XLNetConfig  # its keyword arguments are not typed
+    values = ours.config
     theirs = transformers.XLNetLMHeadModel(
-        config(
+        build_config(
             vocab_size=values.vocab_size, d_model=values.hidden_size, n_layer=values.num_hidden_layers,
             n_head=values.num_attention_heads, d_inner=values.intermediate_size, ff_activation="gelu",
             layer_norm_eps=1e-12, dropout=0.0, untie_r=True, **changes,

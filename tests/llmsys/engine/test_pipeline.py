@@ -82,7 +82,7 @@ UNTIED = ParityModel(
     "four layers, first dense",
     DEEP.model.model_copy(update={"tie_word_embeddings": False, "multi_token_prediction": None}),
 )
-PROMPTS = ("AB", "a longer one", "")
+PROMPTS = ("AB", "longer", "")
 
 
 class Characters:

@@ -23,7 +23,7 @@ def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str,
     opened = open_page(page, folder, *PHONE)
     assert opened.console == []
     assert 'data-plots="drawn"' in opened.dom
-    assert "default-src 'none'" in page.read_text(), "nothing is loaded"
+    assert "default-src &#x27;none&#x27;" in page.read_text(), "nothing is loaded"
     return printed, opened.marks(), opened.dom
 
 

@@ -101,7 +101,7 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
     from llmsys.mapped_token_shards import MappedTokenShards
     from llmsys.remote_dataset import fetch_token_files
 
-    fetch_token_files(folder, [entry.name for entry in manifest.splits[split].files])  # type: ignore[index]
+    fetch_token_files(folder, [entry.name for entry in manifest.splits[split].files])
     return MappedTokenShards(folder, split, manifest)
 
 

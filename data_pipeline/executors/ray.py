@@ -49,7 +49,7 @@ _ENDING_SECONDS = 60.0
 class _RunningJob(NamedTuple):
     """A job on some node: its number, when it was submitted, and whether it is one of a later stage."""
 
-    index: int
+    number: int
     since: float
     is_early: bool
 
@@ -93,14 +93,14 @@ class RayExecutor:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if seconds else None)
             for reference in ready:
                 ended = running.pop(reference)
-                for event in self._fetch_events(reference, ended.index):
+                for event in self._fetch_events(reference, ended.number):
                     yield EagerTaskEvent(event) if ended.is_early else event
             for reference, slow in list(running.items()):
                 if seconds and time.monotonic() - slow.since > seconds:
                     ray.cancel(reference, force=True)
                     ray.wait([reference], timeout=_ENDING_SECONDS)  # the next attempt must not overlap this one
                     del running[reference]
-                    failed = TaskFailed(slow.index, format_timeout(seconds), "", "slow")
+                    failed = TaskFailed(slow.number, format_timeout(seconds), "", "slow")
                     yield EagerTaskEvent(failed) if slow.is_early else failed
 
     def _select_queue(self, waiting: JobQueue) -> Queue | JobQueue:

@@ -91,8 +91,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
     else:
-        print(format_estimate(result, tensors))
+        print(format_estimate(result, tensors, _list_finetune_lines(result)))
     return 0
+
+
+def _list_finetune_lines(result: dict[str, Any]) -> list[str]:
+    if "finetune" not in result:
+        return []
+    from llmsys.estimate.serving_table import iter_finetune_lines  # few estimates are of fine-tuning
+
+    return list(iter_finetune_lines(result["finetune"]))
 
 
 def _write_page(

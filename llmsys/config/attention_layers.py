@@ -99,7 +99,7 @@ def describe_self_attention(
             return replace(common, has_lsh=True)
         case SegmentMemoryAttentionConfig():
             row = attention.fold_row(length)
-            return replace(common, length=row.queries + row.earlier, has_documents=True)
+            return replace(common, length=row.queries + row.earlier, has_documents=True, is_banded=True)
         case unreachable:
             assert_never(unreachable)
 

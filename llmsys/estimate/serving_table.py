@@ -54,6 +54,9 @@ def iter_finetune_lines(found: dict[str, Any]) -> Iterator[str]:
 
     Args:
         found: values that `estimate_finetuning` returned.
+
+    Returns:
+        Lines of text.
     """
     yield ""
     settings = ", ".join(f"{name} {value}" for name, value in found["settings"].items())

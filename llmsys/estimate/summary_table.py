@@ -3,7 +3,7 @@
 The estimate as a page of text for people: counts with their digits, and prefixes people know beside them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -65,12 +65,15 @@ def _format_text_row(title: str, value: str, note: str) -> str:
     return f"{title:<22}{value:>34}  {note}".rstrip()
 
 
-def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None = None) -> str:
+def format_estimate(
+    result: dict[str, Any], ledger: list[dict[str, Any]] | None = None, more_lines: Iterable[str] = ()
+) -> str:
     """Format an estimate for people.
 
     Args:
         result: values that `estimate_run` or `add_costs` returned.
         ledger: values that `list_tensor_counts` returned, to list every tensor; None: none.
+        more_lines: lines after those of the cost.
 
     Returns:
         Lines of text.
@@ -81,11 +84,7 @@ def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None 
         *_iter_memory_lines(result),
         *_iter_run_lines(result),
     ]
-    lines += iter_cost_lines(result)
-    if "finetune" in result:
-        from llmsys.estimate.serving_table import iter_finetune_lines  # few estimates are of fine-tuning
-
-        lines += iter_finetune_lines(result["finetune"])
+    lines += [*iter_cost_lines(result), *more_lines]
     if ledger is not None:
         lines += ["", *iter_tensor_lines(ledger, result["parameters"]["total"])]
     return "\n".join(lines)

@@ -201,8 +201,8 @@ def check_events(folder: Path) -> None:
 
 
 def run_command(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
-    verb, *words = command.words[1:]
-    if verb in EXACT | PARSED_ONLY:
+    program, verb, *words = command.words
+    if program != "llmsys" or verb in EXACT | PARSED_ONLY:
         return
     config = next((word for word in words if word in TINY), "")
     words = [REPLACED.get(word, word) for word in words]

@@ -94,14 +94,14 @@ def test_a_remote_folder_is_named_by_the_place_of_its_copies_and_written_as_its_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path))
-    config = load_run_config("train/demo", ["run.folder=s3://b/some/run/", "data.folder=s3://b/d"])
-    assert config.run.folder == tmp_path / "s3" / "b" / "some" / "run"
-    assert format_folder(config.run.folder / "events.jsonl") == "s3://b/some/run/events.jsonl"
-    assert json.loads(config.model_dump_json())["run"]["folder"] == "s3://b/some/run"
+    config = load_run_config("train/demo", ["run.folder=s3://bucket/some/run/", "data.folder=s3://bucket/d"])
+    assert config.run.folder == tmp_path / "s3" / "bucket" / "some" / "run"
+    assert format_folder(config.run.folder / "events.jsonl") == "s3://bucket/some/run/events.jsonl"
+    assert json.loads(config.model_dump_json())["run"]["folder"] == "s3://bucket/some/run"
     assert RunConfig.model_validate(json.loads(config.model_dump_json())) == config
     monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path / "other"))
     assert find_folder_url(config.run.folder) is None
-    for url in ("s3://b", "s3://b/../x", "s3://b/.lock", "s3://b/a?x=1", "S3://b/x"):
+    for url in ("s3://bucket", "s3://bucket/../x", "s3://bucket/.lock", "s3://bucket/a?x=1", "S3://bucket/x"):
         with pytest.raises(ConfigError, match="is a URL, but a local path is needed"):
             load_run_config("train/demo", [f"run.folder={url}"])
 

@@ -71,7 +71,8 @@ def test_one_of_two_writers_creates_an_object_and_the_bytes_are_its_own(object_s
     assert folder.create("manifest.json", b"1")
     assert not folder.create("manifest.json", b"2")
     assert folder.find_bytes("manifest.json") == b"1"
-    assert folder.find_bytes("absent") is folder.find_object("absent") is None
+    assert folder.find_bytes("absent") is None
+    assert folder.find_object("absent") is None
 
 
 def test_a_file_is_uploaded_again_when_it_or_its_object_changed(object_storage: FakeS3, tmp_path: Path) -> None:

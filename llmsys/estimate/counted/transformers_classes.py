@@ -53,4 +53,5 @@ def _match_xlnet(flops: dict[str, Any], config: RunConfig) -> dict[str, Any]:
             "forward_backward_per_token": both / tokens,
             "attention_share": attention / forward,
         }
-    return flops | {"conventions": conventions} | conventions[flops["convention"]]
+    shown: dict[str, Any] = conventions[flops["convention"]]
+    return flops | {"conventions": conventions} | shown

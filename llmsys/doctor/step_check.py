@@ -62,7 +62,7 @@ MODELS = (
         "dense", "model/llama3.2-1b", ("model.num_hidden_layers=8", "batch.sequence_length=4096"), NARROW_DENSE
     ),
     StepModel(
-        "tied head", "model/qwen2.5-0.5b", ("model.num_hidden_layers=12", "batch.sequence_length=2048"), NARROW_DENSE
+        "tied head", "model/qwen2.5-0.5b", ("model.num_hidden_layers=12", "batch.sequence_length=8192"), NARROW_DENSE
     ),
     StepModel(
         "experts",

@@ -84,8 +84,10 @@ def count_attention_flops(func: OpOverload, args: tuple[Any, ...]) -> int:
     Returns:
         Multiplications and additions.
     """
-    count = ATTENTION_FORMULAS.get(func._opname)
-    return 0 if count is None else count(args)
+    if (count := ATTENTION_FORMULAS.get(func._opname)) is None:
+        return 0
+    # The dispatcher leaves out arguments at the end that have their default values, such as is_causal=False.
+    return count((*args, *(one.default_value for one in func._schema.arguments[len(args) :])))
 
 
 def _count_varlen_tiles(

@@ -16,7 +16,11 @@ from llmsys.dryrun.kernel_flops import (
     count_kernel_flops,
     count_tile_pairs,
 )
+from llmsys.model import fake_flex_attention, varlen_attention  # noqa: F401  # they register their operations
 
+OPERATIONS = torch.ops.llmsys
+VARLEN, VARLEN_BACKWARD = OPERATIONS.varlen_attention.default, OPERATIONS.varlen_attention_backward.default
+FLEX, FLEX_BACKWARD = OPERATIONS.fake_flex_attention.default, OPERATIONS.fake_flex_attention_backward.default
 HEADS, WIDTH = 3, 8
 STARTS = [0, 5, 6, 16]
 
@@ -35,22 +39,18 @@ def count_visible_pairs(left: int, right: int) -> int:
 def test_packed_attention_counts_what_each_document_sees(window: tuple[int, int]) -> None:
     q = torch.empty(16, HEADS, WIDTH, device="meta")
     starts = torch.tensor(STARTS)
-    forward: Any = SimpleNamespace(_opname="varlen_attention")
-    backward: Any = SimpleNamespace(_opname="varlen_attention_backward")
     scores = count_visible_pairs(*window) * HEADS * WIDTH
-    assert count_kernel_flops(forward, (q, q, q, None, starts, 10, *window, 1.0), {}, q) == 4 * scores
-    assert count_kernel_flops(backward, (q, q, q, q, q, q, starts, 10, *window, 1.0), {}, q) == 10 * scores
+    assert count_kernel_flops(VARLEN, (q, q, q, None, starts, 10, *window, 1.0), {}, q) == 4 * scores
+    assert count_kernel_flops(VARLEN_BACKWARD, (q, q, q, q, q, q, starts, 10, *window, 1.0), {}, q) == 10 * scores
 
 
 def test_flex_attention_counts_the_blocks_that_are_read_and_widths_as_powers_of_two() -> None:
     q, v = (torch.empty(1, HEADS, 300, width, device="meta") for width in (192, 128))
-    forward: Any = SimpleNamespace(_opname="fake_flex_attention")
-    backward: Any = SimpleNamespace(_opname="fake_flex_attention_backward")
     blocks, pairs = torch.tensor([[[1, 2, 3]]]), 6 * FLEX_BLOCK**2 * HEADS
     for count in (count_attention_flops, lambda op, args: count_kernel_flops(op, args, {}, q)):
-        assert count(forward, (q, q, v, None, blocks)) == 2 * pairs * (256 + 128)
+        assert count(FLEX, (q, q, v, None, blocks)) == 2 * pairs * (256 + 128)
         # Scores and their gradients twice: for the gradients of queries, and for those of keys and values.
-        assert count(backward, (q, q, q, v, q, q, None, blocks)) == 2 * pairs * (4 * 256 + 3 * 128)
+        assert count(FLEX_BACKWARD, (q, q, q, v, q, q, None, blocks)) == 2 * pairs * (4 * 256 + 3 * 128)
 
 
 def test_grouped_products_count_each_row_once() -> None:
@@ -79,17 +79,23 @@ def test_a_tile_counts_whole_where_one_of_its_pairs_is_seen(window: tuple[int, i
 def test_kernels_compute_tiles_of_each_document(key: int) -> None:
     """Keys as wide as values take FlashAttention-2, wider ones llmsys/model/varlen_kernel.py; none is padded."""
     q, v = torch.empty(400, HEADS, key, device="meta"), torch.empty(400, HEADS, 64, device="meta")
-    forward: Any = SimpleNamespace(_opname="varlen_attention")
-    backward: Any = SimpleNamespace(_opname="varlen_attention_backward")
     starts = torch.tensor([0, 100, 400])
     tiles = (FORWARD_TILE, BACKWARD_TILE) if key == 64 else (key_split.FORWARD_TILE, key_split.BACKWARD_TILE)
     for op, args, tile, channels in (
-        (forward, (q, q, v, None, starts, 300, -1, 0, 1.0), tiles[0], 2 * (key + 64)),
-        (backward, (q, q, q, v, q, q, starts, 300, -1, 0, 1.0), tiles[1], 2 * (3 * key + 2 * 64)),
+        (VARLEN, (q, q, v, None, starts, 300, -1, 0, 1.0), tiles[0], 2 * (key + 64)),
+        (VARLEN_BACKWARD, (q, q, q, v, q, q, starts, 300, -1, 0, 1.0), tiles[1], 2 * (3 * key + 2 * 64)),
     ):
         pairs = sum(count_tile_pairs(length, (-1, 0), tile) for length in (100, 300))
         assert count_attention_flops(op, args) == pairs * HEADS * channels
-    assert count_attention_flops(SimpleNamespace(_opname="mm"), ()) == 0  # type: ignore[arg-type]
+    assert count_attention_flops(torch.ops.aten.mm.default, ()) == 0
+
+
+def test_arguments_that_the_dispatcher_leaves_out_have_their_defaults() -> None:
+    """A ring sees all keys of some ranks: `is_causal=False` is not among the arguments then."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+    q = torch.empty(1, HEADS, 256, 64, device="meta")
+    short, whole = count_attention_flops(flash, (q, q, q)), count_attention_flops(flash, (q, q, q, 0.0, False))
+    assert short == whole == 4 * HEADS * 256 * 256 * 64
 
 
 def test_products_into_another_dtype_count_like_others() -> None:

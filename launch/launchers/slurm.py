@@ -11,7 +11,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.launchers.host_commands import LaunchPlan, build_torchrun_arguments, require_even_slots, strip_user
+from launch.launchers.host_commands import (
+    LaunchPlan,
+    build_torchrun_arguments,
+    join_with_variables,
+    require_even_slots,
+    strip_user,
+)
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
 from llmsys.local_files import LOCK_NAME
@@ -137,6 +143,4 @@ def _format_node_task(plan: LaunchPlan, slots: int) -> str:
     identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
     words = build_torchrun_arguments(plan, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
     watch = WATCH.format(seconds=LOOK_SECONDS) if plan.min_hosts < len(plan.hosts) else ""
-    return f"{watch}exec " + " ".join(
-        f'"{word}"' if "$SLURM" in word or "$MASTER" in word else shlex.quote(word) for word in words
-    )
+    return f"{watch}exec {join_with_variables(words, ('SLURM', 'MASTER'))}"

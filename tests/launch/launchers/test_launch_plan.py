@@ -159,6 +159,18 @@ def test_a_slurm_job_is_a_script_that_asks_to_be_queued_again(
     assert (tmp_path / "run" / "launch" / "job.sbatch").read_text() == text
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "slurm"])
+def test_printed_commands_need_no_host_that_this_one_can_resolve(
+    tmp_path: Path, launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [write_toy_config(tmp_path), "nodes=first.invalid:2,second.invalid:2", "--launcher", launcher]
+    assert main(["launch", *words, "--print"]) == 0
+    assert "second.invalid" in capsys.readouterr().out + (tmp_path / "run" / "launch" / "hostfile").read_text()
+    if launcher != "slurm":
+        assert main(["launch", *words]) == 2
+        assert "first.invalid cannot be resolved" in capsys.readouterr().err
+
+
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
     with socket.socket() as holder:

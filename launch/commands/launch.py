@@ -157,7 +157,7 @@ def _check_cluster_job(arguments: argparse.Namespace, own: dict[str, str]) -> No
         )
     if "spares" in own:
         raise LaunchError(
-            f"spares={own['spares']}: {by} itself finds another host for one that fails. Leave spares= out, or use Slurm."
+            f"spares={own['spares']}: {by} itself finds another host for one that fails. Leave spares= out."
         )
 
 

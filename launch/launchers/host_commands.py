@@ -192,9 +192,7 @@ def join_with_variables(words: Sequence[str], names: Sequence[str]) -> str:
     Returns:
         The words, quoted.
     """
-    return " ".join(
-        f'"{word}"' if any(f"${name}" in word for name in names) else shlex.quote(word) for word in words
-    )
+    return " ".join(f'"{word}"' if any(f"${name}" in word for name in names) else shlex.quote(word) for word in words)
 
 
 def build_accelerate_commands(plan: LaunchPlan) -> list[HostCommand]:

@@ -155,7 +155,10 @@ def test_ray_takes_the_command_and_the_job_takes_what_ray_passes_on(
     [
         (["nodes=2", "--by", "ray"], "--by ray starts nothing. Add --print, and give the output to `sh`"),
         (["nodes=a:2", "--by", "ray", "--print"], "nodes=a:2 names hosts, but ray chooses them"),
-        (["nodes=2", "--by", "ray", "--print", "--launcher", "slurm"], "--by ray starts the ranks of a host by torchrun"),
+        (
+            ["nodes=2", "--by", "ray", "--print", "--launcher", "slurm"],
+            "--by ray starts the ranks of a host by torchrun",
+        ),
         (["nodes=2", "spares=1", "--by", "kubernetes", "--print"], "spares=1: kubernetes itself finds another host"),
         (["nodes=2", "--by", "skypilot", "--print"], "needs the name of the 2 accelerators of a node. Give device="),
         (

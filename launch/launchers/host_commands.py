@@ -7,7 +7,7 @@ DeepSpeed's launcher with a hostfile, or `accelerate launch`. Pure functions: th
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -51,7 +51,7 @@ class LaunchPlan:
     patience_seconds: int
     outage_seconds: int
     spares: tuple[Host, ...] = ()
-    interpreter: str = sys.executable
+    interpreter: str = field(default_factory=lambda: sys.executable)
     script: str = str(SCRIPT)
     config_file: str = ""
 

@@ -59,26 +59,39 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
 
-def run_with_restarts(command: Sequence[str], rendezvous: Rendezvous, restarts: int, patience_seconds: float) -> int:
+def run_with_restarts(
+    command: Sequence[str], rendezvous: Rendezvous, restarts: int, patience_seconds: float, leave_after: int = 0
+) -> int:
     """Run the command until it has ended for good; return its last status, or 3 when the hosts did not meet in time.
 
     `restarts` counts ranks that ran and were lost. Hosts that wait for each other are limited by the patience alone.
+    With `leave_after`, a host whose own ranks failed so often in a row ends, so that a spare can take its place.
     """
     with forward_signals() as asked:
-        return _run_attempts(command, rendezvous, restarts, patience_seconds, asked)
+        return _run_attempts(command, rendezvous, restarts, patience_seconds, leave_after, asked)
 
 
 def _run_attempts(
-    command: Sequence[str], rendezvous: Rendezvous, restarts: int, patience_seconds: float, asked: list[int]
+    command: Sequence[str],
+    rendezvous: Rendezvous,
+    restarts: int,
+    patience_seconds: float,
+    leave_after: int,
+    asked: list[int],
 ) -> int:
     """Run `run_with_restarts`. Ranks that were `asked` to stop are not restarted, whatever their exit status."""
-    left, lost_at, pause = restarts, time.monotonic(), 1.0
+    left, lost_at, pause, own_failures = restarts, time.monotonic(), 1.0, 0
     while _wait_for_rendezvous(rendezvous, lost_at + patience_seconds):
         status, lived_until = _run_attempt(command, rendezvous, lost_at, patience_seconds, asked)
         if status in FINAL or asked:
             return status
         # hosts that did not meet have lost no rank, and use up no restart
         if lived_until is not None:
+            # ranks that lost a peer are not the cause
+            own_failures = own_failures + 1 if status != LOST_PEER else 0
+            if leave_after and own_failures >= leave_after and not rendezvous.is_local:
+                log.error("the ranks of this host failed %d times in a row; it leaves its place", own_failures)
+                return status
             if left == 0:
                 if restarts:  # else the ranks have has_warned all
                     log.error(
@@ -164,13 +177,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--meet", required=True, help="HOST:PORT of the first host")
     parser.add_argument("--restarts", type=int, required=True, help="number of restarts of lost ranks")
     parser.add_argument("--patience", type=float, required=True, help="seconds to wait for lost hosts")
+    parser.add_argument("--leave-after", type=int, default=0, help="failures of this host's own ranks until it leaves")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="command that starts the ranks of this host")
     options = parser.parse_args(arguments)
     die_with_parent()
     configure_logging()
     host, _, port = options.meet.rpartition(":")
     try:
-        return run_with_restarts(options.command, Rendezvous(host, int(port)), options.restarts, options.patience)
+        rendezvous = Rendezvous(host, int(port))
+        return run_with_restarts(options.command, rendezvous, options.restarts, options.patience, options.leave_after)
     except KeyboardInterrupt:
         return 130
 

@@ -171,6 +171,17 @@ def test_printed_commands_need_no_host_that_this_one_can_resolve(
         assert "first.invalid cannot be resolved" in capsys.readouterr().err
 
 
+def test_the_command_of_a_spare_is_printed_as_one_for_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [write_toy_config(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.3:2"]
+    assert main(["launch", *words, "--print"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("cd ")][:2] == ["# on 10.9.8.1:", "# on 10.9.8.2:"]
+    assert lines[-2] == "# spare 10.9.8.3, in place of a host that has failed:"
+    assert "--nnodes=2:2" in lines[-1]
+    assert lines[-1].startswith("# cd ")
+    assert "--local-addr=10.9.8.3" in lines[-1]
+
+
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
     with socket.socket() as holder:
@@ -237,6 +248,18 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
             "deepspeed cannot continue with fewer",
         ),
         (["nodes=10.9.8.1:0"], "has 0 slots"),
+        (["nodes=2", "spares=n3:1", "launch.processes=2"], "spares=n3:1: Slurm chooses the nodes. Give a number"),
+        (["nodes=a:2,b:2", "spares=1"], "spares=1 is a number, but nodes= has names. Name the spares: spares=third:8"),
+        (["nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.3:1"], "a spare takes the place of any host, so all need"),
+        (
+            ["nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.2:2"],
+            "spares=10.9.8.2 is also in nodes=. Name each host once",
+        ),
+        (["nodes=10.9.8.1:2", "spares=10.9.8.2:2"], "spares= needs two hosts or more"),
+        (
+            ["nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.3:2", "--launcher", "accelerate"],
+            "spares=1: accelerate cannot replace a host",
+        ),
         (["nodes=10.9.8.1:2,10.9.8.1:2"], "is listed 2 times"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -70,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks per host (default: 3)"
     )
     parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="torchrun, slurm: keep processes that have imported torch for the next restart (0.5 GB of memory a rank)",
+    )
+    parser.add_argument(
         "--patience",
         type=int,
         default=PATIENCE_SECONDS,
@@ -113,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.patience,
         _parse_spares(own.get("spares", ""), hosts, is_anonymous=count is not None),
         must_resolve=not arguments.print,
+        has_standby=arguments.standby,
     )
     if arguments.by not in ELSEWHERE:  # their volume is not mounted here
         write_run_bundle(config, hosts)

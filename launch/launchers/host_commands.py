@@ -39,6 +39,7 @@ class LaunchPlan:
         interpreter: Python of the hosts.
         script: Script of a rank, on the hosts.
         config_file: Config that ranks read, on the hosts; "" means that of `folder`.
+        has_standby: The processes of the next restart import torch while the ranks run.
     """
 
     hosts: tuple[Host, ...]
@@ -54,6 +55,7 @@ class LaunchPlan:
     interpreter: str = field(default_factory=lambda: sys.executable)
     script: str = str(SCRIPT)
     config_file: str = ""
+    has_standby: bool = False
 
     @property
     def rendezvous_host(self) -> str:
@@ -147,6 +149,7 @@ def build_torchrun_arguments(plan: LaunchPlan, slots: int, endpoint: str, identi
         f"--restarts={plan.max_restarts}",
         f"--patience={plan.patience_seconds}",
         *([f"--leave-after={OWN_FAILURES}"] if plan.spares else []),
+        *(["--standby"] if plan.has_standby else []),
         plan.interpreter,
         "-m",
         "launch.launchers.torchrun",

@@ -36,6 +36,7 @@ def build_launch_plan(
     spares: Sequence[Host] = (),
     *,
     must_resolve: bool = True,
+    has_standby: bool = False,
 ) -> LaunchPlan:
     """Check a launch and return its plan.
 
@@ -47,6 +48,7 @@ def build_launch_plan(
         restarts: Restarts of lost ranks, per host.
         patience_seconds: How long hosts that lost each other wait to meet again.
         spares: Hosts that train only in place of a failed one.
+        has_standby: Import torch for the next restart while the ranks run.
         must_resolve: Reject a name that this host cannot resolve. Commands that are only printed may run elsewhere.
 
     Returns:
@@ -65,6 +67,11 @@ def build_launch_plan(
             f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it started with. Use "
             "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
             "hosts of your choice."
+        )
+    if has_standby and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--standby: {launcher} does not restart ranks. Use --launcher torchrun, or leave --standby out: the same "
+            "command continues from the newest checkpoint."
         )
     is_anonymous = hosts[0].name.startswith(ANONYMOUS)
     check_layout(config, hosts, min_hosts, is_anonymous=is_anonymous)
@@ -86,6 +93,7 @@ def build_launch_plan(
         patience_seconds=patience_seconds,
         outage_seconds=round(config.train.hang_timeout_seconds) or UNWATCHED_SECONDS,
         spares=tuple(spares),
+        has_standby=has_standby,
     )
 
 

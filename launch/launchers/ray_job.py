@@ -157,6 +157,7 @@ def format_ray_command(plan: LaunchPlan, gpus: int) -> str:
     words += [plan.interpreter, "-m", "launch.launchers.ray_job", f"--nodes={len(plan.hosts)}", f"--slots={slots}"]
     words += [f"--gpus={gpus}", f"--port={plan.port}", f"--name={plan.name}", f"--restarts={plan.max_restarts}"]
     words += [f"--patience={plan.patience_seconds}", f"--outage={plan.outage_seconds}"]
+    words += ["--standby"] if plan.has_standby else []
     words += [f"--folder={plan.working_directory}", plan.script_arguments[1]]
     return shlex.join(words) + "\n"
 
@@ -169,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", required=True, help="name of the run")
     parser.add_argument("--folder", type=Path, required=True, help="working directory on every node")
     parser.add_argument("config", type=Path, help="config.yaml of the run bundle")
+    parser.add_argument("--standby", action="store_true", help="import torch for the next restart in advance")
     given = parser.parse_args(arguments)
     plan = LaunchPlan(
         hosts=tuple(Host(f"{ANONYMOUS}-{number}", given.slots) for number in range(given.nodes)),
@@ -180,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_restarts=given.restarts,
         patience_seconds=given.patience,
         outage_seconds=given.outage,
+        has_standby=given.standby,
     )
     try:
         return run_on_nodes(plan, given.gpus)

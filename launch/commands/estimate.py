@@ -2,14 +2,21 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
+    from llmsys.config.load import LoadedConfig
     from llmsys.estimate.cluster_costs import ClusterCosts
+    from llmsys.estimate.program_run import ProgramRun
     from llmsys.estimate.run_cost import PricingRequest
+
+# As llmsys.estimate.kernel_context has them, which most estimates do not load.
+MATMUL_DTYPES = ("compute", "fp8", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="price the run on this device: a profile such as h100-sxm, or a YAML file")
     parser.add_argument("--gpus", type=int, help="number of devices to price the run on (default: launch.processes)")
     parser.add_argument(
+        "--program", help="training program that runs it: a profile such as megatron, or a YAML file (default: llmsys)"
+    )
+    parser.add_argument(
+        "--layout",
+        metavar="AXES",
+        help="layout of another program, such as tp=8,pp=16,vp=2,dp=64, or auto: the fastest (default: layout.*)",
+    )
+    parser.add_argument(
+        "--matmul-dtype", choices=MATMUL_DTYPES, help="dtype of matmuls in blocks (default: train.matmul_dtype)"
+    )
+    parser.add_argument(
         "--cluster", type=parse_local_path, metavar="FILE", help="YAML file with prices, power and failure rates"
     )
     parser.add_argument(
@@ -34,25 +52,109 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
-    from llmsys.config.load import read_config
-
-    resolved = read_config(arguments.config, arguments.overrides)
-    from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
+    from llmsys.estimate.run_estimate import list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
 
-    request = _build_pricing_request(arguments)
-    device = None if request is None else request.device
-    result = estimate_run(resolved.run, model_only=resolved.is_model_only, documents=arguments.documents, device=device)
-    if request is not None:
-        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
-
-        result = add_costs(result, resolved.run, request, model_only=resolved.is_model_only)
+    resolved, result = compute_estimate(arguments)
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
     else:
         print(format_estimate(result, tensors))
     return 0
+
+
+def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict[str, Any]]":
+    """Return the config and the estimate that a command line asks for.
+
+    Args:
+        arguments: parsed arguments of the verb.
+
+    Returns:
+        The loaded config, and the values that `--json` prints.
+
+    Raises:
+        LlmsysError: a value of the config or of an option is wrong.
+    """
+    from llmsys.config.load import read_config
+
+    resolved = read_config(arguments.config, arguments.overrides)
+    from llmsys.estimate.run_estimate import estimate_run
+
+    request = _build_pricing_request(arguments)
+    if request is not None:
+        _check_batch(resolved, arguments)
+    _check_documents(resolved, arguments.documents)
+    device = None if request is None else request.device
+    planned = _build_program_run(resolved, arguments, request)
+    result = estimate_run(
+        resolved.run,
+        model_only=resolved.is_model_only and not _has_batch(resolved),
+        has_budget=_has_budget(resolved),
+        documents=arguments.documents,
+        device=device,
+        planned=planned,
+    )
+    if request is not None:
+        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
+
+        request = replace(request, planned=planned)
+        result = add_costs(result, resolved.run, request, model_only=not _has_budget(resolved))
+    return resolved, result
+
+
+def _check_documents(resolved: "LoadedConfig", documents: Sequence[int]) -> None:
+    """Raise ConfigError for a document that is longer than all data of the run."""
+    tokens = resolved.run.train.tokens
+    if _has_budget(resolved) and documents and max(documents) > tokens:
+        raise ConfigError(
+            f"--documents {max(documents)}: a document is longer than the {tokens} tokens of the run. Use at most "
+            f"{tokens}, or more train.tokens."
+        )
+
+
+def _has_batch(resolved: "LoadedConfig") -> bool:
+    """Return whether somebody gave a batch; a bare model has none of its own."""
+    given = resolved.run.batch.model_fields_set & {"sequences", "tokens"}
+    return not resolved.is_model_only or bool(given)
+
+
+def _has_budget(resolved: "LoadedConfig") -> bool:
+    return not resolved.is_model_only or "tokens" in resolved.run.train.model_fields_set
+
+
+def _check_batch(resolved: "LoadedConfig", arguments: argparse.Namespace) -> None:
+    if _has_batch(resolved):
+        return
+    example = f"llmsys estimate {arguments.config} --device {arguments.device or 'h100-sxm'} --gpus 64"
+    raise ConfigError(
+        f"{arguments.config} is a bare model without a batch, and the time of a step depends on it. Give one, such as\n"
+        f"  {example} batch.sequence_length=4096 batch.sequences=512\n"
+        f"or, for hours and money, a number of tokens too:\n"
+        f"  {example} batch.sequence_length=4096 batch.sequences=512 train.tokens=1_000_000_000_000"
+    )
+
+
+def _build_program_run(
+    resolved: "LoadedConfig", arguments: argparse.Namespace, request: "PricingRequest | None"
+) -> "ProgramRun | None":
+    """Return the run under the named program; None where neither program, layout nor dtype is named."""
+    named = {"--program": arguments.program, "--layout": arguments.layout, "--matmul-dtype": arguments.matmul_dtype}
+    given = [name for name, value in named.items() if value is not None]
+    if not given:
+        return None
+    if resolved.is_model_only:
+        _check_batch(resolved, arguments)
+    from llmsys.estimate.program_search import plan_program_run
+
+    return plan_program_run(
+        resolved.run,
+        arguments.program,
+        arguments.layout,
+        device=None if request is None else request.device,
+        num_devices=arguments.gpus,
+        matmul_dtype=arguments.matmul_dtype,
+    )
 
 
 def _build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | None":
@@ -63,7 +165,7 @@ def _build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | N
             raise ConfigError(f"{given} needs a device. Add --device NAME, such as --device h100-sxm.")
         return None
     for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
-        if value is not None and value < least:
+        if value is not None and not value >= least:
             raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
     from llmsys.estimate.device_profile import load_device_profile
     from llmsys.estimate.run_cost import PricingRequest

@@ -48,6 +48,8 @@ SCHEDULES: tuple[PipelineScheduleConfig, ...] = (OneForwardOneBackwardConfig(), 
 
 # Positions of each rank from which a plan tries a ring: below, messages outlast the products of a step.
 MIN_RING_POSITIONS = 4096
+# Positions of each rank up to which a plan divides a sequence over ranks that exchange heads.
+MIN_CONTEXT_POSITIONS = 256
 
 
 @dataclass(frozen=True)
@@ -159,35 +161,77 @@ def format_engine_name(engine: EngineConfig) -> str:
 def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
     """The config with the choice in it. Raises IllegalLayoutError with the config's own words."""
     given = {name: getattr(config, name) for name in config.model_fields_set}
-    changes: dict[str, Any] = {
-        "engine": choice.engine,
-        "layout": choice.layout,
-        "batch": config.batch.model_copy(update={"micro_sequences": choice.micro_sequences}),
-        "train": config.train.model_copy(update={"activation_checkpoint": choice.recompute}),
-    }
     try:
-        made = RunConfig.model_validate(given | changes)
+        made = RunConfig.model_validate(given | _list_changes(config, choice))
         made.resolve_layout(choice.layout.world_size)
     except LayoutError as error:
         raise IllegalLayoutError(str(error)) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise IllegalLayoutError(first["msg"]) from None
-    sequences, ranks = config.batch.sequences_per_step, choice.layout.data_parallel_size
+    require_divisible(config, choice)
+    return made
+
+
+def require_divisible(config: RunConfig, choice: LayoutCandidate) -> None:
+    """Raise IllegalLayoutError where the sequences of a step do not divide over data ranks and micro-batches.
+
+    Args:
+        config: resolved config of a run.
+        choice: a layout with its micro-batch.
+
+    Raises:
+        IllegalLayoutError: with both numbers.
+    """
+    sequences, ranks = config.batch.sequences_per_step, choice.replicate * choice.shard
     if sequences % ranks:
         raise IllegalLayoutError(f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks")
     if (sequences // ranks) % choice.micro_sequences:
         share = sequences // ranks
         raise IllegalLayoutError(f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank")
-    return made
+
+
+def replace_config(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
+    """Return the config with the choice in it, not validated.
+
+    Args:
+        config: config of a run.
+        choice: a layout.
+
+    Returns:
+        A copy.
+    """
+    return config.model_copy(update=_list_changes(config, choice))
+
+
+def _list_changes(config: RunConfig, choice: LayoutCandidate) -> dict[str, Any]:
+    return {
+        "engine": choice.engine,
+        "layout": choice.layout,
+        "batch": config.batch.model_copy(update={"micro_sequences": choice.micro_sequences}),
+        "train": config.train.model_copy(update={"activation_checkpoint": choice.recompute}),
+    }
 
 
 def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
     """Memory and time of a choice. Raises IllegalLayoutError."""
-    made = apply_candidate(config, choice)
-    return EstimatedCandidate(
-        choice, made, estimate_peak_memory(made, choice.layout), estimate_step_time(made, choice.layout, place.device)
-    )
+    return estimate_validated(apply_candidate(config, choice), choice, place)
+
+
+def estimate_validated(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
+    """Estimate memory and time of a choice that differs from a legal one in its micro-batch at most.
+
+    Args:
+        made: config of the legal choice.
+        choice: the choice.
+        place: device profile and cluster.
+
+    Returns:
+        The estimate.
+    """
+    made = replace_config(made, choice)
+    memory = estimate_peak_memory(made, choice.layout)
+    return EstimatedCandidate(choice, made, memory, estimate_step_time(made, choice.layout, place.device))
 
 
 def iter_candidates(
@@ -227,6 +271,8 @@ def _iter_stage_candidates(
             break
         for context in list_divisors(world // tensor):
             is_ring = context * tensor > model.num_attention_heads
+            if context > 1 and config.batch.sequence_length < MIN_CONTEXT_POSITIONS * context * tensor:
+                break
             # A ring is for sequences that heads cannot divide far enough.
             if is_ring and config.batch.sequence_length < MIN_RING_POSITIONS * context:
                 break

@@ -25,11 +25,10 @@ from llmsys.estimate.plan.layout_candidate import (
     estimate_validated,
     iter_candidates,
     replace_config,
-    require_divisible,
 )
 from llmsys.estimate.plan.layout_neighbours import RejectedNeighbour, iter_rejected_neighbours
+from llmsys.estimate.plan.lower_bound import estimate_lower_bound
 from llmsys.estimate.software_profile import resolve_for_profile
-from llmsys.estimate.step_time import estimate_step_time
 
 # Called with the share of a search that is done.
 Advance = Callable[[float], None]
@@ -38,11 +37,30 @@ Advance = Callable[[float], None]
 MOST_DEVICES = 2**20
 
 
-# Layouts whose fastest conceivable step is slower than this times the best one that fits are not tried for less memory,
-# once so many were.
-KEPT_SLOWNESS, MIN_SEARCHED = 1.25, 60
 # From this many machines on, copies are tried of whole clusters and of single machines only.
 COARSE_MACHINES = 32
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """Limits of the layouts whose memory is looked at.
+
+    Attributes:
+        slowness: bound of a step over the best one that fits, up to which less memory is of interest.
+        least: layouts to look at whatever their bounds are.
+        most: layouts after which the search ends if one fits.
+    """
+
+    slowness: float
+    least: int
+    most: float
+
+
+SMALL, LARGE = SearchLimits(1.5, 60, float("inf")), SearchLimits(1.15, 30, 240)
+
+
+def _is_large(place: PlanTarget) -> bool:
+    return place.cluster.devices >= COARSE_MACHINES * place.device.node_devices
 
 
 @dataclass
@@ -113,7 +131,7 @@ def _search_copies(config: RunConfig, ranked: list[EstimatedCandidate], place: P
     """Return the candidates with the best one's other numbers of copies, which a coarse search leaves out."""
     best = ranked[0].choice
     data, found = best.replicate * best.shard, list(ranked)
-    if place.cluster.devices < COARSE_MACHINES * place.device.node_devices:
+    if not _is_large(place):
         return ranked
     for replicate in list_divisors(data):
         one = replace(best, replicate=replicate, shard=data // replicate)
@@ -131,8 +149,8 @@ def _search_engines(
     config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...], advance: Advance
 ) -> SearchResult:
     """Search the layouts of engines, those with the lowest possible time of a step first."""
-    result = SearchResult()
-    bounded = []
+    result, bounded = SearchResult(), []
+    limits = LARGE if _is_large(place) else SMALL
     for number, choice in enumerate(choices := _select_coarse(list(iter_candidates(config, place, engines)), place)):
         advance(number / (2 * len(choices)))
         try:
@@ -143,12 +161,18 @@ def _search_engines(
     bounded.sort(key=lambda one: one[:2])
     for number, (bound, _, choice) in enumerate(bounded):
         advance(0.5 + number / (2 * len(bounded)))
-        if bound > KEPT_SLOWNESS * result.best_seconds and result.num_searched >= MIN_SEARCHED:
+        if bound > limits.slowness * result.best_seconds and result.num_searched >= limits.least:
+            break
+        if result.num_searched >= limits.most and result.found:
             break
         result.num_searched += 1
         for recompute in RECOMPUTE:
+            one = replace(choice, recompute=recompute)
             try:
-                fitting, smallest = _search_micro_batches(config, replace(choice, recompute=recompute), place)
+                # Recomputation is slower: its memory is of interest only up to a limit.
+                if estimate_lower_bound(config, one, place) > limits.slowness * result.best_seconds:
+                    continue
+                fitting, smallest = _search_micro_batches(config, one, place)
             except IllegalLayoutError as illegal:
                 result.refusal = str(illegal)
                 break
@@ -158,8 +182,8 @@ def _search_engines(
 
 def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[LayoutCandidate]:
     """Return the candidates of large clusters: copies of one machine or more, all ranks of a stage, and no other."""
-    node, devices = place.device.node_devices, place.cluster.devices
-    if devices < COARSE_MACHINES * node:
+    node = place.device.node_devices
+    if not _is_large(place):
         return choices
     return [
         one
@@ -168,36 +192,6 @@ def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[La
         or one.shard * one.context * one.tensor == max(node, one.context * one.tensor, one.expert)
         or one.shard == one.context == 1
     ]
-
-
-def estimate_lower_bound(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> float:
-    """Return seconds that no micro-batch and recomputation of a layout is faster than, to a few per cent.
-
-    Args:
-        config: resolved config of a run.
-        choice: the layout, with the largest micro-batch.
-        place: device profile and cluster.
-
-    Returns:
-        The P50 of a step without recomputation, the least of the smallest and the largest micro-batches.
-
-    Raises:
-        IllegalLayoutError: the batch does not divide, or the model.
-    """
-    require_divisible(config, choice)
-    sizes = choice.list_micro_sizes() or [1]
-    schedules = [
-        one
-        for one in SCHEDULES[: 1 if choice.pipeline == 1 else None]
-        if not any(replace(choice, schedule=one).layout.find_stage_violations(config.model))
-    ]
-    # Not validated: what the config refuses is refused when its turn comes.
-    tried = (
-        replace_config(config, replace(choice, micro_sequences=size, schedule=schedule))
-        for size in {sizes[0], sizes[min(1, len(sizes) - 1)], sizes[-1]}
-        for schedule in schedules
-    )
-    return min((estimate_step_time(one, one.layout, place.device).seconds.p50 for one in tried), default=float("inf"))
 
 
 def _search_micro_batches(

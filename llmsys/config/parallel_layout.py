@@ -50,17 +50,7 @@ def find_model_sharding_violations(tensor: int, context: int, model: ModelConfig
 def find_run_sharding_violations(
     tensor: int, context: int, engine: EngineConfig, sequence_length: int
 ) -> Iterator[Violation]:
-    """Yield the violations of tensor and context sizes that follow from engine and batch.
-
-    Args:
-        tensor: size of the tensor axis.
-        context: size of the context axis.
-        engine: the engine section.
-        sequence_length: tokens of a window.
-
-    Returns:
-        An iterator over violations; keys are relative to `layout`.
-    """
+    """Yield the violations of tensor and context sizes that follow from engine and batch."""
     parts = tensor * context
     if parts == 1:
         return

@@ -42,10 +42,10 @@ def estimate_attention_seconds(bench: KernelContext) -> tuple[float, float, floa
     rate = device.get_peak_flops(number) * (
         device.efficiency.native_attention if bench.software.attention == "native" else 1
     )
-    scores = model.attention.build_score_shape(model, 0, is_causal=True)
-    layers, width = max(1, model.num_hidden_layers), scores.key_channels + scores.value_channels
-    positions = counted.attention / (layers * max(1, scores.heads * width) * shape.length)
-    rate *= compute_fused_rate(positions, scores.key_channels)
+    shapes = model.attention.build_score_shape(model, 0, is_causal=True)
+    layers, width = max(1, model.num_hidden_layers), shapes.key_channels + shapes.value_channels
+    positions = counted.attention / (layers * max(1, shapes.heads * width) * shape.length)
+    rate *= compute_fused_rate(positions, shapes.key_channels)
     if bench.software.context == "ring":  # the last of n ranks works on all of the others' keys, the first on its own
         operations *= 2 - 1 / bench.layout.context
     forward = operations / (rate * device.efficiency.attention)

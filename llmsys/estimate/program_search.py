@@ -127,7 +127,7 @@ def search_program_run(
     words = [word for word in map(str.strip, layout.split(",")) if word and word != "auto"]
     named = parse_layout(",".join(words)) if words else NamedLayout()
     kept = {NAMES[word.partition("=")[0].strip().lower()] for word in words}
-    found = []
+    found: list[tuple[float, int, ProgramRun]] = []
     for axes in _iter_layouts(config, device, num_devices, named, kept):
         for run in _iter_runs(config, program, axes, device, matmul_dtype):
             found.append((run.estimate_step(device).seconds.p50, len(found), run))

@@ -50,7 +50,8 @@ class Goodput:
 def estimate_goodput(cluster: ClusterCosts, ranks: int, checkpoint_seconds: float | None = None) -> Goodput:
     """The share of time in useful steps; `checkpoint_seconds` between saves, the best one when left out."""
     failure = cluster.device_failure_hours * 3600 / ranks
-    every = checkpoint_seconds or compute_daly_interval(cluster.save_seconds, failure)
+    # Saves that cost nothing would come without end.
+    every = checkpoint_seconds or max(1.0, compute_daly_interval(cluster.save_seconds, failure))
     spent = compute_expected_seconds(every, cluster.save_seconds, cluster.restart_seconds, failure)
     return Goodput(every / spent * (1 - cluster.other_loss), every, failure)
 

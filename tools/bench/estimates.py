@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -108,7 +109,7 @@ def write_residuals(rows: Sequence[TimeRow]) -> None:
     """Write factor and spread of every class."""
     fitted = build_residuals(rows)
     energies = build_energy_rows(read_json(RUNS)["energy_measured"], fitted["run"])
-    values = {kind: one.model_dump(mode="json") for kind, one in fitted.items()}
+    values: dict[str, Any] = {kind: one.model_dump(mode="json") for kind, one in fitted.items()}
     values["energy"] = fit_energy(energies, fitted["run"]).model_dump(mode="json")
     head = "# Written by tools/bench/estimates.py --write: measured over modelled.\n"
     FILE.write_text(head + dump_yaml(values), encoding="utf-8")

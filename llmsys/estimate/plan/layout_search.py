@@ -10,7 +10,7 @@ from llmsys.config.engine import EngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
-from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.plan.candidate_enumeration import iter_candidates
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
@@ -22,8 +22,8 @@ from llmsys.estimate.plan.layout_candidate import (
     PlanTarget,
     apply_candidate,
     estimate_candidate,
+    estimate_candidate_memory,
     estimate_validated,
-    iter_candidates,
     replace_config,
 )
 from llmsys.estimate.plan.layout_neighbours import RejectedNeighbour, iter_rejected_neighbours
@@ -236,7 +236,8 @@ def _search_schedules(
 
 def _has_enough_memory(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
     sized = replace_config(made, choice)
-    return place.explain_memory_rejection(estimate_peak_memory(sized, choice.layout), sized, choice.layout) is None
+    memory = estimate_candidate_memory(sized, choice, place)
+    return place.explain_memory_rejection(memory, sized, choice.layout) is None
 
 
 def _select_pareto_front(ranked: list[EstimatedCandidate]) -> Iterator[EstimatedCandidate]:

@@ -217,7 +217,7 @@ def test_the_last_of_even_stages_has_the_head_on_top() -> None:
     wait = (steps["even"].parts["bubble"] - steps["balanced"].parts["bubble"]) / steps["even"].factor
     # Three quarters of the head are more than the mean, in each of eight micro-batches.
     head = 6 * 4096 * DENSE.vocab_size * DENSE.hidden_size / (H100.peak_flops["bf16"] * H100.efficiency.products)
-    assert wait / (8 * 0.75 * head) == pytest.approx(1, rel=0.15)
+    assert 1 < wait / (8 * 0.75 * head) < 1.35, "the loss is on top of the products"
 
 
 def test_matmuls_are_priced_as_their_own_type_or_rejected() -> None:

@@ -14,13 +14,13 @@ from llmsys.errors import ConfigError, LayoutError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.named_layout import find_layout_violations, parse_layout
+from llmsys.estimate.plan.candidate_enumeration import iter_candidates
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     RECOMPUTE,
     IllegalLayoutError,
     PlanTarget,
     estimate_candidate,
-    iter_candidates,
 )
 from llmsys.estimate.plan.layout_search import search_layouts
 from llmsys.estimate.software_profile import resolve_for_profile

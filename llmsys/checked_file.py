@@ -3,13 +3,12 @@
 Reads: tokens/*.arrow and tokens/*.pages.
 
 Invariants:
-- No byte is returned of a page that was not verified since the file was opened. A read touches its own pages and at
-  most one page of the page table per 4 MiB of the file.
+- No byte is returned of a page that was not verified since the file was opened; pages of a remote file are verified
+  whenever they are read. A read touches its own pages and at most one page of the page table per 4 MiB of the file.
 - Nothing is mapped: a file that vanishes or shrinks gives an error with its name, never a bus error.
 """
 
 import io
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from llmsys.arrow_file import ARROW_ERRORS, DAMAGED, NEXT_STEP, REMAKE, Integers
+from llmsys.arrow_file import ARROW_ERRORS, DAMAGED, NEXT_STEP, Integers
+from llmsys.byte_file import open_byte_file
 from llmsys.errors import DataError
 from llmsys.manifest import TokenFile
 from llmsys.token_file import (
@@ -65,9 +65,9 @@ class CheckedFile:
         self.path, self.size = path, entry.size
         self._table_path = get_page_table_path(path)
         self._cached: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
-        self._file = _open_file(path)
-        self._table = _open_file(self._table_path)
-        if (size := os.fstat(self._file).st_size) != entry.size:
+        self._file = open_byte_file(path, entry.digest)
+        self._table = open_byte_file(self._table_path, f"{entry.page_root}.pages")
+        if (size := self._file.size) not in (entry.size, None):
             raise DataError(f"{path} has {size:,} bytes, expected from the manifest: {entry.size:,}. {NEXT_STEP}")
         self._read_head(entry.page_root)
         self.token_edges: Integers = np.append(self.batches.tokens, entry.tokens)
@@ -75,23 +75,31 @@ class CheckedFile:
         self._verified = bytearray(-(-entry.size // PAGE_BYTES))
 
     def _read_head(self, root: str) -> None:
-        # One page is enough for 100 batches of a file of 400 MB.
-        head = os.pread(self._table, PAGE_BYTES, 0)
-        magic, size, pages, batches = PAGE_HEAD.unpack(head[: PAGE_HEAD.size].ljust(PAGE_HEAD.size, b"\0"))
-        sums = -(-pages // SUMS_PER_PAGE)
-        places_end = PAGE_HEAD.size + 32 * batches
-        self._body = -(-(places_end + 4 * sums) // PAGE_BYTES) * PAGE_BYTES
-        # The head is not verified yet: a damaged number must not decide how much is read.
-        if magic == PAGE_MAGIC and size == self.size and PAGE_BYTES < self._body <= os.fstat(self._table).st_size:
-            head += os.pread(self._table, self._body - PAGE_BYTES, PAGE_BYTES)
+        head, batches, sums = self._read_head_bytes()
+        if xxhash.xxh3_64_hexdigest(head) != root and self._table.discard_range(len(head), 0):
+            head, batches, sums = self._read_head_bytes()
         if (found := xxhash.xxh3_64_hexdigest(head)) != root:
             raise DataError(
-                f"{self._table_path}, head: its checksum is {found}, expected from the index: {root}: {DAMAGED} "
-                f"{NEXT_STEP}"
+                f"{self._table_path}, head: its checksum is {found}, expected from the index: {root}: {DAMAGED}"
+                f"{self._table.describe()} {NEXT_STEP}"
             )
+        places_end = PAGE_HEAD.size + 32 * batches
         places = np.frombuffer(head, np.int64, 4 * batches, PAGE_HEAD.size).reshape(-1, 4).T
         self.batches = BatchPlaces(*places)
         self._sums_of_sums = np.frombuffer(head, np.uint32, sums, places_end).tolist()
+
+    def _read_head_bytes(self) -> tuple[bytes, int, int]:
+        """Return the head of the page table, and its numbers of batches and of pages of checksums."""
+        # One page is enough for 100 batches of a file of 400 MB.
+        head = self._table.read(PAGE_BYTES, 0)
+        magic, size, pages, batches = PAGE_HEAD.unpack(head[: PAGE_HEAD.size].ljust(PAGE_HEAD.size, b"\0"))
+        sums = -(-pages // SUMS_PER_PAGE)
+        self._body = -(-(PAGE_HEAD.size + 32 * batches + 4 * sums) // PAGE_BYTES) * PAGE_BYTES
+        # The head is not verified yet: a damaged number must not decide how much is read.
+        limit = self.size if self._table.size is None else self._table.size
+        if magic == PAGE_MAGIC and size == self.size and PAGE_BYTES < self._body <= limit:
+            head += self._table.read(self._body - PAGE_BYTES, PAGE_BYTES)
+        return head, batches, sums
 
     def read(self, begin: int, end: int) -> memoryview:
         """Return the bytes `begin` to `end` of the file.
@@ -104,18 +112,29 @@ class CheckedFile:
         first, last = begin // PAGE_BYTES, -(-end // PAGE_BYTES)
         # All of its pages were verified: these bytes alone are read. A shorter read is reported below.
         if self._verified.find(0, first, last) < 0:
-            exact = os.pread(self._file, end - begin, begin)
+            exact = self._file.read(end - begin, begin)
             if len(exact) == end - begin:
                 return memoryview(exact)
-        data = memoryview(os.pread(self._file, (last - first) * PAGE_BYTES, first * PAGE_BYTES))
-        if len(data) < end - first * PAGE_BYTES:
+        place = (last - first) * PAGE_BYTES, first * PAGE_BYTES
+        data, damaged = self._read_pages(*place)
+        if damaged is not None and self._file.discard_range(*place):
+            data, damaged = self._read_pages(*place)
+        if damaged is not None:
+            raise self._build_damage_error(damaged)
+        if self._file.is_open:
+            self._verified[first:last] = b"\1" * (last - first)
+        return data[begin - place[1] : end - place[1]]
+
+    def _read_pages(self, size: int, offset: int) -> tuple[memoryview, int | None]:
+        """Return the bytes of some pages and the number of the first that is damaged."""
+        data, first = memoryview(self._file.read(size, offset)), offset // PAGE_BYTES
+        if offset + len(data) < min(offset + size, self.size):
             self.require_complete()
-        for page in range(first, last):
-            at = (page - first) * PAGE_BYTES
+        for page in range(first, first + size // PAGE_BYTES):
+            at = page * PAGE_BYTES - offset
             if compute_page_sum(data[at : at + PAGE_BYTES]) != self._get_sum(page):
-                raise self._build_damage_error(page)
-            self._verified[page] = 1
-        return data[begin - first * PAGE_BYTES : end - first * PAGE_BYTES]
+                return data, page
+        return data, None
 
     def _get_sum(self, page: int) -> int:
         number, place = divmod(page, SUMS_PER_PAGE)
@@ -125,9 +144,13 @@ class CheckedFile:
         return int(sums[place])
 
     def _load_sums(self, number: int) -> NDArray[np.uint32]:
-        raw = os.pread(self._table, PAGE_BYTES, self._body + number * PAGE_BYTES)
-        if compute_page_sum(raw) != self._sums_of_sums[number]:
-            raise DataError(f"{self._table_path}, page {number}: its checksum differs: {DAMAGED} {NEXT_STEP}")
+        place, expected = (PAGE_BYTES, self._body + number * PAGE_BYTES), self._sums_of_sums[number]
+        raw = self._table.read(*place)
+        if compute_page_sum(raw) != expected and self._table.discard_range(*place):
+            raw = self._table.read(*place)
+        if compute_page_sum(raw) != expected:
+            reason = f"its checksum differs: {DAMAGED}{self._table.describe()}"
+            raise DataError(f"{self._table_path}, page {number}: {reason} {NEXT_STEP}")
         self._cached[number] = sums = np.frombuffer(raw, np.uint32)
         if len(self._cached) > MAX_CACHED_SUMS:
             self._cached.popitem(last=False)
@@ -138,45 +161,20 @@ class CheckedFile:
         end = min(begin + PAGE_BYTES, self.size)
         return DataError(
             f"{self.path}, page {page} (bytes {begin:,} to {end:,}): its checksum differs from that of "
-            f"{self._table_path.name}: {DAMAGED} {NEXT_STEP}"
+            f"{self._table_path.name}: {DAMAGED}{self._file.describe()} {NEXT_STEP}"
         )
 
     def require_complete(self) -> None:
         """Raise DataError when the file is gone, replaced or of another size."""
-        status = os.fstat(self._file)
-        if not status.st_nlink:
-            raise DataError(
-                f"{self.path} disappeared during the run. Restore it, or run llmsys prepare CONFIG, which "
-                "makes only missing files. Then start again."
-            )
-        if status.st_size != self.size:
-            raise DataError(
-                f"{self.path} changed during the run: {status.st_size:,} bytes, expected from the manifest: "
-                f"{self.size:,}. {NEXT_STEP}"
-            )
+        self._file.require_complete(self.size)
 
     def find_damaged_pages(self) -> list[int]:
         """Return the numbers of all pages that differ from their checksums; DataError for a damaged page table."""
         return [
             page
             for page in range(-(-self.size // PAGE_BYTES))
-            if compute_page_sum(os.pread(self._file, PAGE_BYTES, page * PAGE_BYTES)) != self._get_sum(page)
+            if compute_page_sum(self._file.read(PAGE_BYTES, page * PAGE_BYTES)) != self._get_sum(page)
         ]
-
-    def __del__(self) -> None:
-        """Close both files: a thread may still read one that others no longer need."""
-        for handle in (getattr(self, "_file", None), getattr(self, "_table", None)):
-            if handle is not None:
-                os.close(handle)
-
-
-def _open_file(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing, but the manifest lists it. {REMAKE}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}). {NEXT_STEP}") from error
 
 
 class CheckedColumns:

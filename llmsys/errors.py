@@ -42,6 +42,10 @@ class DataError(LlmsysError):
     """Input, document or token data that is missing, damaged or different from its manifest."""
 
 
+class LockedFolderError(DataError):
+    """A folder that another process is writing."""
+
+
 class LayoutError(LlmsysError):
     """A parallel layout that does not multiply out or does not fit the model."""
 

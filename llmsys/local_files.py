@@ -1,7 +1,7 @@
 """Files of this machine: parse their paths, write them atomically, and lock a folder for one writer.
 
-`Path("s3://bucket/run")` would be a folder called `s3:`, so URLs are rejected where a local path is meant. A file name
-read from a record, index or manifest is untrusted: it may be `../x` or `/etc/x`.
+`Path("s3://bucket/run")` would be a folder called `s3:`, so URLs are rejected where a local path is meant, and a remote
+folder is named by the local path of its copy. A file name that was read is untrusted: it may be `../x` or `/etc/x`.
 
 Reads/Writes: `.lock` in a locked folder; a temporary file beside a file that is written.
 
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmsys.errors import ConfigError, DataError
+from llmsys.errors import ConfigError, DataError, LockedFolderError
 from llmsys.log import get_logger, redact_secrets
 
 
@@ -60,9 +60,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*:/")
 
 def find_url_violation(path: object) -> str | None:
     """Return why a path is a URL and what to do. None when it is a local path."""
-    text = str(path)
-    found = _URL.match(text)
-    if found is None:
+    if (found := _URL.match(text := str(path))) is None:
         return None
     scheme, rest = found.group()[:-2], text[found.end() :].lstrip("/")
     shown = redact_secrets(f"{scheme}://{rest}")
@@ -89,6 +87,60 @@ def check_local_path(value: object) -> object:
     if isinstance(value, str | Path) and (problem := find_url_violation(value)):
         raise ValueError(problem)
     return value
+
+
+_FOLDER_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+(?:/(?!\.)[^/?#*\\]+)+)/?")
+
+
+def get_cache_folder() -> Path:
+    """Return the folder for copies of remote files.
+
+    Returns:
+        LLMSYS_CACHE, or else `~/.cache/llmsys`.
+    """
+    return Path(os.environ.get("LLMSYS_CACHE") or Path.home() / ".cache" / "llmsys").absolute()
+
+
+def parse_folder(value: object) -> object:
+    """Validate the path of a folder, which may be `s3://bucket/folder`, as a pydantic validator.
+
+    Args:
+        value: The value of a field, of any type.
+
+    Returns:
+        The local path of a remote folder's copies; any other value.
+
+    Raises:
+        ValueError: The value is another URL.
+    """
+    if isinstance(value, str) and (found := _FOLDER_URL.fullmatch(value)):
+        return get_cache_folder() / "s3" / found[1]
+    return check_local_path(value)
+
+
+def find_folder_url(folder: Path) -> str | None:
+    """Find the URL of a remote folder, or of a file in it.
+
+    Args:
+        folder: The local path of its copy.
+
+    Returns:
+        The URL, None for any other path.
+    """
+    root = get_cache_folder() / "s3"
+    return f"s3://{folder.relative_to(root).as_posix()}" if folder.is_relative_to(root) else None
+
+
+def format_folder(folder: Path) -> str:
+    """Return the name of a folder for people.
+
+    Args:
+        folder: A local path.
+
+    Returns:
+        Its URL or path.
+    """
+    return find_folder_url(folder) or str(folder)
 
 
 def require_local_path(text: str, asked_by: str) -> Path:
@@ -126,8 +178,7 @@ def parse_local_path(text: str) -> Path:
     return Path(text)
 
 
-# Mode of files that record an environment: readable only by their owner.
-PRIVATE = 0o600
+PRIVATE = 0o600  # of files that record an environment: readable only by their owner
 
 
 def write_bytes_atomically(path: Path, data: bytes, mode: int | None = None) -> None:
@@ -189,7 +240,6 @@ def sync_folder(folder: Path) -> None:
 
 
 LOCK_NAME = ".lock"
-MOUNTS = Path("/proc/mounts")
 
 
 @contextmanager
@@ -235,10 +285,12 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
             return
         except OSError as error:
             if not isinstance(error, BlockingIOError):
-                raise DataError(_describe_lockless(folder, error)) from None
+                from llmsys.mount import describe_lockless_folder  # almost every file system can lock
+
+                raise DataError(describe_lockless_folder(folder, error)) from None
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         if time.monotonic() >= deadline:
-            raise DataError(
+            raise LockedFolderError(
                 f"{folder} is being written by process {holder}, and two commands cannot write one folder. "
                 f"Wait until it finishes, or end it (kill {holder}), then run the same command again."
             )
@@ -246,30 +298,3 @@ def _acquire_lock(handle: int, folder: Path, wait_seconds: float) -> None:
             get_logger(__name__).info("waiting for process %s, which writes %s", holder, folder)
             is_logged = True
         time.sleep(0.05)
-
-
-def _describe_lockless(folder: Path, error: OSError) -> str:
-    """Return the error message for a file system without locks: its type, its mount point and the fixes."""
-    kind, place = find_mount(folder)
-    return (
-        f"{folder} lies on {kind} mounted at {place}, where flock does not work ({error.strerror}), and "
-        "without a lock two commands could write the same folder. Mount it with locks (Lustre: -o flock; NFS: "
-        "version 4, or without nolock and with lockd running), or name a folder on another file system "
-        "(run.folder, data.folder)."
-    )
-
-
-def find_mount(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
-    """Return the type and the mount point of the file system of a folder."""
-    try:
-        rows = [line.split() for line in mounts.read_text().splitlines()]
-    except OSError:
-        return "a file system", "an unknown place"
-    whole = folder.resolve()
-    # /proc/mounts writes a space as \040
-    places = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
-    around = [(place, kind) for place, kind in places if place == whole or place in whole.parents]
-    if not around:
-        return "a file system", "an unknown place"
-    place, kind = max(reversed(around), key=lambda one: len(one[0].parts))  # of two at one place, the later one
-    return kind, str(place)

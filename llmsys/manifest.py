@@ -4,8 +4,7 @@ Reads/Writes: manifest.json of a dataset folder.
 
 Invariants:
 - It is published last and by rename.
-- It has no clock and no path of the dataset folder: the same input and configuration give the same bytes, for any
-  number of workers.
+- It has no clock and no path of its folder: equal inputs and settings give equal bytes, for any number of workers.
 """
 
 import hashlib
@@ -17,7 +16,8 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from llmsys.errors import DataError
-from llmsys.local_files import write_bytes_atomically
+from llmsys.local_files import find_folder_url, format_folder, write_bytes_atomically
+from llmsys.manifest_section import MANIFEST_NAME as MANIFEST_NAME
 from llmsys.manifest_section import (
     DecontaminationSummary,
     ManifestSection,
@@ -27,7 +27,6 @@ from llmsys.manifest_section import (
 )
 
 SCHEMA_VERSION = 1
-MANIFEST_NAME = "manifest.json"
 # Documents or targets to train on and to evaluate; of pairs also their sources, row for row.
 SplitName = Literal["train", "heldout", "train_source", "heldout_source"]
 
@@ -244,12 +243,16 @@ def load_manifest(folder: Path | str) -> Manifest:
         DataError: The file is missing, damaged or of another schema version.
     """
     path = Path(folder) / MANIFEST_NAME
+    if (url := find_folder_url(path.parent)) is not None:
+        from llmsys.remote_dataset import fetch_dataset  # most datasets are local
+
+        fetch_dataset(path.parent, url)
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         raise DataError(
-            f"{path} does not exist, so the dataset is incomplete (its manifest is written last). Run: llmsys "
-            "prepare CONFIG"
+            f"{format_folder(path)} does not exist, so the dataset is incomplete (its manifest is written last). "
+            "Run: llmsys prepare CONFIG"
         ) from None
     try:
         manifest = Manifest.model_validate_json(text)
@@ -263,17 +266,15 @@ def load_manifest(folder: Path | str) -> Manifest:
     if manifest.checksum and (found := _compute_checksum(text, manifest.checksum)) != manifest.checksum:
         raise DataError(
             f"{path} was damaged or changed after it was written: its checksum is {found}, expected "
-            f"{manifest.checksum}. Delete {path} and run llmsys prepare CONFIG again; complete files are "
-            "reused."
+            f"{manifest.checksum}. Delete {path} and run llmsys prepare CONFIG again; complete files are reused."
         )
     return manifest.model_copy(update={"checksum": ""})
 
 
 def _compute_checksum(text: bytes, checksum: str) -> str:
     """Return the checksum of a manifest, in which its own field counts as empty."""
-    # from the end, because the checksum is the last field
-    begin, _, end = text.rpartition(checksum.encode())
-    return xxhash.xxh3_128_hexdigest(begin + end)
+    # The last field of the text.
+    return xxhash.xxh3_128_hexdigest(b"".join(text.rpartition(checksum.encode())[::2]))
 
 
 def write_manifest(folder: Path | str, manifest: Manifest) -> Path:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+MANIFEST_NAME = "manifest.json"
 # A document is close to a threshold when its value differs from it by no more than this share of it.
 CLOSE = 0.1
 

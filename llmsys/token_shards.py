@@ -19,7 +19,7 @@ from llmsys.arrow_file import (
     read_schema,
 )
 from llmsys.errors import DataError
-from llmsys.local_files import write_bytes_atomically
+from llmsys.local_files import format_folder, write_bytes_atomically
 from llmsys.manifest import (
     DocumentFile,
     DocumentFiles,
@@ -84,13 +84,14 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
     folder = Path(folder)
     manifest = load_manifest(folder)
     if not manifest.splits:
-        raise DataError(f"{folder} has documents but no tokens yet. Run: llmsys prepare CONFIG")
+        raise DataError(f"{format_folder(folder)} has documents but no tokens yet. Run: llmsys prepare CONFIG")
     if split not in manifest.splits:
-        raise DataError(f"{folder} has no split '{split}', it has {', '.join(manifest.splits)}. Use one of these.")
+        listed = ", ".join(manifest.splits)
+        raise DataError(f"{format_folder(folder)} has no split '{split}', it has {listed}. Use one of these.")
     if not manifest.splits[split].documents:
         raise DataError(
-            f"split '{split}' of {folder} has no documents. Set data.split.heldout_fraction so that both "
-            "splits have documents, or give more input in data.inputs."
+            f"split '{split}' of {format_folder(folder)} has no documents. Set data.split.heldout_fraction so that "
+            "both splits have documents, or give more input in data.inputs."
         )
     if manifest.splits[split].index is not None:
         # Imported here: writers of datasets read no tokens.
@@ -98,7 +99,9 @@ def open_tokens(folder: Path | str, split: str) -> TokenShards:
 
         return PagedTokenShards(folder, split, manifest)
     from llmsys.mapped_token_shards import MappedTokenShards
+    from llmsys.remote_dataset import fetch_token_files
 
+    fetch_token_files(folder, [entry.name for entry in manifest.splits[split].files])
     return MappedTokenShards(folder, split, manifest)
 
 

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cached_property
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +19,15 @@ import numpy as np
 
 from llmsys.arrow_file import Integers, Tokens
 from llmsys.checked_file import CheckedFile
+from llmsys.local_files import find_folder_url
 from llmsys.token_split import TokenFileTable
 
 # Token files that are open at once, each with two descriptors and up to 130 KiB of checksums.
 MAX_OPEN_FILES = 128
 # Splits of at most this many files are opened at the start, so that a missing or truncated one is found there.
 MAX_EAGER_FILES = 32
+# Ranges of remote files that are fetched at the same time.
+MAX_REQUESTS = 16
 # Document ends that stay in memory, 8 bytes each.
 MAX_CACHED_ENDS = 1 << 20
 
@@ -56,6 +60,7 @@ class TokenStream:
         self._open: OrderedDict[int, CheckedFile] = OrderedDict()
         self._ends: OrderedDict[tuple[int, int], Integers] = OrderedDict()
         self._num_ends = 0
+        self._is_remote = find_folder_url(folder) is not None
         # The loader's thread reads while the main thread logs the documents of a step.
         self._lock = threading.RLock()
         for number in range(self.num_files if self.num_files <= MAX_EAGER_FILES else 0):
@@ -66,15 +71,16 @@ class TokenStream:
     def get_file(self, number: int) -> CheckedFile:
         """Return an open file; DataError when it is missing or damaged."""
         with self._lock:
-            file = self._open.get(number)
-            if file is None:
-                if len(self._open) >= MAX_OPEN_FILES:
-                    self._open.popitem(last=False)  # closed when no thread reads it
-                entry = self._table.get_entry(number)
-                file = self._open[number] = CheckedFile(self._folder / entry.name, entry)
-            else:
+            if (file := self._open.get(number)) is not None:
                 self._open.move_to_end(number)
-            return file
+                return file
+        entry = self._table.get_entry(number)
+        # Not under the lock: that of a remote file waits for its storage. Two threads may open it; one is kept.
+        file = CheckedFile(self._folder / entry.name, entry)
+        with self._lock:
+            if len(self._open) >= MAX_OPEN_FILES:
+                self._open.popitem(last=False)  # closed when no thread reads it
+            return self._open.setdefault(number, file)
 
     def _locate(self, edges: Integers, number: int) -> int:
         """Return the file that holds a document or a token of the stream."""
@@ -123,6 +129,8 @@ class TokenStream:
             DataError: They are damaged, or a file is gone.
         """
         num_bytes = size * self._dtype.itemsize
+        if self._is_remote:
+            self._fetch_ranges(begins, size)
         for number, here in self._group_by_file(begins):
             file = self.get_file(number)
             file.require_complete()
@@ -136,6 +144,21 @@ class TokenStream:
                     out[row] = np.frombuffer(file.read(place, place + num_bytes), self._dtype)
                 else:
                     out[row] = self.read_range(int(begins[row]), int(begins[row]) + size)
+
+    def _fetch_ranges(self, begins: Integers, size: int) -> None:
+        """Fetch the blocks of ranges and of their documents at the same time; later reads find them on this machine."""
+
+        def fetch(begin: int) -> None:
+            end = min(begin + size, self.num_tokens)
+            self.read_range(begin, end)
+            self.find_document_ends(begin, end)
+
+        self._threads.map(fetch, begins.tolist(), chunksize=1)
+
+    @cached_property
+    def _threads(self) -> ThreadPool:
+        # Daemons: a storage that does not answer must not keep the process from ending.
+        return ThreadPool(MAX_REQUESTS)
 
     def iter_document_groups(self, begins: Integers, size: int) -> Iterator[DocumentGroup]:
         """Group ranges of the stream by the documents in them; a range may be in no group.

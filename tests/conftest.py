@@ -56,6 +56,16 @@ def nothing_left_behind() -> Iterator[None]:
         torch.set_num_threads(int(before["OMP_NUM_THREADS"]))
 
 
+@pytest.fixture
+def object_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A `FakeS3` that s3://crawl/… of this test lies in."""
+    from tests.helpers.fake_s3 import FakeS3
+
+    with FakeS3() as s3:
+        s3.connect(monkeypatch, tmp_path / "cache")
+        yield s3
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
     """A connection to anything but this machine fails with a message instead of waiting for an answer."""

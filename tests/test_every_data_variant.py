@@ -20,6 +20,7 @@ from data_pipeline.rules.classifier import train_linear_model
 from data_pipeline.rules.hashed_features import FeatureConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
+from llmsys.convert.token_formats import convert_tokens
 from llmsys.data.multiple_choice import read_questions
 from llmsys.errors import ConfigError, LlmsysError
 from llmsys.report.html_page import write_report
@@ -60,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made / "model.npz"
     )
     prepare_dataset(build_data_config(made, {"data": {"kind": "crawl"}}, made / "prepared"))
+    convert_tokens(made / "prepared", made / "megatron", "megatron")
     return made
 
 

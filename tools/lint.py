@@ -31,11 +31,11 @@ VERBS = frozenset(
     abort accept accumulate acquire add adjust adopt advance align all allocate allow announce append apply archive
     ask assemble assert assign attach average barrier begin bias bind bound branch break broadcast build cache
     calibrate call cancel cap capture cast catch change check choose claim classify clean clear clip close cluster
-    collate collect combine compare compile complete compose compute concat configure connect consume convert copy
-    correct count create cut damage deactivate decide decode decontaminate delay delete derive describe detach
-    detect die discard dispatch divide double download downsample draw drill drop dump embed emit encode end enter
-    erase escape estimate evaluate evict exchange execute exit expand explain export extend extract feed fetch fill
-    filter find finish fit flatten flip flush fold follow format forward gather generate get group grow guard guess
+    collate collect combine compare compile complete compose compute concat configure connect consume continue convert
+    copy correct count create cut damage deactivate decide decode decontaminate delay delete dequantize derive describe
+    detach detect die discard dispatch divide double download downsample draw drill drop dump embed emit encode end
+    enter erase escape estimate evaluate evict exchange execute exit expand explain export extend extract feed fetch
+    fill filter find finish fit flatten flip flush fold follow format forward gather generate get group grow guard guess
     halt handle hash hide highlight hold identify ignore import index infer inflate inherit init initialize inject
     insert inspect install interpolate interrupt invert iter join judge keep kill label launch learn leave limit
     link list load localize locate lock log look make map mark mask match materialize measure merge minimize mix
@@ -60,6 +60,7 @@ PREFIXES = frozenset({"is", "are", "has", "can", "must", "may", "uses", "needs",
 FOREIGN = frozenset(
     """
     main error forward backward backward_one_chunk extra_repr state_dict readable seekable writable readinto tolist
+    do_GET do_POST
     """.split()  # noqa: SIM905 -- a list of words reads as prose
 )
 QUESTION = re.compile(r"(What|Whether|Which|How|Where|Who|Why)\b")

@@ -7,17 +7,23 @@ Invariants:
 - Shard, split, sample and shuffle position follow from ids and seeds, never from the order of files.
 """
 
+from __future__ import annotations
+
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmsys.token_shards import ArrowFileWriter
+
+if TYPE_CHECKING:
+    from llmsys.config.data import HeldoutSplitConfig
 
 
 class BlockWriter(ABC):
@@ -171,6 +177,25 @@ def is_heldout(ids: Sequence[str], fraction: float, seed: int) -> np.ndarray[Any
     """
     # A document keeps its split when others are added or removed.
     return hash_positions(ids, "heldout", seed).astype(np.float64) / 2.0**64 < fraction
+
+
+def select_heldout(
+    documents: pa.RecordBatch, split: HeldoutSplitConfig, files: Sequence[str]
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return a mask of the documents that are held out from training.
+
+    Args:
+        documents: Batch with the columns `id` and `file`.
+        split: Share and seed.
+        files: Files whose documents are held out, as the column names them; with any, the share is not used.
+
+    Returns:
+        bool of shape (rows,).
+    """
+    if files:
+        held = pc.is_in(documents.column("file"), value_set=pa.array(files, documents.schema.field("file").type))
+        return np.asarray(held.to_numpy(zero_copy_only=False), np.bool_)
+    return is_heldout(documents.column("id").to_pylist(), split.heldout_fraction, split.seed)
 
 
 def count_text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:

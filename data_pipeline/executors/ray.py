@@ -12,9 +12,20 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from data_pipeline.executors.base import Event, Job, JobQueue, TaskDone, TaskFailed, TaskProgress, try_job
+from data_pipeline.executors.base import (
+    EagerJobs,
+    EagerTaskEvent,
+    Event,
+    Job,
+    JobQueue,
+    Queue,
+    TaskDone,
+    TaskFailed,
+    TaskProgress,
+    try_job,
+)
 from data_pipeline.executors.local import format_timeout, format_worker_loss
 from llmsys.errors import ConfigError, DataError
 
@@ -35,10 +46,16 @@ _POLL_SECONDS = 1.0
 _ENDING_SECONDS = 60.0
 
 
+class _RunningJob(NamedTuple):
+    """A job on some node: its number, when it was submitted, and whether it is one of a later stage."""
+
+    number: int
+    since: float
+    is_early: bool
+
+
 class RayExecutor:
     """A connection to a cluster. Jobs of other users are not touched."""
-
-    eager_jobs = None
 
     def __init__(self, address: str, workers: int) -> None:
         """Connect to the cluster at `address`, or start one on this machine. Raise DataError if nothing answers."""
@@ -58,27 +75,39 @@ class RayExecutor:
                     "one with `ray start --head`, correct the address, or use data.executor.kind=local."
                 ) from error
         self.limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.eager_jobs = EagerJobs()
         self.nodes: set[str] = set()
         # Ray must not retry: retries are counted and reported in retry.py.
         self._attempt = ray.remote(num_cpus=1, max_retries=0)(_try_job_on_node)
 
-    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event]:
-        """Yield events until every job is done or failed."""
+    def run_jobs(self, jobs: Sequence[Job], seconds: float = 0) -> Iterator[Event | EagerTaskEvent]:
+        """Yield events until every job is done or failed, and every eager job too."""
         waiting = JobQueue(jobs)
-        running: dict[Any, tuple[int, float]] = {}
-        while waiting or running:
-            while waiting and len(running) < self.limit:
-                index, job = waiting.pop_next()
-                running[self._attempt.remote(os.getcwd(), index, job)] = (index, time.monotonic())
+        running: dict[Any, _RunningJob] = {}
+        while waiting or running or self.eager_jobs:
+            while (waiting or self.eager_jobs) and len(running) < self.limit:
+                queue = self._select_queue(waiting)
+                index, job = queue.pop_next() if isinstance(queue, JobQueue) else queue.popleft()
+                reference = self._attempt.remote(os.getcwd(), index, job)
+                running[reference] = _RunningJob(index, time.monotonic(), queue is not waiting)
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS if seconds else None)
             for reference in ready:
-                yield from self._fetch_events(reference, running.pop(reference)[0])
-            for reference, (index, since) in list(running.items()):
-                if seconds and time.monotonic() - since > seconds:
+                ended = running.pop(reference)
+                for event in self._fetch_events(reference, ended.number):
+                    yield EagerTaskEvent(event) if ended.is_early else event
+            for reference, slow in list(running.items()):
+                if seconds and time.monotonic() - slow.since > seconds:
                     ray.cancel(reference, force=True)
                     ray.wait([reference], timeout=_ENDING_SECONDS)  # the next attempt must not overlap this one
                     del running[reference]
-                    yield TaskFailed(index, format_timeout(seconds), "", "slow")
+                    failed = TaskFailed(slow.number, format_timeout(seconds), "", "slow")
+                    yield EagerTaskEvent(failed) if slow.is_early else failed
+
+    def _select_queue(self, waiting: JobQueue) -> Queue | JobQueue:
+        """Return the queue of the next job: of the stage itself, unless none is left or many eager jobs wait."""
+        if waiting and len(self.eager_jobs) <= self.limit:
+            return waiting
+        return self.eager_jobs.next_jobs or self.eager_jobs.later_jobs
 
     def close(self) -> None:
         """Disconnect. Stop a cluster that was started for this run."""

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.config.data import CrawlConfig
+from llmsys.config.input_files import sort_inputs
 from llmsys.config.migration import to_current_names
 from llmsys.errors import DataError
 from llmsys.manifest import Manifest
@@ -46,7 +47,8 @@ def describe_config_differences(manifest: Manifest, data: CrawlConfig) -> str:
     ignored = {"folder", "executor"}  # they do not change the documents
     pairs = [config.model_dump(mode="json", exclude=ignored) for config in (made, data)]
     for values in pairs:
-        values["inputs"] = sorted(set(values["inputs"]))
+        for name in ("inputs", "heldout_inputs"):
+            values[name] = sort_inputs(values[name])
     found = [f"data.{name} was {was!r} and is {now!r}" for name, was, now in _iter_differences("", *pairs)]
     if not found:
         return ""

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from data_pipeline.core.funnel import format_reason
 from data_pipeline.graph.resource_files import list_rule_libraries
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
-from data_pipeline.readers.input_files import find_inputs
+from data_pipeline.readers.input_files import InputFiles, find_input_files
 from data_pipeline.rules.chain import build_rule
 from data_pipeline.rules.dialects import translate_rules
 from data_pipeline.rules.rule import DocumentBatch, Rule, RuleVerdicts, WordSplitters
@@ -210,7 +210,9 @@ def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
     stored = sorted((data.folder / "work" / "extracted").glob("*.arrow"))
     for path in stored:
         yield from _iter_rule_inputs(path, data)
-    for source in find_inputs(data.inputs) if not stored else ():
+    files = InputFiles([], {}) if stored else find_input_files(data)
+    for source in files.paths:
+        entry = files.entries.get(source)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "texts.arrow")
             unread = path.with_suffix(".unread")
@@ -220,7 +222,7 @@ def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
                 output=path,
                 unread=unread,
                 config=data.extract,
-                read=data.read,
+                read=data.read if entry is None else entry.replace_fields(data.read),
                 urls=data.url,
             )
             yield from _iter_rule_inputs(path, data)

@@ -38,11 +38,7 @@ def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> 
     """
     total = 0
     kept: list[dict[str, Any]] = []  # at most `limit` rows: a dataset may drop millions
-    for batch in _iter_dropped_batches(folder):
-        mask = pa.array([True] * batch.num_rows)
-        for name, value in wanted.items():
-            mask = pc.and_(mask, pc.equal(batch.column(name), value))
-        found = batch.filter(mask)
+    for found in iter_matches(folder, wanted):
         total += found.num_rows
         kept = heapq.nsmallest(limit, [*kept, *found.to_pylist()], key=lambda row: row["id"])
     given_up = [
@@ -51,8 +47,18 @@ def find_dropped_documents(folder: Path, wanted: dict[str, str], limit: int) -> 
     total += len(given_up)
     kept = heapq.nsmallest(limit, [*kept, *given_up], key=lambda row: row["id"])
     if not total:
-        raise DataError(_describe_no_match(folder, wanted))
+        raise DataError(describe_no_match(folder, wanted))
     return total, kept
+
+
+def iter_matches(folder: Path, wanted: dict[str, str]) -> Iterator[pa.RecordBatch]:
+    """Yield the dropped documents with these values of stage, rule and test, as batches."""
+    for entry in load_manifest(folder).dropped.files:
+        for batch in read_batches(folder / "dropped" / entry.name):
+            mask = pa.array([True] * batch.num_rows)
+            for name, value in wanted.items():
+                mask = pc.and_(mask, pc.equal(batch.column(name), value))
+            yield batch.filter(mask)
 
 
 def parse_wanted(text: str) -> dict[str, str]:
@@ -103,12 +109,8 @@ def _format_row(row: dict[str, Any]) -> str:
     ).rstrip("\n")
 
 
-def _iter_dropped_batches(folder: Path) -> Iterator[pa.RecordBatch]:
-    for entry in load_manifest(folder).dropped.files:
-        yield from read_batches(folder / "dropped" / entry.name)
-
-
-def _describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
+def describe_no_match(folder: Path, wanted: dict[str, str]) -> str:
+    """Return an error message with what the dataset dropped, for values that match nothing."""
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
     funnel = load_manifest(folder).funnel
     found = sorted({f"rule={drop.rule},test={drop.test}" for stage in funnel for drop in stage.dropped})

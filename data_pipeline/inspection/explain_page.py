@@ -14,12 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.core.document_schema import is_heldout
+from data_pipeline.core.document_schema import select_heldout
 from data_pipeline.core.funnel import format_measured_value
 from data_pipeline.core.staging import is_change_unfinished
 from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.inspection.dataset_config import read_dataset_config
 from data_pipeline.language.rules_by_language import serialize_rules_by_language
+from data_pipeline.readers.input_files import find_heldout_files
 from data_pipeline.stages.apply_rules import explain_one_page
 from data_pipeline.stages.near_thresholds import LanguageThresholds
 from llmsys.config.data import CrawlConfig
@@ -139,8 +140,8 @@ def _add_dataset_steps(capture: CaptureExplanation, data: CrawlConfig) -> None:
         capture.steps.append((row["stage"], "dropped", row["reason"]))
         return
     for path in sorted((folder / "documents").glob("part-*.arrow")):
-        if next(_iter_matching_pages([path], "id", capture.id), None) is not None:
-            heldout = is_heldout([capture.id], data.split.heldout_fraction, data.split.seed)[0]
+        if (page := next(_iter_matching_pages([path], "id", capture.id), None)) is not None:
+            heldout = select_heldout(page, data.split, find_heldout_files(data))[0]
             split = "held out for evaluation" if heldout else "for training"
             capture.steps.append(("documents", "kept", f"{path.name}, {split}"))
             return

@@ -22,11 +22,12 @@ from data_pipeline.core.staging import find_output, is_change_unfinished
 from data_pipeline.core.task_record import TaskRecord
 from data_pipeline.dedup.duplicate_decisions import list_dedup_rules
 from data_pipeline.graph.stage_runner import StageRunner
+from data_pipeline.pipelines.output_stages import build_splits
 from data_pipeline.stages.apply_rules import list_stage_names
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.encode_documents import collect_usage
-from data_pipeline.tokenize.shuffle_documents import SPLITS
 from llmsys.config.data import CrawlConfig
+from llmsys.config.input_files import sort_inputs
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.errors import DataError
@@ -39,14 +40,12 @@ from llmsys.manifest import (
     Manifest,
     ReadSummary,
     SkippedInput,
-    Split,
-    SplitName,
     TokenizerUsage,
     compute_dataset_fingerprint,
     load_manifest,
     write_manifest,
 )
-from llmsys.manifest_section import DecontaminationSummary, ThresholdReport, TokenIndex
+from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
 from llmsys.token_shards import choose_token_dtype
 from llmsys.tokenizer import load_tokenizer
 
@@ -123,14 +122,15 @@ def build_manifest(data: CrawlConfig, tokenizer: TokenizerConfig, outcome: Stage
     Returns:
         The manifest, without secrets in URLs.
     """
+    values = data.model_dump(mode="json", exclude={"folder", "executor"})
     config = {
-        "data": data.model_dump(mode="json", exclude={"folder", "executor"}) | {"inputs": sorted(set(data.inputs))},
+        "data": values | {name: sort_inputs(values[name]) for name in ("inputs", "heldout_inputs")},
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
     # The digest is over redacted values: a rotated secret is no other dataset.
     config = redact_values(to_recorded_names(config))
     tokenizer_result: dict[str, Any] = outcome.tokenizer.result if outcome.tokenizer else {}
-    splits = _build_splits(outcome.indexes)
+    splits = build_splits(outcome.indexes)
     documents = _build_document_files(outcome.collected, 0, "documents_rows")
     digests = [record.digests[0] for record in outcome.tokens or ()] or [file.digest for file in documents.files]
     return Manifest(
@@ -217,15 +217,6 @@ def _compute_usage(folder: Path, outcome: StageRecords) -> TokenizerUsage | None
     tokenizer = load_tokenizer(find_output(folder, outcome.tokenizer.outputs[0].name))
     pieces = [folder / record.outputs[1].name for record in outcome.encoded]
     return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
-
-
-def _build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
-    splits: dict[SplitName, Split] = {}
-    for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
-        output, sums = record.outputs[0], dict(record.result)
-        index = TokenIndex(name=Path(output.name).name, files=sums.pop("files"), digest=output.digest)
-        splits[name] = Split(**sums, index=index)
-    return splits
 
 
 def _build_document_files(collected: Sequence[TaskRecord], output: int, rows: str) -> DocumentFiles:

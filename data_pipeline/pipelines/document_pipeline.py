@@ -7,7 +7,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 from data_pipeline.core.journal import compute_json_digest
@@ -38,18 +38,29 @@ from data_pipeline.pipelines.output_stages import (
     run_tokenizer_stage,
 )
 from data_pipeline.pipelines.stage_code import DOCUMENT_STAGES, compute_code_version
-from data_pipeline.readers.input_files import compute_file_stamp, compute_input_identity, get_input_name, get_input_size
+from data_pipeline.readers.input_files import (
+    InputFiles,
+    compute_file_stamp,
+    compute_input_identity,
+    get_input_name,
+    get_input_size,
+)
 from data_pipeline.stages.apply_rules import apply_rules_to_file
 from data_pipeline.stages.collect import collect_shard
 from data_pipeline.stages.extract_text import extract_file
 from data_pipeline.stages.split_inputs import InputBlock, InputBlockList, split_input_file
+from llmsys.config.cleaning import ReadConfig
 from llmsys.config.data import CrawlConfig
+from llmsys.config.input_files import InputFilesConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.local_files import is_remote
 
 Until = Literal["documents", "tokenizer", "tokens"]
+
+# Of so few remote files each is cut into blocks, so that all workers have some.
+MAX_CUT_REMOTE_FILES = 64
 
 
 class DocumentPipeline:
@@ -59,11 +70,12 @@ class DocumentPipeline:
         self.data, self.tokenizer, self.runner = data, tokenizer, runner
         self.folder = data.folder
 
-    def run_stages(self, inputs: list[str], until: Until) -> StageRecords:
+    def run_stages(self, files: InputFiles, until: Until) -> StageRecords:
         """Run the stages up to `until` and return their records. Raise DataError if no document remains."""
+        inputs = files.paths
         deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
         blocks = self._run_survey_stage(inputs)
-        outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, deduplication))
+        outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, files, deduplication))
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
         outcome.judged = self._run_judge_stage(extracted, names)
@@ -84,11 +96,13 @@ class DocumentPipeline:
         if until == "documents":
             return outcome
         outcome.tokenizer = run_tokenizer_stage(
-            self.data, self.tokenizer, self.runner, self._run_stage, outcome.collected
+            self.data, self.tokenizer, self.runner, self._run_stage, outcome.collected, files.heldout
         )
         if until == "tokenizer":
             return outcome
-        outcome.encoded = run_encoding_stage(self.data, self._run_stage, outcome.collected, outcome.tokenizer)
+        outcome.encoded = run_encoding_stage(
+            self.data, self._run_stage, outcome.collected, outcome.tokenizer, files.heldout
+        )
         outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, outcome.tokenizer)
         outcome.indexes = run_index_stage(self.data, self._run_stage, outcome.tokens)
         return outcome
@@ -105,22 +119,23 @@ class DocumentPipeline:
         return self.runner.run_stage(name, tasks, unit=unit, code=code, next_stage=next_stage)
 
     def _run_survey_stage(self, inputs: list[str]) -> Sequence[InputBlock]:
-        """Split long local files into blocks. A remote file is one block, identified by its tag or time."""
+        """Split long files into blocks. Of many remote files each is one block, identified by its tag or time."""
         # The digest tells apart files of one name in different folders.
         named = [(path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs]
-        local_files = [(path, name) for path, name in named if not is_remote(path)]
-        size = self.data.executor.block_bytes
+        size, sizes = self.data.executor.block_bytes, {path: get_input_size(path) for path in inputs if is_remote(path)}
+        # To find where records end a file is read once more than to extract it.
+        uncut = {path for path, length in sizes.items() if length <= size or len(sizes) > MAX_CUT_REMOTE_FILES}
+        surveyed = [(path, name) for path, name in named if path not in uncut]
         tasks = []
-        for path, name in local_files:
-            job = partial(split_input_file, source=path, block_bytes=size)
-            tasks.append(Task(f"survey/{name}", [path, compute_file_stamp(path), size], [], job, get_input_size(path)))
+        for path, name in surveyed:
+            identity = compute_input_identity(self.runner.journal, path) if is_remote(path) else ""
+            job = partial(split_input_file, source=path, block_bytes=size, identity=identity)
+            stamp = identity or compute_file_stamp(path)
+            tasks.append(Task(f"survey/{name}", [path, stamp, size], [], job, sizes.get(path) or get_input_size(path)))
         records = self._run_stage("survey", tasks, "B") if tasks else []
-        positions = {path: position for position, (path, _) in enumerate(local_files)}
-
+        positions = {path: position for position, (path, _) in enumerate(surveyed)}
         whole = {
-            path: {"blocks": [[0, get_input_size(path), compute_input_identity(self.runner.journal, path)]]}
-            for path in inputs
-            if is_remote(path)
+            path: {"blocks": [[0, sizes[path], compute_input_identity(self.runner.journal, path)]]} for path in uncut
         }
 
         def find_result(index: int) -> dict[str, Any]:
@@ -130,16 +145,22 @@ class DocumentPipeline:
         return InputBlockList(named, find_result)
 
     def _run_extract_stage(
-        self, blocks: Sequence[InputBlock], deduplication: DeduplicationStages
+        self, blocks: Sequence[InputBlock], files: InputFiles, deduplication: DeduplicationStages
     ) -> Sequence[TaskRecord]:
-        config, read = self.data.extract, self.data.read
-        data = to_recorded_names(self.data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
-        settings: list[Any] = [data["extract"], data["read"], data["url"]]
+        config = self.data.extract
         lists = compute_file_digests(self.runner.journal, list_url_files(self.data))
-        settings += list_extractor_versions(self.data)
+        versions = list_extractor_versions(self.data)
+
+        @cache
+        def get_settings(entry: InputFilesConfig | None) -> tuple[ReadConfig, list[Any]]:
+            read = self.data.read if entry is None else entry.replace_fields(self.data.read)
+            data = self.data.model_copy(update={"read": read})
+            dumped = to_recorded_names(data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
+            return read, [dumped["extract"], dumped["read"], dumped["url"], *versions]
 
         def build_task(index: int) -> Task:
             block = blocks[index]
+            read, settings = get_settings(files.entries.get(block.source))
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
             job = partial(
                 extract_file,

@@ -17,15 +17,21 @@ from data_pipeline.tokenize.encode_documents import encode_file
 from data_pipeline.tokenize.shuffle_documents import SPLITS, plan_files, write_index, write_token_file
 from data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
 from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
-from llmsys.config.data import CrawlConfig
+from llmsys.config.data import CrawlConfig, TokensConfig
 from llmsys.config.migration import to_recorded_names
 from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, TokenizerConfig
-from llmsys.manifest_section import ThresholdReport
+from llmsys.manifest import Split, SplitName
+from llmsys.manifest_section import ThresholdReport, TokenIndex
 from llmsys.token_file import get_page_table_path
 
 
 def run_tokenizer_stage(
-    data: CrawlConfig, config: TokenizerConfig, runner: StageRunner, stage: Stage, collected: Sequence[TaskRecord]
+    data: CrawlConfig,
+    config: TokenizerConfig,
+    runner: StageRunner,
+    stage: Stage,
+    collected: Sequence[TaskRecord],
+    heldout_files: tuple[str, ...],
 ) -> TaskRecord:
     """Copy the tokenizer that the config names, or train one on the documents. Return its record."""
     if isinstance(config, FileTokenizerConfig):
@@ -38,18 +44,31 @@ def run_tokenizer_stage(
     settings = to_recorded_names(config.model_dump(mode="json"), "tokenizer")
     split = data.split
     sources = [find_output(data.folder, record.outputs[0].name) for record in collected]
-    job = partial(train_document_tokenizer, sources=sources, folder=folder, config=config, split=split)
-    depends_on = [settings, split.model_dump(mode="json"), [record.digests[0] for record in collected]]
+    own = {"heldout_files": heldout_files} if heldout_files else {}
+    job = partial(
+        train_document_tokenizer,
+        sources=sources,
+        folder=folder,
+        config=config,
+        split=split,
+        heldout_files=heldout_files,
+    )
+    depends_on = [settings, split.model_dump(mode="json") | own, [record.digests[0] for record in collected]]
     rows = sum(record.result["documents_rows"] for record in collected)
     return stage("tokenizer", [Task("tokenizer/model", depends_on, outputs, job, rows)], "document")[0]
 
 
 def run_encoding_stage(
-    data: CrawlConfig, stage: Stage, collected: Sequence[TaskRecord], tokenizer: TaskRecord
+    data: CrawlConfig,
+    stage: Stage,
+    collected: Sequence[TaskRecord],
+    tokenizer: TaskRecord,
+    heldout_files: tuple[str, ...],
 ) -> Sequence[TaskRecord]:
     """Encode every document. Return one record per document file."""
     meaning = f"{tokenizer.result['fingerprint']} {tokenizer.result['eos_id']}"  # decides the token ids
-    settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}})
+    own = {"heldout_files": heldout_files} if heldout_files else {}
+    settings = data.model_dump(mode="json", include={"split": True, "tokens": {"seed"}}) | own
     tasks = []
     for record in collected:
         source = find_output(data.folder, record.outputs[0].name)
@@ -62,6 +81,7 @@ def run_encoding_stage(
             model=find_output(data.folder, tokenizer.outputs[0].name),
             fingerprint=meaning,
             config=data,
+            heldout_files=heldout_files,
         )
         depends_on = [record.digests[0], meaning, settings]
         tasks.append(Task(f"encode/{source.stem}", depends_on, outputs, job, record.result["text_bytes"]))
@@ -69,7 +89,7 @@ def run_encoding_stage(
 
 
 def run_token_stage(
-    data: CrawlConfig, stage: Stage, encoded: Sequence[TaskRecord], tokenizer: TaskRecord
+    data: CrawlConfig | TokensConfig, stage: Stage, encoded: Sequence[TaskRecord], tokenizer: TaskRecord
 ) -> Sequence[TaskRecord]:
     """Write the token files, in an order given by hashes. Return one record per file."""
     sources = [data.folder / record.outputs[0].name for record in encoded]
@@ -93,7 +113,9 @@ def run_token_stage(
     return stage("tokens", tasks, "tok")
 
 
-def run_index_stage(data: CrawlConfig, stage: Stage, tokens: Sequence[TaskRecord]) -> Sequence[TaskRecord]:
+def run_index_stage(
+    data: CrawlConfig | TokensConfig, stage: Stage, tokens: Sequence[TaskRecord]
+) -> Sequence[TaskRecord]:
     """Write the list of the token files of each split. Return one record per split."""
     tasks = []
     for split in SPLITS:
@@ -103,6 +125,23 @@ def run_index_stage(data: CrawlConfig, stage: Stage, tokens: Sequence[TaskRecord
         job = partial(write_index, output=get_write_path(data.folder, output), entries=entries)
         tasks.append(Task(f"token_index/{split}", [record.digests for record in own], [output], job, len(own)))
     return stage("token_index", tasks, "file")
+
+
+def build_splits(indexes: Sequence[TaskRecord]) -> dict[SplitName, Split]:
+    """Return the splits of a manifest.
+
+    Args:
+        indexes: Records of `run_index_stage`; none before there are tokens.
+
+    Returns:
+        Splits by name.
+    """
+    splits: dict[SplitName, Split] = {}
+    for name, record in zip(SPLITS, indexes, strict=True) if indexes else ():
+        output, sums = record.outputs[0], dict(record.result)
+        index = TokenIndex(name=Path(output.name).name, files=sums.pop("files"), digest=output.digest)
+        splits[name] = Split(**sums, index=index)
+    return splits
 
 
 def run_export_stage(data: CrawlConfig, stage: Stage, documents: Sequence[TaskRecord]) -> Sequence[TaskRecord]:

@@ -20,14 +20,14 @@ from data_pipeline.graph.resource_files import require_resource_files
 from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
-from data_pipeline.readers.input_files import find_inputs
-from llmsys.config.data import CrawlConfig
+from data_pipeline.readers.input_files import InputFiles, find_input_files
+from llmsys.config.data import CrawlConfig, TokensConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import FileTokenizerConfig
 from llmsys.errors import ConfigError
-from llmsys.local_files import lock_folder
+from llmsys.local_files import find_folder_url, lock_folder
 from llmsys.manifest import Manifest
 from llmsys.tokenizer import find_model_file, load_tokenizer
 
@@ -53,7 +53,12 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
             f"data.kind=mixture refers to prepared datasets: {folders}. Run llmsys prepare with the config of "
             "each, all with the same tokenizer."
         )
-    inputs = find_inputs(data.inputs) if isinstance(data, CrawlConfig) else []
+    if (url := find_folder_url(data.folder)) is not None:
+        from data_pipeline.pipelines.remote_dataset import open_work_folder  # most datasets are local
+
+        with open_work_folder(url) as work:
+            return prepare_dataset(config.model_copy(update={"data": data.model_copy(update={"folder": work})}), until)
+    inputs = find_input_files(data) if isinstance(data, CrawlConfig) else InputFiles([], {})
     if isinstance(data, CrawlConfig):
         require_resource_files(data)
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
@@ -71,12 +76,17 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         return publish_manifest(runner, manifest)
 
 
-def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: list[str], until: Until) -> Manifest:
+def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: InputFiles, until: Until) -> Manifest:
     """Run the stages of this kind of data and build the manifest."""
     data, tokenizer = config.data, config.tokenizer
     if isinstance(data, CrawlConfig):
         return build_manifest(data, tokenizer, DocumentPipeline(data, tokenizer, runner).run_stages(inputs, until))
     assert not isinstance(data, MixtureConfig)  # prepare_dataset rejects it
+    if isinstance(data, TokensConfig):
+        from data_pipeline.pipelines.token_pipeline import prepare_tokens
+
+        assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
+        return prepare_tokens(data, tokenizer, runner)
     if isinstance(data, ImagesConfig):
         from data_pipeline.pipelines.image_pipeline import prepare_images
 

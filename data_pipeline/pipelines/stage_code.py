@@ -145,6 +145,10 @@ PAIR_STAGES = {
 IMAGE_STAGE = _describe_code(1, ("core/funnel.py", "images"), "pyarrow numpy")
 
 
+# The first stage of a dataset of token ids; its others are those of documents.
+TOKENS_STAGE = _describe_code(1, ("tokenize/megatron_files.py",), "pyarrow numpy sentencepiece tokenizers")
+
+
 def compute_code_version(code: StageCode) -> str:
     """Return a digest of the version of a stage and of the installed versions of its packages."""
     return compute_json_digest(code.version, {package: metadata.version(package) for package in code.packages})

@@ -2,89 +2,30 @@
 
 Reads `data.inputs`; returns each existing file once, sorted, and an identity per file that changes when the file does.
 
-Patterns may lead through symbolic links.
-
-Invariants:
-- `**` enters every folder once: by a path without symbolic links where there is one, otherwise by the first link in
-  alphabetical order. Links that form a cycle therefore end.
-- Without `**` the result is that of `glob.glob`.
+Patterns may lead through symbolic links. A folder of Hugging Face's datasets is replaced by the files of one split.
 """
 
-import glob
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.core.journal import Journal
+from data_pipeline.readers.dataset_folders import list_split_files, open_local_folder
+from data_pipeline.readers.file_patterns import ANY_DEPTH, match_files
 from data_pipeline.readers.input_stream import compute_stat_stamp, format_file_name, open_input_stream
 from data_pipeline.readers.remote_file import (
     compute_remote_digest,
     get_remote_identity,
     get_remote_size,
     list_remote_files,
+    open_remote_folder,
 )
+from llmsys.config.data import CrawlConfig
+from llmsys.config.input_files import FIELDS, InputEntry, InputFilesConfig
 from llmsys.errors import DataError
 from llmsys.local_files import is_remote
-from llmsys.log import REDACTED
-
-_ANY_DEPTH = "**"
-
-
-def match_files(pattern: str) -> list[str]:
-    """Return the paths that a pattern with `*`, `?`, `[…]` and `**` matches, as `glob.glob` does."""
-    parts = pattern.split(os.sep)
-    if _ANY_DEPTH not in parts:
-        return glob.glob(pattern)
-    index = parts.index(_ANY_DEPTH)
-    begin, after = os.sep.join(parts[:index]), [part for part in parts[index + 1 :] if part]
-    while after[:1] == [_ANY_DEPTH]:
-        del after[0]
-    rest = os.sep.join(after)
-    found: dict[str, None] = {}  # keeps the order
-    for base in [os.sep if index else os.curdir] if not begin else glob.glob(begin):
-        for folder in _iter_folders(base) if os.path.isdir(base) else ():
-            found.update(dict.fromkeys(match_files(os.path.join(glob.escape(folder), rest or "*"))))
-    return list(found)
-
-
-def _iter_folders(top: str) -> Iterator[str]:
-    """Yield a folder and all folders below it, each once; those reached by symbolic links last."""
-    real = Path(top).resolve()
-    seen = {(about.st_dev, about.st_ino) for about in map(Path.stat, real.parents)}  # a link to a parent is a cycle
-    waiting = [top]
-    while waiting:
-        links: list[str] = []
-        for start in sorted(waiting):
-            yield from _walk_folders(start, seen, links)
-        waiting = links
-
-
-def _walk_folders(top: str, seen: set[tuple[int, int]], links: list[str]) -> Iterator[str]:
-    """Yield unseen folders that no link leads to, and append links to folders to `links`."""
-    stack = [top]
-    while stack:
-        folder = stack.pop()
-        try:
-            about = Path(folder).stat()
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError:  # a folder that nobody may read matches nothing, as with glob
-            continue
-        if (about.st_dev, about.st_ino) in seen:
-            continue
-        seen.add((about.st_dev, about.st_ino))
-        yield folder
-        # As in glob, a leading dot hides a folder from patterns.
-        below = [entry for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
-        links += [entry.path for entry in below if entry.is_symlink()]
-        stack += [entry.path for entry in reversed(below) if not entry.is_symlink()]
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
+from llmsys.log import REDACTED, redact_url
 
 _DATA_FILE = (
     ".warc",
@@ -103,14 +44,94 @@ _DATA_FILE = (
     ".md",
 )
 _LISTS_IN_LISTS = 8
+_HUB = "hf://"  # a repository of the hub is a dataset, with or without a head in its README.md
 
 
-def find_inputs(patterns: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class InputFiles:
+    """The files of a dataset of documents.
+
+    Attributes:
+        paths: paths and URLs, sorted; those of held-out documents too.
+        entries: by path, the entry of a file whose fields have names of their own.
+        heldout: names of the files, as documents have them, whose documents are held out.
+    """
+
+    paths: list[str]
+    entries: dict[str, InputFilesConfig]
+    heldout: tuple[str, ...] = ()
+
+
+def find_input_files(data: CrawlConfig) -> InputFiles:
+    """Return the files that `data.inputs` and `data.heldout_inputs` name.
+
+    Args:
+        data: the config of the dataset.
+
+    Returns:
+        The files.
+
+    Raises:
+        DataError: an entry has no file, or a file is in both or has two names for a field.
+    """
+    entries: dict[str, InputFilesConfig] = {}
+    train = _find_entries(data.inputs, "data.inputs", entries)
+    heldout = _find_entries(data.heldout_inputs, "data.heldout_inputs", entries)
+    if both := sorted(train & heldout):
+        raise DataError(
+            f"data.heldout_inputs: '{both[0]}' is also in data.inputs, so its documents would be in training. Name it "
+            "in one of them."
+        )
+    return InputFiles(sorted(train | heldout), entries, tuple(sorted(map(get_document_file, heldout))))
+
+
+def find_heldout_files(data: CrawlConfig) -> tuple[str, ...]:
+    """Return the names of the files of `data.heldout_inputs`.
+
+    Args:
+        data: the config of the dataset.
+
+    Returns:
+        Names as documents have them in the column `file`, sorted.
+    """
+    return tuple(sorted(map(get_document_file, _find_entries(data.heldout_inputs, "data.heldout_inputs", {}))))
+
+
+def _find_entries(inputs: Sequence[InputEntry], where: str, entries: dict[str, InputFilesConfig]) -> set[str]:
+    """Return the files of some inputs, and add the entries with fields to `entries`."""
+    plain = [entry for entry in inputs if isinstance(entry, str)]
+    found = set(find_inputs(plain, where)) if plain or (where == "data.inputs" and not inputs) else set[str]()
+    owners = dict.fromkeys(found, InputFilesConfig(path="-"))
+    for number, entry in enumerate(inputs):
+        if isinstance(entry, str):
+            continue
+        paths = find_inputs([entry.path], f"{where}.{number}", entry.split, entry.subset)
+        for path in paths:
+            other = owners.setdefault(path, entry)
+            if any(getattr(other, field) != getattr(entry, field) for field in FIELDS):
+                raise DataError(
+                    f"{where}.{number}: '{path}' is in another entry too, with other fields. Name a file in one entry."
+                )
+        found.update(paths)
+        if any(getattr(entry, field) is not None for field in FIELDS):
+            entries.update(dict.fromkeys(paths, entry))
+    return found
+
+
+def get_document_file(path: str) -> str:
+    """Return the name of an input as its documents have it in the column `file`."""
+    return redact_url(path) if is_remote(path) else format_file_name(path)
+
+
+def find_inputs(patterns: Sequence[str], where: str = "data.inputs", split: str = "", subset: str = "") -> list[str]:
     """Return the files that the patterns match, sorted and each once.
 
     Args:
         patterns: paths or URLs, with `*`, `?`, `[…]` and `**`; or `@` and the path of a list, one pattern a line. `**`
             enters each folder once, whatever symbolic links lead to it.
+        where: key of the patterns, for messages.
+        split: split of a folder of Hugging Face's datasets; "" for `train`. With a split every folder is one.
+        subset: its subset; "" for the default one.
 
     Returns:
         Paths and URLs. A path that is not UTF-8 holds surrogates (PEP 383).
@@ -119,15 +140,16 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
         DataError: if a pattern matches no file, a list cannot be read, or a URL is redacted.
     """
     if not patterns:
-        raise DataError("data.inputs is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
+        raise DataError(f"{where} is empty. Name crawl files, such as data.inputs='[crawl/*.warc.gz]'.")
     found: set[str] = set()
-    for pattern, where in _iter_patterns(patterns, "data.inputs", 0):
+    for pattern, line in _iter_patterns(patterns, where, 0):
         if is_remote(pattern) and REDACTED in pattern:
             raise DataError(
-                f"{where}: '{pattern}' comes from the stored config of an earlier run, without its secrets. "
+                f"{line}: '{pattern}' comes from the stored config of an earlier run, without its secrets. "
                 "Give the URL again, with its password, token or signature."
             )
-        found.update(_list_remote_files(pattern, where) if is_remote(pattern) else _list_local_files(pattern, where))
+        list_files = _list_remote_files if is_remote(pattern) else _list_local_files
+        found.update(list_files(pattern, line, split, subset))
     return sorted(found)
 
 
@@ -212,11 +234,16 @@ def _read_list_lines(path: str, where: str) -> list[str]:
         ) from error
 
 
-def _list_local_files(pattern: str, where: str) -> list[str]:
+def _list_local_files(pattern: str, where: str, split: str, subset: str) -> list[str]:
     matches = [os.path.normpath(match) for match in match_files(pattern)]
     if not matches and os.path.exists(pattern):
         matches = [os.path.normpath(pattern)]  # a name with brackets in it
     files = [match for match in matches if not os.path.isdir(match) or _is_folder_named_like_file(match, pattern)]
+    if not files and len(matches) == 1:  # a folder, which no wildcard matched by chance
+        folder = open_local_folder(matches[0])
+        if split or subset or folder.is_dataset():
+            names = list_split_files(folder, split, subset, where, _DATA_FILE)
+            return [os.path.join(matches[0], name) for name in names]
     if not files:
         raise DataError(_format_no_match(pattern, matches, where))
     return files
@@ -227,8 +254,13 @@ def _is_folder_named_like_file(folder: str, pattern: str) -> bool:
     return folder.endswith(_DATA_FILE) and os.path.normpath(pattern) != folder
 
 
-def _list_remote_files(pattern: str, where: str) -> list[str]:
+def _list_remote_files(pattern: str, where: str, split: str, subset: str) -> list[str]:
     files, is_folder = list_remote_files(pattern)
+    if is_folder:
+        folder = open_remote_folder(pattern)
+        if split or subset or pattern.startswith(_HUB) or folder.is_dataset():
+            names = list_split_files(folder, split, subset, where, _DATA_FILE)
+            return [f"{pattern.rstrip('/')}/{name}" for name in names]
     if not files:
         raise DataError(_format_no_match(pattern, [pattern.rstrip("/")] if is_folder else [], where))
     return files
@@ -240,7 +272,7 @@ def _find_pattern(folder: str) -> str | None:
         below.sort()
         for name in sorted(names):
             if ends := [end for end in _DATA_FILE if end in name and name.endswith((end, ".gz", ".zst", ".lz4"))]:
-                deep = "" if os.path.samefile(parent, folder) else f"/{_ANY_DEPTH}"
+                deep = "" if os.path.samefile(parent, folder) else f"/{ANY_DEPTH}"
                 return f"{deep}/*{name[name.index(ends[0]) :]}"
     return None
 

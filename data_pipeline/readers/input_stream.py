@@ -19,9 +19,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from data_pipeline.readers.remote_file import get_entity_tag, open_file_system
+from data_pipeline.readers.remote_file import ASKED_BY
 from llmsys.local_files import is_remote
 from llmsys.log import redact_secrets, redact_url
+from llmsys.object_store import get_entity_tag, open_file_system
 
 _UNDECODED = re.compile("[\udc80-\udcff]")  # os.fsdecode's surrogates for bytes that are not UTF-8 (PEP 383)
 
@@ -106,7 +107,7 @@ class _RemoteFile:
     """A file opened by fsspec."""
 
     def __init__(self, url: str) -> None:
-        files, path = open_file_system(url)
+        files, path = open_file_system(url, ASKED_BY)
         files.invalidate_cache(path)  # fsspec caches listings; the file may be newer
         about = files.info(path)
         self.size, self.version = int(about["size"]), f"{about['size']} {get_entity_tag(about)}"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.readers.input_stream import InputStream, ReadError
+from data_pipeline.readers.messages import find_message_keys, format_chat, is_chat
 from data_pipeline.readers.page_batch import Page, SkippedRecord, remove_invalid_characters
 from llmsys.config.cleaning import ReadConfig
 
@@ -44,7 +45,7 @@ def get_field(row: Mapping[str, Any], name: str) -> Any:
 
 
 def find_text_fields(row: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fields that hold text; fields of a mapping a are named `a.b`.
+    """Return the names of the fields that hold text or a chat; fields of a mapping a are named `a.b`.
 
     Args:
         row: values by field.
@@ -52,7 +53,7 @@ def find_text_fields(row: Mapping[str, Any]) -> list[str]:
     Returns:
         Names, those of mappings last.
     """
-    names = [name for name, value in row.items() if isinstance(value, str)]
+    names = [name for name, value in row.items() if isinstance(value, str) or is_chat(value)]
     mappings = [(name, value) for name, value in row.items() if isinstance(value, Mapping)]
     return names + [
         f"{name}.{inner}" for name, mapping in mappings for inner, value in mapping.items() if isinstance(value, str)
@@ -89,6 +90,8 @@ def build_document_page(
     text = values["text"]
     if text is TOO_LONG:
         return f"longer than {limit} bytes"
+    if is_chat(text) and (text := format_chat(text)) is None:
+        return f"a message in field '{text_field}' has content other than text"
     if not isinstance(text, str):
         return describe_missing_text(text_field, names)
     text = remove_invalid_characters(text)
@@ -135,12 +138,17 @@ def has_text_column(columns: list[str], config: ReadConfig) -> bool:
 
 
 def list_text_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that hold text; fields of a structure a are named `a.b`."""
-    names = [field.name for field in schema if _is_text(field.type)]
+    """Return the names of the columns that hold text or chats; fields of a structure a are named `a.b`."""
+    names = [field.name for field in schema if _is_text(field.type) or _is_chat_column(field.type)]
     structures = [field for field in schema if pa.types.is_struct(field.type)]
     return names + [
         f"{field.name}.{inner.name}" for field in structures for inner in field.type if _is_text(inner.type)
     ]
+
+
+def _is_chat_column(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and pa.types.is_struct(kind.value_type) and find_message_keys(kind.value_type.names) is not None
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -37,7 +37,7 @@ def export_documents(report: Report, *, source: Path, output: Path, format: str)
         Number of documents.
     """
     rows = 0
-    with _open_atomic_file(output) as file, _WRITERS[format](file, read_schema(source)) as write:
+    with open_document_writer(output, format, read_schema(source)) as write:
         for batch in read_batches(source):
             write(batch)
             rows += batch.num_rows
@@ -46,6 +46,22 @@ def export_documents(report: Report, *, source: Path, output: Path, format: str)
 
 
 Write = Callable[[pa.RecordBatch], None]
+
+
+@contextmanager
+def open_document_writer(path: Path, format: str, schema: pa.Schema) -> Iterator[Write]:
+    """Open a file for documents; it has its name once the block ends without an error.
+
+    Args:
+        path: File to write.
+        format: `parquet`, `jsonl` or `jsonl.zst`.
+        schema: Columns of the batches.
+
+    Yields:
+        A function that writes a batch.
+    """
+    with _open_atomic_file(path) as file, _WRITERS[format](file, schema) as write:
+        yield write
 
 
 @contextmanager
@@ -58,16 +74,24 @@ def _open_parquet_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
 def _open_json_lines_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
     # A single frame, because many readers stop after the first.
     packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    with packer.stream_writer(file, closefd=False) as writer:
-
-        def write_batch(batch: pa.RecordBatch) -> None:
-            for row in batch.to_pylist():
-                writer.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
-
-        yield write_batch
+    with packer.stream_writer(file, closefd=False) as writer, _open_plain_lines_writer(writer, schema) as write:
+        yield write
 
 
-_WRITERS: dict[str, Any] = {"parquet": _open_parquet_writer, "jsonl.zst": _open_json_lines_writer}
+@contextmanager
+def _open_plain_lines_writer(file: Any, schema: pa.Schema) -> Iterator[Write]:
+    def write_batch(batch: pa.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+
+    yield write_batch
+
+
+_WRITERS: dict[str, Any] = {
+    "parquet": _open_parquet_writer,
+    "jsonl": _open_plain_lines_writer,
+    "jsonl.zst": _open_json_lines_writer,
+}
 
 
 @contextmanager

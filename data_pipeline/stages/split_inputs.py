@@ -1,7 +1,7 @@
 """Split long crawl files into blocks, the unit of work of all stages up to collecting.
 
 Reads each local file once, to find split points and to hash every block, so that a partly changed file is processed
-again in part. A remote file is one block, identified by its tag.
+again in part. A block of a remote file is identified by the tag of the file.
 
 Invariants:
 - The split changes no byte of a dataset.
@@ -33,19 +33,20 @@ _GZIP, _PLAIN = b"\x1f\x8b\x08", b"WARC/"
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex)."""
+    """Bytes `start` to `stop` of a file; `digest` is their xxh3_128 (hex), or the identity of a remote file."""
 
     start: int
     stop: int
     digest: str
 
 
-def split_file(path: str, block_bytes: int) -> list[ByteRange]:
+def split_file(path: str, block_bytes: int, identity: str = "") -> list[ByteRange]:
     """Split a file into ranges of about `block_bytes`.
 
     Args:
-        path: a local WARC file, gzip-compressed per record or plain; other files are one range.
+        path: a WARC file or its URL, gzip-compressed per record or plain; other files are one range.
         block_bytes: minimum size of a range; at least 1/64 of the file, so that ranges stay few.
+        identity: what identifies the contents of the file; "" hashes every range.
 
     Returns:
         Ranges in file order that cover the file.
@@ -56,7 +57,8 @@ def split_file(path: str, block_bytes: int) -> list[ByteRange]:
     with open_input_stream(path) as source:
         starts = [0, *_iter_split_points(source, max(block_bytes, source.size // _SHARE)), source.size]
         return [
-            ByteRange(start, stop, _compute_range_hash(source, start, stop))
+            # Of a remote file the end counts too: with another size of blocks a range may end elsewhere.
+            ByteRange(start, stop, f"{identity} {stop}" if identity else _compute_range_hash(source, start, stop))
             for start, stop in itertools.pairwise(starts)
         ]
 
@@ -142,7 +144,7 @@ class InputBlock:
         name: Unique name in the dataset.
         start: First byte.
         stop: End of the range; None: the end of the file.
-        digest: Hash of the contents; with the range it decides the task key.
+        digest: Hash of the contents, or the identity of a remote file; with the range it decides the task key.
         size: Bytes, 0 if unknown.
     """
 
@@ -154,19 +156,20 @@ class InputBlock:
     size: int
 
 
-def split_input_file(report: Report, *, source: str, block_bytes: int) -> dict[str, Any]:
+def split_input_file(report: Report, *, source: str, block_bytes: int, identity: str = "") -> dict[str, Any]:
     """Find the split points of a file. Progress is in bytes.
 
     Args:
         report: Progress callback.
-        source: Local path.
+        source: Path or URL.
         block_bytes: Wanted size of a block.
+        identity: What identifies the contents of a remote file; "" for a local one.
 
     Returns:
         `blocks`: [start, stop, digest] each, empty if the file is unreadable.
     """
     try:
-        ranges = split_file(source, block_bytes)
+        ranges = split_file(source, block_bytes, identity)
     except OSError as error:  # extraction will name the reason; a later success does not change size or time
         return {"blocks": [], "again": not isinstance(error, IsADirectoryError)}
     report(ranges[-1].stop, 0)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from data_pipeline.core.document_schema import count_text_bytes, hash_positions, is_heldout
+from data_pipeline.core.document_schema import count_text_bytes, hash_positions, select_heldout
 from data_pipeline.executors.base import Report
 from data_pipeline.text.ragged_arrays import compute_offsets
 from data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
@@ -192,7 +192,15 @@ def build_encoded_schema(vocab_size: int) -> pa.Schema:
 
 
 def encode_file(
-    report: Report, *, source: Path, output: Path, pieces: Path, model: Path, fingerprint: str, config: CrawlConfig
+    report: Report,
+    *,
+    source: Path,
+    output: Path,
+    pieces: Path,
+    model: Path,
+    fingerprint: str,
+    config: CrawlConfig,
+    heldout_files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Encode one document file.
 
@@ -204,6 +212,7 @@ def encode_file(
         model: the tokenizer.
         fingerprint: its fingerprint.
         config: seeds, split and kind of encoder.
+        heldout_files: files whose documents are held out, in place of a share of all.
 
     Returns:
         `languages` (counts by language), `checked` (size of the sample), `reason` (why the library encoded all texts).
@@ -219,7 +228,9 @@ def encode_file(
             tokens = _encode_batch(encoder, batch, source)
             checked += check_sample(batch, tokens, tokenizer)
             usage.count_batch(batch, tokens)
-            writer.write(_build_token_rows(batch, append_end_token(tokens, tokenizer.eos_id), schema, config))
+            heldout = select_heldout(batch, config.split, heldout_files)
+            ended = append_end_token(tokens, tokenizer.eos_id)
+            writer.write(_build_token_rows(batch, ended, heldout, schema, config.tokens.seed))
             report(int(count_text_bytes(batch.column("text")).sum()), 0)
     usage.write_piece_counts(pieces)
     return {"languages": usage.to_dict(), "checked": checked, "reason": encoder.reason}
@@ -248,10 +259,9 @@ def append_end_token(tokens: RaggedTokens, end: int) -> RaggedTokens:
 
 
 def _build_token_rows(
-    batch: pa.RecordBatch, tokens: RaggedTokens, schema: pa.Schema, config: CrawlConfig
+    batch: pa.RecordBatch, tokens: RaggedTokens, heldout: npt.NDArray[np.bool_], schema: pa.Schema, seed: int
 ) -> pa.RecordBatch:
     ids = batch.column("id").to_pylist()
-    heldout = is_heldout(ids, config.split.heldout_fraction, config.split.seed)
     columns = [
         build_list_array(tokens.values, tokens.lengths, schema),
         batch.column("id"),
@@ -259,7 +269,7 @@ def _build_token_rows(
         batch.column("offset"),
         pa.array([xxhash.xxh64_intdigest(url.encode()) for url in batch.column("url").to_pylist()], pa.uint64()),
         pa.array(count_text_bytes(batch.column("text"))),
-        pa.array(hash_positions(ids, "shuffle", config.tokens.seed)),
+        pa.array(hash_positions(ids, "shuffle", seed)),
         pa.array(heldout.astype(np.uint8)),
     ]
     return pa.record_batch(columns, schema=schema)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import sentencepiece
 
-from data_pipeline.core.document_schema import count_text_bytes, hash_positions, is_heldout
+from data_pipeline.core.document_schema import count_text_bytes, hash_positions, select_heldout
 from data_pipeline.executors.base import Report
 from data_pipeline.tokenize.tokenizer_files import publish_sentencepiece
 from llmsys.config.data import HeldoutSplitConfig
@@ -41,11 +41,13 @@ class TrainingSample:
         limits: largest position in the sample, by language.
         facts: its numbers of documents and bytes.
         split: the split that holds documents out.
+        heldout_files: files whose documents are held out, in place of a share of all.
     """
 
     limits: dict[str, int]
     facts: dict[str, Any]
     split: HeldoutSplitConfig
+    heldout_files: tuple[str, ...] = ()
 
     def select_rows(self, batch: pa.RecordBatch) -> list[int]:
         """Return the rows of a batch that are in the sample."""
@@ -55,19 +57,24 @@ class TrainingSample:
         groups = _get_language_groups(batch, EVERY not in self.limits)
         for name, limit in self.limits.items():
             chosen |= (groups == name) & (places <= np.uint64(limit))
-        chosen &= ~is_heldout(ids, self.split.heldout_fraction, self.split.seed)
+        chosen &= ~select_heldout(batch, self.split, self.heldout_files)
         rows: list[int] = np.flatnonzero(chosen).tolist()
         return rows
 
 
-def draw_sample(sources: Sequence[Path], config: TrainedTokenizerConfig, split: HeldoutSplitConfig) -> TrainingSample:
+def draw_sample(
+    sources: Sequence[Path],
+    config: TrainedTokenizerConfig,
+    split: HeldoutSplitConfig,
+    heldout_files: tuple[str, ...] = (),
+) -> TrainingSample:
     """Choose about `sample_bytes` of text; the sample has no limits if there is no document for it."""
     weights = config.language_weights or {EVERY: 1.0}
     found: dict[str, list[tuple[Any, Any]]] = {name: [] for name in weights}
     for source in sources:
         for batch in read_batches(source):
             ids = batch.column("id").to_pylist()
-            train = ~is_heldout(ids, split.heldout_fraction, split.seed)
+            train = ~select_heldout(batch, split, heldout_files)
             groups = _get_language_groups(batch, bool(config.language_weights))
             places, sizes = hash_positions(ids, "tokenizer", 0), count_text_bytes(batch.column("text"))
             for name, parts in found.items():
@@ -82,7 +89,7 @@ def draw_sample(sources: Sequence[Path], config: TrainedTokenizerConfig, split: 
     facts: dict[str, Any] = {key: sum(one[key] for one in counts.values()) for key in ("documents", "bytes")}
     if config.language_weights:
         facts["languages"] = counts
-    return TrainingSample(limits, facts, split)
+    return TrainingSample(limits, facts, split, heldout_files)
 
 
 def _get_language_groups(batch: pa.RecordBatch, by_language: bool) -> Any:
@@ -110,7 +117,13 @@ WHITESPACE = ("\n", "\n\n", "\t")
 
 
 def train_document_tokenizer(
-    report: Report, *, sources: Sequence[Path], folder: Path, config: TrainedTokenizerConfig, split: HeldoutSplitConfig
+    report: Report,
+    *,
+    sources: Sequence[Path],
+    folder: Path,
+    config: TrainedTokenizerConfig,
+    split: HeldoutSplitConfig,
+    heldout_files: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Train a tokenizer on a sample of the documents and publish it.
 
@@ -120,6 +133,7 @@ def train_document_tokenizer(
         folder: the tokenizer folder to write.
         config: size of the sample and options of the tokenizer.
         split: the split that holds documents out.
+        heldout_files: files whose documents are held out, in place of a share of all.
 
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
@@ -127,7 +141,7 @@ def train_document_tokenizer(
     Raises:
         DataError: if there is no document to train on, or the options do not fit the text.
     """
-    sample = draw_sample(sources, config, split)
+    sample = draw_sample(sources, config, split, heldout_files)
     if not sample.limits:
         languages = f" in {', '.join(config.language_weights)}" if config.language_weights else ""
         raise DataError(

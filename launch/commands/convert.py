@@ -1,4 +1,4 @@
-"""Run `llmsys convert`: import weights from a Hugging Face folder into a run folder, or export them."""
+"""Run `llmsys convert`: import weights from a Hugging Face folder, export them, or export the tokens of a dataset."""
 
 import argparse
 import json
@@ -14,17 +14,30 @@ TRUST_HELP = (
     "folder; their metadata are pickles, so use it only on runs that you trust"
 )
 SIZE_HELP = "largest file to write, such as 2GB or 500MiB (default: as in the original folder, or 5GB)"
+TOKENS_HELP = (
+    "write the tokens of the dataset SOURCE for another trainer: Megatron-LM (.bin and .idx), nanoGPT (.bin, uint16) "
+    "or MosaicML streaming (MDS)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add SOURCE, which decides the direction (Hugging Face folder: import, run folder: export), and DESTINATION."""
     parser.add_argument(
-        "source", metavar="SOURCE", type=parse_local_path, help="a Hugging Face folder, a run folder or a checkpoint"
+        "source",
+        metavar="SOURCE",
+        type=parse_local_path,
+        help="a Hugging Face folder, a run folder or a checkpoint; with --tokens a dataset folder",
     )
     parser.add_argument(
         "destination", metavar="DESTINATION", type=parse_local_path, nargs="?", help="folder to create; must not exist"
     )
     parser.add_argument("--max-shard-size", metavar="SIZE", help=SIZE_HELP)
+    parser.add_argument(
+        "--dtype",
+        choices=("source", "float32", "bfloat16", "float16"),
+        help="dtype of written weights; source: that of the imported Hugging Face folder (default: as SOURCE has it)",
+    )
+    parser.add_argument("--tokens", choices=("megatron", "nanogpt", "mds"), help=TOKENS_HELP)
     parser.add_argument("--dry-run", action="store_true", help="list the tensor mapping, and write nothing")
     parser.add_argument("--trust-pickle", action="store_true", help=TRUST_HELP)
 
@@ -38,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _rewrite_checkpoints(arguments)
     if arguments.destination is None:
         raise ConfigError(f"convert {arguments.source} needs a DESTINATION. Name a folder that does not exist yet.")
+    if arguments.tokens is not None:
+        return _convert_tokens(arguments)
     from llmsys.convert.folders import is_hugging_face_folder, require_absent
 
     require_absent(arguments.destination)
@@ -50,15 +65,30 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_mappings(arguments, is_import, shard_bytes)
     if is_import:
         from llmsys.convert.from_hugging_face import convert_from_hugging_face
+        from llmsys.convert.weight_dtype import DTYPES
 
-        result = convert_from_hugging_face(arguments.source, arguments.destination)
+        # `source` is not in it: what is read is the source
+        result = convert_from_hugging_face(arguments.source, arguments.destination, DTYPES.get(arguments.dtype))
         message = f"wrote {result}. Use it with: llmsys generate {result}/config.yaml"
     else:
         from llmsys.convert.to_hugging_face import convert_to_hugging_face
 
-        result = convert_to_hugging_face(arguments.source, arguments.destination, shard_bytes)
+        result = convert_to_hugging_face(arguments.source, arguments.destination, shard_bytes, arguments.dtype)
         message = f"wrote {result}"
     print(json.dumps({"source": str(arguments.source), "destination": str(result)}) if arguments.json else message)
+    return 0
+
+
+def _convert_tokens(arguments: argparse.Namespace) -> int:
+    """Write tokens for another trainer and print where; with --json, as {source, destination, tokens}."""
+    given = {"--dry-run": arguments.dry_run, "--max-shard-size": arguments.max_shard_size, "--dtype": arguments.dtype}
+    if other := next((name for name, value in given.items() if value), None):
+        raise ConfigError(f"{other} is for weights, and --tokens writes tokens. Leave one of them out.")
+    from llmsys.convert.token_formats import convert_tokens
+
+    made = convert_tokens(arguments.source, arguments.destination, arguments.tokens)
+    result = {"source": str(arguments.source), "destination": str(made), "tokens": arguments.tokens}
+    print(json.dumps(result) if arguments.json else f"wrote {made}")
     return 0
 
 
@@ -77,7 +107,8 @@ def _print_mappings(arguments: argparse.Namespace, is_import: bool, shard_bytes:
 
 def _rewrite_checkpoints(arguments: argparse.Namespace) -> int:
     """Rewrite pickled metadata in place and print which; with --json, as {source, rewritten}."""
-    if arguments.destination is not None or arguments.dry_run or arguments.max_shard_size is not None:
+    others = arguments.destination, arguments.max_shard_size, arguments.dtype, arguments.tokens
+    if arguments.dry_run or any(other is not None for other in others):
         raise ConfigError(
             "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION and no other "
             "option. Run it alone first, then convert."

@@ -151,8 +151,11 @@ def _run_device_check(arguments: argparse.Namespace) -> int:
     from llmsys.doctor.attention_parity import DTYPES
     from llmsys.doctor.check_row import format_rows
     from llmsys.doctor.device_check import check_device, list_tasks, write_report
+    from llmsys.parallel.device_setup import warn_about_unused_gpus
+    from llmsys.parallel.process_group import get_local_device
     from llmsys.progress import Progress
 
+    warn_about_unused_gpus(get_local_device())
     counts = arguments.processes or [torch.cuda.device_count() or 2]
     if len(counts) > 1:
         raise ConfigError(f"--processes {','.join(map(str, counts))}: doctor device takes one number of ranks.")

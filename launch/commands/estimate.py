@@ -4,19 +4,27 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.load import LoadedConfig
+    from llmsys.config.model import ModelConfig
+    from llmsys.config.run import RunConfig
+    from llmsys.config.section import Section
     from llmsys.estimate.cluster_costs import ClusterCosts
+    from llmsys.estimate.device_profile import DeviceProfile
     from llmsys.estimate.program_run import ProgramRun
     from llmsys.estimate.run_cost import PricingRequest
 
 # As llmsys.estimate.kernel_context has them, which most estimates do not load.
 MATMUL_DTYPES = ("compute", "fp8", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4")
+
+
+Settings = TypeVar("Settings", bound="Section")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,19 +56,130 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price-per-hour", type=float, metavar="P", help="price of one accelerator hour, in the cluster's currency"
     )
+    parser.add_argument(
+        "--html", type=parse_local_path, metavar="FILE", help="write a page: memory of a step, roofline, timeline"
+    )
+    parser.add_argument(
+        "--serve",
+        metavar="KEY=VALUE,…",
+        help="serve the model: batch=32,prompt=2048,output=512,weights=int4,cache=fp8; --gpus share each layer",
+    )
+    parser.add_argument(
+        "--finetune",
+        metavar="KEY=VALUE,…",
+        help="train a part: rank=16,targets=attention (adapters), train=last,layers=4 (frozen parts), weights=int4",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate; with --json, as one object with stable keys."""
+    if arguments.config.endswith("json") or Path(arguments.config, "config.json").is_file():
+        from llmsys.estimate.counted.counted_estimate import find_counted_config
+
+        if (found := find_counted_config(arguments.config)) is not None:
+            return _count_model(*found, arguments)
     from llmsys.estimate.run_estimate import list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
 
+    if arguments.serve is not None:
+        from llmsys.config.load import read_config
+
+        return _print_serving(read_config(arguments.config, arguments.overrides).run.model, arguments)
     resolved, result = compute_estimate(arguments)
+    if arguments.finetune is not None:
+        from llmsys.config.serving import FinetuneConfig
+        from llmsys.estimate.finetuning import estimate_finetuning
+
+        wanted = _parse_settings(arguments.finetune, FinetuneConfig, "--finetune")
+        result |= {"finetune": estimate_finetuning(resolved.run, wanted, result)}
+    if arguments.html is not None:
+        request = _build_pricing_request(arguments)
+        device = None if request is None else request.device
+        result |= {"page": str(_write_page(result, resolved.run, device, arguments))}
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
         print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
     else:
-        print(format_estimate(result, tensors))
+        print(format_estimate(result, tensors, _list_finetune_lines(result)))
+    return 0
+
+
+def _list_finetune_lines(result: dict[str, Any]) -> list[str]:
+    if "finetune" not in result:
+        return []
+    from llmsys.estimate.serving_table import iter_finetune_lines  # few estimates are of fine-tuning
+
+    return list(iter_finetune_lines(result["finetune"]))
+
+
+def _write_page(
+    result: dict[str, Any], config: "RunConfig", device: "DeviceProfile | None", arguments: argparse.Namespace
+) -> Path:
+    """Write the page of the estimate and return its path."""
+    from llmsys.estimate.roofline import list_layer_kernels
+    from llmsys.estimate.step_timeline import build_timeline_from_estimate, count_rank_micro_batch
+    from llmsys.report.estimate_page import write_estimate_page
+
+    kernels = []
+    if device is not None:
+        sequences, tensor = count_rank_micro_batch(result, config)
+        kernels = list_layer_kernels(config.model, device, sequences, config.batch.sequence_length, tensor)
+    timeline = build_timeline_from_estimate(result, config) if "time" in result else None
+    return write_estimate_page(
+        result, arguments.config, arguments.html, device=device, kernels=kernels, timeline=timeline
+    )
+
+
+def _print_serving(model: "ModelConfig", arguments: argparse.Namespace) -> int:
+    """Print what serving the model takes: memory, and on a device time and cost."""
+    from llmsys.config.serving import ServingConfig
+    from llmsys.estimate.serving import estimate_serving
+    from llmsys.estimate.serving_table import format_serving
+
+    request = _build_pricing_request(arguments)
+    cluster = _resolve_cluster(arguments)
+    device = None if request is None else request.device
+    load = _parse_settings(arguments.serve, ServingConfig, "--serve")
+    result = estimate_serving(model, load, device, cluster, arguments.gpus or 1)
+    print(json.dumps(result) if arguments.json else format_serving(result))
+    return 0
+
+
+def _parse_settings(text: str, section: type[Settings], option: str) -> Settings:
+    """Return the section that `key=value,key=value` sets."""
+    from pydantic import ValidationError
+
+    from llmsys.config.merge import read_overrides
+    from llmsys.config.validation_errors import build_config_error
+
+    layer = read_overrides(text.split(","))
+    try:
+        return section.model_validate(layer.values)
+    except ValidationError as error:
+        raise build_config_error(error, section, layer, option) from None
+
+
+def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """Print the counts of a model type that llmsys does not build."""
+    from llmsys.config.load import parse_batch
+    from llmsys.estimate.counted import counted_estimate as counted
+
+    for option in ("device", "cluster", "gpus", "documents", "serve", "finetune", "html"):
+        if getattr(arguments, option):
+            raise ConfigError(
+                f"--{option}: {values['model_type']} is counted and not priced. Leave it out, or give a model type "
+                "that llmsys builds."
+            )
+    model = counted.build_counted_model(values, str(path))
+    batch = parse_batch(arguments.overrides, f"llmsys estimate {path}")
+    longest = min(batch.sequence_length, model.longest or batch.sequence_length)
+    length = batch.sequence_length if "sequence_length" in batch.model_fields_set else longest
+    result = counted.estimate_counted_model(model, batch.sequences_per_step, length, batch.target_sequence_length)
+    tensors = counted.list_counted_tensors(model) if arguments.explain else None
+    if arguments.json:
+        print(json.dumps(result if tensors is None else result | {"tensors": tensors}, ensure_ascii=False))
+    else:
+        print(counted.format_counted_estimate(result, tensors))
     return 0
 
 
@@ -95,6 +214,10 @@ def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict
         device=device,
         planned=planned,
     )
+    if resolved.source.suffix == ".json":
+        from llmsys.estimate.counted.transformers_classes import match_transformers_class
+
+        result = match_transformers_class(result, resolved.run)
     if request is not None:
         from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
 
@@ -143,6 +266,9 @@ def _build_program_run(
     given = [name for name, value in named.items() if value is not None]
     if not given:
         return None
+    for option in ("finetune", "html"):
+        if getattr(arguments, option) is not None:
+            raise ConfigError(f"--{option} shows a run of llmsys itself. Leave out {given[0]}, or --{option}.")
     if resolved.is_model_only:
         _check_batch(resolved, arguments)
     from llmsys.estimate.program_search import plan_program_run

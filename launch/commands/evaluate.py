@@ -17,13 +17,14 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_run_config(arguments.config, arguments.overrides)
     from llmsys.train.build_objective import build_evaluator
     from llmsys.train.build_trainer import set_num_threads
+    from llmsys.train.expert_load import measure_heldout_next_sentence
     from llmsys.train.trained_model import build_logits_function, load_trained_model
 
     set_num_threads(config)
     evaluator = build_evaluator(config)
     model, checkpoint = load_trained_model(config)
     result = evaluator.evaluate(build_logits_function(model), next(model.parameters()).device).to_dict()
-    score: dict[str, Any] = {}
+    score: dict[str, Any] = measure_heldout_next_sentence(model, config.objective.kind)
     if config.objective.kind == "translation":
         from llmsys.generate.translation import compute_bleu, read_heldout_texts, translate_lines
         from llmsys.train.run_data import open_first_source
@@ -36,7 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result | score | {"checkpoint": str(checkpoint)}))
         return 0
     print(f"{checkpoint}\n{format_evaluation(result)}")
-    if score:
+    if "next_sentence_loss" in score:
+        loss, accuracy = score["next_sentence_loss"], score["next_sentence_accuracy"]
+        print(f"next sentences: {loss:.4f} nats each, {accuracy:.2%} right")
+    if "bleu" in score:
         print(
             f"BLEU {score['bleu']:.2f} on {score['sentences']:,} sentences, brevity penalty "
             f"{score['brevity_penalty']:.3f}, {config.generation.num_beams} beams ({score['signature']})"

@@ -146,10 +146,12 @@ def _add_text_field(found: FoundContents, path: Path, form: str) -> FoundContent
     if not names:
         columns = ", ".join(row) or "none"
         raise ConfigError(
-            f"the first row of {path} has no column with text (columns: {columns}). Give files with one document as "
-            "text per row; conversations and token ids are not read."
+            f"the first row of {path} has no column with text (columns: {columns}). Give files with one document or "
+            "one list of messages per row; of token ids only Megatron's are read (data.kind=tokens)."
         )
-    best = "text" if "text" in names else max(names, key=lambda name: len(get_field(row, name)))
+    # a chat before text: the other columns are about it
+    chats = [name for name in names if isinstance(get_field(row, name), list)]
+    best = "text" if "text" in names else max(chats or names, key=lambda name: len(get_field(row, name)))
     return replace(found, text_field=best, other_fields=tuple(name for name in names if name != best)[:8])
 
 

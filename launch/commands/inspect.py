@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmsys.errors import ConfigError, DataError
-from llmsys.local_files import require_local_path
+from llmsys.local_files import parse_local_path, require_local_path
 
 WRONG = 1
 
@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --dropped: maximum number of documents (default: %(default)s)",
     )
+    parser.add_argument(
+        "--output",
+        type=parse_local_path,
+        metavar="FILE",
+        help="with --dropped: write all of them with their whole texts, as .parquet, .jsonl or .jsonl.zst",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_token_origin(folders[0], arguments.token, arguments.json)
     if arguments.dropped is not None:
         return _print_dropped(folders[0], arguments)
+    if arguments.output is not None:
+        raise ConfigError("--output writes dropped documents. Say which: --dropped rule=NAME, or --dropped stage=NAME.")
     return max(_print_inspection(folder, arguments.samples, arguments.json) for folder in folders)
 
 
@@ -94,6 +102,8 @@ def _print_token_origin(folder: Path, name: str, as_json: bool) -> int:
 
 
 def _print_dropped(folder: Path, arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        return _export_dropped(folder, arguments)
     from data_pipeline.inspection.dropped_documents import (
         find_dropped_documents,
         format_dropped_documents,
@@ -103,4 +113,15 @@ def _print_dropped(folder: Path, arguments: argparse.Namespace) -> int:
     total, rows = find_dropped_documents(folder, parse_wanted(arguments.dropped), arguments.limit)
     result = {"total": total, "documents": rows}
     print(json.dumps(result, ensure_ascii=False) if arguments.json else format_dropped_documents(total, rows))
+    return 0
+
+
+def _export_dropped(folder: Path, arguments: argparse.Namespace) -> int:
+    from data_pipeline.inspection.dropped_documents import parse_wanted
+    from data_pipeline.inspection.export_dropped import export_dropped_documents
+
+    total, missing = export_dropped_documents(folder, parse_wanted(arguments.dropped), arguments.output)
+    result = {"output": str(arguments.output), "documents": total, "without_text": missing}
+    few = f", {missing:,} of them without text: nothing was extracted from their pages" if missing else ""
+    print(json.dumps(result) if arguments.json else f"wrote {arguments.output}: {total:,} documents{few}")
     return 0

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64")
     parser.add_argument("--compare", action="store_true", help="with --check: also the layout that a plan would choose")
+    parser.add_argument("--html", type=parse_local_path, metavar="FILE", help="write a page with the Pareto front")
     parser.add_argument("--top", type=int, default=5, help="number of layouts to print (default: 5)")
     parser.add_argument("--output", type=parse_local_path, help="write a config with the fastest layout")
 
@@ -58,6 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
         data["config"] = str(arguments.output)
     data["dryrun"] = _format_dry_run_command(arguments, words, data["best"], cluster, device.node_devices)
+    if arguments.html is not None:
+        from llmsys.report.plan_page import write_plan_page
+
+        data["page"] = str(write_plan_page(data, arguments.config, arguments.html))
     if arguments.json:
         print(json.dumps(data))
     else:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from llmsys.errors import DataError
+from llmsys.local_files import find_folder_url, format_folder
 from llmsys.log import get_logger
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 QUARANTINED = 3  # exit status when inputs that failed every attempt are missing from the dataset
 
-NOUNS = {"crawl": "pages", "pairs": "pairs", "labelled": "texts", "images": "images"}
+NOUNS = {"crawl": "pages", "tokens": "documents", "pairs": "pairs", "labelled": "texts", "images": "images"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the parts that are missing and print a summary; return 3 when inputs are in quarantine."""
+    from llmsys.config.data import CrawlConfig, TokensConfig
     from llmsys.config.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
+    if arguments.sweep or arguments.explain:
+        config = find_prepared_files(config)
     if arguments.compare_dialects:
         from launch.commands.compare_dialects import run_compare_dialects
 
@@ -68,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     manifest = prepare_dataset(config, until=arguments.until)
     stages = manifest.funnel
     result = {
-        "folder": str(config.data.folder),
+        "folder": format_folder(config.data.folder),
         "fingerprint": manifest.fingerprint,
         "records": manifest.read.records,
         "pages": (stages[0].documents_out if config.data.kind == "crawl" else stages[0].documents_in) if stages else 0,
@@ -77,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tokens": {name: split.tokens for name, split in manifest.splits.items()},
         "skipped": [skip.model_dump() for skip in manifest.read.skipped],
         "usage": None if manifest.usage is None else manifest.usage.model_dump(),
-        "quarantined": (given_up := read_quarantine(config.data.folder)),
+        "quarantined": (given_up := read_quarantine(find_prepared_files(config).data.folder)),
     }
     came_as_text = 0 < manifest.read.html_bytes == manifest.read.given_text_bytes
     noun = "documents" if came_as_text else NOUNS[config.data.kind]
@@ -93,7 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
             ]
         )
     )
-    if config.data.kind == "crawl" and result["tokens"] and not manifest.splits["heldout"].tokens:
+    if (
+        isinstance(config.data, CrawlConfig | TokensConfig)
+        and result["tokens"]
+        and not manifest.splits["heldout"].tokens
+    ):
         get_logger(__name__).warning(
             "no document was held out, but training ends with an evaluation. Raise data.split.heldout_fraction (%g)",
             config.data.split.heldout_fraction,
@@ -101,6 +109,15 @@ def run(arguments: argparse.Namespace) -> int:
     for entry in given_up:
         get_logger(__name__).error("in quarantine: task %s: %s", entry["task"], entry["message"])
     return QUARANTINED if given_up else 0
+
+
+def find_prepared_files(config: "RunConfig") -> "RunConfig":
+    """Return the config with the local folder that a remote dataset was prepared in; that of a local one unchanged."""
+    if (url := find_folder_url(config.data.folder)) is None:
+        return config
+    from data_pipeline.pipelines.remote_dataset import get_work_folder
+
+    return config.model_copy(update={"data": config.data.model_copy(update={"folder": get_work_folder(url)})})
 
 
 def _print_sweep(config: "RunConfig", arguments: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("scaling.html"),
         help="fit: HTML file for the plots (default: %(default)s)",
     )
+    parser.add_argument("--html", type=parse_local_path, metavar="FILE", help="write a page of all laws")
     parser.add_argument(
         "--resamples",
         type=int,
@@ -45,6 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.estimate.scaling.law_tables import format_law_comparison
 
     result = compare_laws(config, _compute_budget(config))
+    if arguments.html is not None:
+        from llmsys.report.scaling_page import write_scale_page
+
+        result |= {"page": str(write_scale_page(result, arguments.html))}
     print(json.dumps(result) if arguments.json else format_law_comparison(result))
     return 0
 

@@ -5,19 +5,31 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmsys.errors import DataError, LostRankError
+from llmsys.errors import ConfigError, DataError, LostRankError
 from llmsys.events import read_latest_events
+from llmsys.local_files import format_folder, parse_local_path
 
 if TYPE_CHECKING:
     from llmsys.config.run import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --prepare."""
+    """Add --prepare and --export."""
     parser.add_argument(
         "--prepare",
         action="store_true",
         help="run `llmsys prepare` first where the dataset is not prepared; one that has tokens is not touched",
+    )
+    parser.add_argument(
+        "--export",
+        metavar="FOLDER",
+        type=parse_local_path,
+        help="write the finished model as a Hugging Face folder too, as `llmsys convert` does",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("source", "float32", "bfloat16", "float16"),
+        help="with --export: dtype of its weights (default: that of the checkpoint)",
     )
 
 
@@ -27,30 +39,54 @@ def run(arguments: argparse.Namespace) -> int:
     from llmsys.config.load import load_run_config
 
     config = load_run_config(arguments.config, arguments.overrides)
+    require_export(config, arguments.export, arguments.dtype)
     if arguments.prepare:
         prepare_missing_dataset(config)
     if is_finished(config):
         result = read_final_evaluation(config.run.folder)
         message = (
-            f"{config.run.folder} is finished: {config.num_steps} steps. To train longer, raise train.tokens in a new "
-            f"run.folder."
+            f"{format_folder(config.run.folder)} is finished: {config.num_steps} steps. To train longer, raise "
+            "train.tokens in a new run.folder."
         )
     else:
         run_local_ranks(config, [arguments.config, *arguments.overrides])
         # a launcher that was killed may exit with 0
         require_finish(config)
         result = read_final_evaluation(config.run.folder)
-        message = f"trained {config.num_steps} steps into {config.run.folder}"
+        message = f"trained {config.num_steps} steps into {format_folder(config.run.folder)}"
+    if arguments.export is not None:
+        from llmsys.convert.to_hugging_face import convert_to_hugging_face
+
+        made = convert_to_hugging_face(config.run.folder, arguments.export, dtype=arguments.dtype)
+        message = f"{message}\nwrote {made}"
     print(json.dumps(result) if arguments.json else f"{message}\n{format_evaluation(result)}")
     return 0
 
 
+def require_export(config: "RunConfig", folder: Path | None, dtype: str | None) -> None:
+    """Raise ConfigError for an export that would fail at the end of the run."""
+    if folder is None:
+        if dtype is not None:
+            raise ConfigError(
+                f"--dtype {dtype} is for the exported weights. Give --export FOLDER too, or leave it out."
+            )
+        return
+    if dtype == "source" and not (config.run.folder / "hugging_face").is_dir():
+        raise ConfigError("--dtype source is for converted run folders, and a run that trains is a new one. Name one.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--export {folder} exists already. Name another folder, or remove it first.")
+    from llmsys.config.hugging_face.write_config_json import build_config_json
+
+    build_config_json(config.model)  # an architecture that no model type of Hugging Face has
+
+
 def prepare_missing_dataset(config: "RunConfig") -> None:
     """Prepare the dataset of a config unless it has tokens already. A mixture has no inputs of its own to prepare."""
-    from llmsys.manifest import MANIFEST_NAME, load_manifest
+    from llmsys.manifest import load_manifest
+    from llmsys.remote_dataset import is_prepared
 
     folder = config.data.folder
-    if config.data.kind == "mixture" or ((folder / MANIFEST_NAME).exists() and load_manifest(folder).splits):
+    if config.data.kind == "mixture" or (is_prepared(folder) and load_manifest(folder).splits):
         return
     from data_pipeline.pipelines.prepare_dataset import prepare_dataset
     from launch.commands.prepare import format_skipped
@@ -58,7 +94,7 @@ def prepare_missing_dataset(config: "RunConfig") -> None:
 
     manifest = prepare_dataset(config)
     tokens = ", ".join(f"{split.tokens:,} {name} tokens" for name, split in manifest.splits.items())
-    for line in (*format_skipped(manifest), f"prepared {folder}: {tokens}"):
+    for line in (*format_skipped(manifest), f"prepared {format_folder(folder)}: {tokens}"):
         get_logger(__name__).info("%s", line)
 
 

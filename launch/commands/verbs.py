@@ -99,6 +99,20 @@ VERBS = {
         "write one HTML page about a dataset and a run",
         "llmsys report train/demo --output demo/report.html",
     ),
+    "compare": CommandSpec(
+        "write one HTML page about several runs: curves, differing config keys, scores",
+        "llmsys compare runs/a runs/b --output comparison.html",
+        takes_config=False,
+    ),
+    "watch": CommandSpec(
+        "show a run in the terminal while it trains",
+        "llmsys watch runs/mine",
+        takes_config=False,
+    ),
+    "chat": CommandSpec(
+        "talk to the newest checkpoint on a page of this machine, with sampling controls and token probabilities",
+        "llmsys chat train/demo --port 8000",
+    ),
     "doctor": CommandSpec(
         "check on this machine that engines and layouts agree (parity), crashes lose nothing (crash), and "
         "devices compute right (device)",
@@ -114,7 +128,7 @@ VERBS = {
         "llmsys replay train/demo step=100",
     ),
     "convert": CommandSpec(
-        "convert a Hugging Face folder to a run folder, or a run folder to a Hugging Face folder",
+        "convert a Hugging Face folder to a run folder and back, or a dataset to the tokens of other trainers",
         "llmsys convert downloads/Qwen3-0.6B runs/qwen3",
         takes_config=False,
     ),

@@ -12,8 +12,10 @@ from llmsys.config.run import RunConfig
 from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import DataError
+from llmsys.local_files import format_folder
 from llmsys.manifest import MANIFEST_NAME
 from llmsys.optim.lr_schedule import load_python_schedule
+from llmsys.remote_dataset import is_prepared
 
 
 def require_layout(config: RunConfig, ranks: int) -> None:
@@ -48,11 +50,14 @@ def require_datasets(config: RunConfig, words: Sequence[str]) -> None:
         DataError: A dataset folder has no manifest.
     """
     for folder in list_dataset_folders(config.data):
-        if (folder / MANIFEST_NAME).exists():
+        if is_prepared(folder):
             continue
         command = f"Prepare it first: llmsys prepare {shlex.join(words)}"
         if config.data.kind == "mixture":
-            command = f"Prepare it first, with the config that has data.folder={folder}: llmsys prepare CONFIG"
+            command = (
+                f"Prepare it first, with the config that has data.folder={format_folder(folder)}: llmsys prepare CONFIG"
+            )
         raise DataError(
-            f"{folder} is not a prepared dataset ({MANIFEST_NAME} is missing), which training needs. {command}"
+            f"{format_folder(folder)} is not a prepared dataset ({MANIFEST_NAME} is missing), which training needs. "
+            f"{command}"
         )

@@ -81,6 +81,9 @@ def _find_image_violations(run: RunSections) -> Iterator[Violation]:
         use = "none" if has_images else "sentencepiece or file"
         text = f"{run.tokenizer.kind} does not fit data.kind={run.data.kind}: images alone have no text. Use {use}."
         yield Violation("tokenizer.kind", text)
+    if run.data.kind == "tokens" and run.tokenizer.kind != "file":
+        text = f"{run.tokenizer.kind} is trained on text, and data.kind=tokens has ids. Use file, and path: their own."
+        yield Violation("tokenizer.kind", text)
     if isinstance(run.data, ImagesConfig):
         if "model" in run.model_fields_set:
             yield from _find_size_violations(run.data, run.model, run.batch.sequence_length)

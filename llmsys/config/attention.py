@@ -8,7 +8,7 @@ its dispatch in llmsys/model/transformer_block.py, and a row in tests/helpers/mo
 """
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -23,6 +23,14 @@ from llmsys.config.module_tensors import (
     iter_linear_parameters,
 )
 from llmsys.config.section import Section, Violation
+
+
+class FoldedRow(NamedTuple):
+    """The calls of the kernel that a row becomes: `blocks` of `queries`, each with as many keys and `earlier` more."""
+
+    blocks: int
+    queries: int
+    earlier: int
 
 
 class BaseAttentionConfig(Section):
@@ -49,6 +57,19 @@ class BaseAttentionConfig(Section):
 
     def count_products(self, model: ModelShape, layer: int, length: int, documents: Sequence[int] | None) -> int | None:
         """Return the multiplications of scores and weighted sums of a row; None where the visible pairs decide."""
+        return None
+
+    def fold_row(self, length: int) -> FoldedRow:
+        """Return how queries and keys of a row of `length` positions meet."""
+        return FoldedRow(1, length, 0)
+
+    def count_pairs(self, length: int, documents: Sequence[int] | None) -> int | None:
+        """Return the pairs of a query and a key of a row; None where the mask of the stack decides.
+
+        Args:
+            length: positions of the row.
+            documents: lengths of its documents, to count visible pairs; None: all that are computed.
+        """
         return None
 
     def find_violations(

@@ -23,8 +23,7 @@ BiasKind = Literal["none", "alibi", "relative"]
 AttentionDtype = Literal["bf16", "fp16", "fp32"]
 
 MAX_CHUNKED_LENGTH = 2048  # positions; the chunked path saves probabilities, which grow with their square
-MAX_FLASH_WIDTH = 256
-MAX_CONSUMER_BACKWARD_WIDTH = 192
+MAX_FLASH_WIDTH, MAX_CONSUMER_BACKWARD_WIDTH = 256, 192
 # Less shared memory: torch's flash backward refuses wider heads there.
 CONSUMER_CAPABILITIES = ((8, 6), (8, 9), (12, 0), (12, 1))
 # Queries and keys of one block of flex_attention's mask.
@@ -77,7 +76,7 @@ class AttentionTraits:
         drops_weights: Attention dropout is active.
         is_cached: Keys come from a key-value cache.
         is_training: A backward pass follows.
-        is_banded: Blocks of queries see the blocks around them, by a table of a few windows (Longformer).
+        is_banded: Blocks of queries see keys around them, by a table of a few windows (Longformer, segment memory).
         has_lsh: Chunks of sorted positions are weighted by their normalizers (Reformer).
     """
 
@@ -139,7 +138,7 @@ def choose_attention_kernel(device: AttentionDevice, traits: AttentionTraits) ->
     if device.kind == "cpu":
         return _choose_on_cpu(traits)
     if traits.is_banded:
-        return KernelChoice("sdpa", "blocks of half a window against three of them, with a table of that size")
+        return KernelChoice("sdpa", "blocks of queries against the keys around them, with a table of that size")
     if traits.has_distance_scores:
         reason = "no fused kernel takes Transformer-XL's product of queries and distances"
         return _choose_table(traits, reason, "varlen")
@@ -195,7 +194,8 @@ def choose_ring_kernel(device: AttentionDevice, traits: AttentionTraits) -> Kern
 
 def _choose_on_cpu(traits: AttentionTraits) -> KernelChoice:
     if traits.is_banded and not traits.drops_weights:
-        return KernelChoice("chunked" if traits.dtype == "bf16" else "sdpa", "blocks of half a window against three")
+        is_chunked = traits.dtype == "bf16" and not traits.has_distance_scores
+        return KernelChoice("chunked" if is_chunked else "sdpa", "blocks of queries against the keys around them")
     has_table = traits.needs_rules or traits.bias != "none" or traits.has_distance_scores
     if _has_eager_scores(traits) or traits.drops_weights:
         what = "dropout" if traits.drops_weights else "soft caps" if traits.has_softcap else "sinks"

@@ -19,6 +19,7 @@ from llmsys.config.lsh_attention import LshAttentionConfig
 from llmsys.config.model import LayerType, ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.config.run import RunConfig
+from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 
 BIASES: dict[str, BiasKind] = {"alibi": "alibi", "relative_bias": "relative"}
 
@@ -84,12 +85,8 @@ def describe_self_attention(
     )
     match attention:
         case MultiHeadAttentionConfig():
-            return replace(
-                common,
-                has_softcap=attention.logit_softcap is not None,
-                has_sinks=attention.sinks,
-                has_usual_scale=_is_usual_scale(attention.scale, head_dim),
-            )
+            is_capped, is_usual = attention.logit_softcap is not None, _is_usual_scale(attention.scale, head_dim)
+            return replace(common, has_softcap=is_capped, has_sinks=attention.sinks, has_usual_scale=is_usual)
         case LatentAttentionConfig():
             return _describe_latent_attention(model, attention, common)
         case LongformerAttentionConfig():
@@ -100,6 +97,9 @@ def describe_self_attention(
             return replace(common, length=longest, mask="cross", has_documents=False)
         case LshAttentionConfig():
             return replace(common, has_lsh=True)
+        case SegmentMemoryAttentionConfig():
+            row = attention.fold_row(length)
+            return replace(common, length=row.queries + row.earlier, has_documents=True, is_banded=True)
         case unreachable:
             assert_never(unreachable)
 

@@ -1,8 +1,8 @@
 """Configuration of a dataset (`data:`): input files, pipeline stages and the layout of the token shards.
 
-A dataset is made of documents (`crawl`), of lines (`pairs`, `labelled`), of images (`images`) or of other datasets
-(`mixture`). Pairs, labelled texts and images are stored as pairs of token sequences. The target of a labelled text or
-image is the index of its label.
+A dataset is made of documents (`crawl`), of token ids (`tokens`), of lines (`pairs`, `labelled`), of images (`images`)
+or of other datasets (`mixture`). Pairs, labelled texts and images are stored as pairs of token sequences. The target of
+a labelled text or image is the index of its label.
 
 Invariants:
 - `folder` and `executor` never change the bytes of a dataset.
@@ -29,10 +29,11 @@ from llmsys.config.decontamination import DecontaminateConfig, NoDecontamination
 from llmsys.config.deduplication import DeduplicationConfig
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
 from llmsys.config.images import ImagesConfig
+from llmsys.config.input_files import InputEntry
 from llmsys.config.language import LanguageConfig, find_name_violations
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.quality_rules import RULE_KINDS, RuleConfig
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import FolderPath, LocalPath, Section, Violation, raise_violations
 
 
 class PairsConfig(Section):
@@ -45,7 +46,7 @@ class PairsConfig(Section):
 
     kind: Literal["pairs"] = "pairs"
     name: str = Field("pairs", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
+    folder: FolderPath = Field(
         Path("runs/pairs"), description="Dataset folder, written by `prepare` and read by `train`."
     )
     source: tuple[LocalPath, ...] = Field((), description="Source files, one sentence per line.")
@@ -88,7 +89,7 @@ class LabelledTextConfig(Section):
 
     kind: Literal["labelled"] = "labelled"
     name: str = Field("labelled", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
+    folder: FolderPath = Field(
         Path("runs/labelled"), description="Dataset folder, written by `prepare` and read by `train`."
     )
     inputs: tuple[LocalPath, ...] = Field((), description="Training files: .tsv or .jsonl; .gz is decompressed.")
@@ -147,11 +148,16 @@ class CrawlConfig(Section):
 
     kind: Literal["crawl"] = "crawl"
     name: str = Field("data", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
-    inputs: tuple[str, ...] = Field(
+    folder: FolderPath = Field(Path("runs/data"), description="Dataset folder; `prepare` writes and `train` reads it.")
+    inputs: tuple[InputEntry, ...] = Field(
         (),
         description="Crawl files and document files: paths, URLs, glob patterns (`**` matches folders recursively), "
-        "or @FILE with one per line.",
+        "@FILE with one per line, folders of Hugging Face's datasets, or a section with `path` and fields of its own.",
+    )
+    heldout_inputs: tuple[InputEntry, ...] = Field(
+        (),
+        description="Files whose documents are held out for evaluation, and no others. Empty: split.heldout_fraction "
+        "of the documents.",
     )
     read: ReadConfig = Field(ReadConfig(), description="Reading of input files.")
     url: UrlConfig = Field(NoUrlFilter(), description="URL filter, applied before extraction.")
@@ -174,6 +180,25 @@ class CrawlConfig(Section):
         return rules
 
 
+class TokensConfig(Section):
+    """Token ids that another program made: Megatron-LM's indexed datasets. Needs tokenizer.kind=file."""
+
+    kind: Literal["tokens"] = "tokens"
+    name: str = Field("tokens", min_length=1, description="Display name of the dataset.")
+    folder: LocalPath = Field(
+        Path("runs/tokens"), description="Dataset folder, written by `prepare` and read by `train`."
+    )
+    inputs: tuple[LocalPath, ...] = Field(
+        (), description="Index files (.idx) of training documents, each with its .bin file next to it."
+    )
+    heldout_inputs: tuple[LocalPath, ...] = Field(
+        (), description="Index files of held-out documents. Empty: split.heldout_fraction of the documents."
+    )
+    split: HeldoutSplitConfig = Field(HeldoutSplitConfig(), description="Held-out documents.")
+    tokens: TokenFilesConfig = Field(TokenFilesConfig(), description="Layout of token files.")
+    executor: ExecutorConfig = Field(LocalExecutorConfig(), description="Executor that runs the tasks.")
+
+
 def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
     """Return the dataset folders of a run.
 
@@ -187,5 +212,6 @@ def list_dataset_folders(data: "DataConfig") -> tuple[Path, ...]:
 
 
 DataConfig = Annotated[
-    CrawlConfig | PairsConfig | LabelledTextConfig | ImagesConfig | MixtureConfig, Field(discriminator="kind")
+    CrawlConfig | TokensConfig | PairsConfig | LabelledTextConfig | ImagesConfig | MixtureConfig,
+    Field(discriminator="kind"),
 ]

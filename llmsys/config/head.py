@@ -1,7 +1,7 @@
 """Configuration around the blocks: embedding, heads, dropout, encoder, MTP modules, and blocks that repeat."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from llmsys.config.model_shape import ModelShape
 from llmsys.config.module_tensors import (
     FP32_BYTES,
     ActivationShape,
+    Input,
     ParameterTensor,
     SavedTensor,
     iter_linear_parameters,
@@ -37,12 +38,18 @@ class _BaseHeadConfig(Section):
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)  # legal values of model.family
     has_logits: ClassVar[bool] = True  # the head returns logits over the vocabulary
+    logits_input: ClassVar[Input] = "token"
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the parameters after the last hidden states."""
         # A tied matrix is counted with the embedding.
         if self.has_logits and not model.tie_word_embeddings:
-            yield ParameterTensor("head.weight", (model.vocab_size, model.hidden_size), "head", input="token")
+            shape = (model.vocab_size, model.hidden_size)
+            yield ParameterTensor("head.weight", shape, "head", input=self.logits_input)
+
+    def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
+        """Yield what the head cannot be combined with, by the fields of a model."""
+        yield from ()
 
 
 def _iter_first_token_linear(name: str, hidden: int, outputs: int) -> Iterator[ParameterTensor]:
@@ -94,6 +101,11 @@ class MlmHeadConfig(_BaseHeadConfig):
         if self.next_sentence:
             yield from _iter_first_token_linear("next_sentence", hidden, 2)
 
+    def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
+        """Yield a next-sentence classifier without its input."""
+        if self.next_sentence and not self.pooler:
+            yield Violation("head.next_sentence", "it needs the pooler, which is missing. Set head.pooler=true.")
+
 
 class ClassificationHeadConfig(_BaseHeadConfig):
     """Sequence classification head: BERT's dense layer and tanh over the first token, dropout, linear layer."""
@@ -128,15 +140,32 @@ class FeaturesHeadConfig(_BaseHeadConfig):
 
 
 class PermutationHeadConfig(_BaseHeadConfig):
-    """XLNet's head: tied logits with a bias, and a trained mask embedding. Estimated only; it cannot be built."""
+    """XLNet's head: logits with a bias, and the trained vector that its query stream begins with (Yang 2019)."""
 
     kind: Literal["permutation"] = "permutation"
+    logits_input: ClassVar[Input] = "predicted"
 
     def iter_parameters(self, model: ModelShape) -> Iterator[ParameterTensor]:
         """Yield the output matrix unless it is tied, the bias and the mask embedding."""
         yield from super().iter_parameters(model)
         yield ParameterTensor("head.bias", (model.vocab_size,), "head_bias")
-        yield ParameterTensor("mask_embedding", (1, 1, model.hidden_size), "head_other")
+        yield ParameterTensor("mask_embedding.weight", (1, 1, model.hidden_size), "head_other")
+
+    def find_violations(self, model: dict[str, Any]) -> Iterator[Violation]:
+        """Yield what the second stream does not run through."""
+        if (position := model["position"].kind) != "transformer_xl":
+            text = (
+                f"permutation asks for tokens by their distance, and position.kind={position} adds positions elsewhere"
+            )
+            yield Violation("head.kind", f"{text}. Use position.kind=transformer_xl, or head.kind=mlm.")
+        given = {
+            "moe": model["moe"] is not None,
+            "recurrence": model["recurrence"] is not None,
+            "residual.kind": model["residual"].is_reversible,
+            "attention.kind": model["attention"].kind != "multi_head",
+        }
+        for key in (key for key, is_given in given.items() if is_given):
+            yield Violation(key, "head.kind=permutation is not proven with it. Leave it out, or use head.kind=mlm.")
 
 
 HeadConfig = Annotated[

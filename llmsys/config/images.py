@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from llmsys.config.executor import ExecutorConfig, LocalExecutorConfig
-from llmsys.config.section import LocalPath, Section
+from llmsys.config.section import FolderPath, LocalPath, Section
 
 
 class ImagesConfig(Section):
@@ -18,7 +18,7 @@ class ImagesConfig(Section):
 
     kind: Literal["images"] = "images"
     name: str = Field("images", min_length=1, description="Display name of the dataset.")
-    folder: LocalPath = Field(
+    folder: FolderPath = Field(
         Path("runs/images"), description="Dataset folder, written by `prepare` and read by `train`."
     )
     inputs: tuple[LocalPath, ...] = Field((), description="Folders or .npz files to train on.")

@@ -188,6 +188,29 @@ def _cap_sequence_length(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def parse_batch(overrides: Sequence[str], source: str) -> BatchConfig:
+    """Return a batch from command-line overrides alone, which may set no other section.
+
+    Args:
+        overrides: `batch.key=value` arguments.
+        source: name of the command in error messages.
+
+    Returns:
+        The batch, with the defaults of a run.
+
+    Raises:
+        ConfigError: with every wrong override.
+    """
+    layer = read_overrides(overrides)
+    if others := sorted({str(key) for key in layer.values} - {"batch"}):
+        raise ConfigError(f"{source}: {others[0]}: only batch.… can be set here. Leave {others[0]} out.")
+    values = layer.values.get("batch", {})
+    try:
+        return BatchConfig.model_validate(values)
+    except ValidationError as error:
+        raise build_config_error(error, BatchConfig, ConfigLayer(values, layer.origins), source) from None
+
+
 def build_model_config(values: dict[str, Any], source: str = "config.json") -> ModelConfig:
     """Return the model of a parsed config.json.
 

@@ -20,6 +20,7 @@ from llmsys.config.module_tensors import (
     iter_linear_parameters,
 )
 from llmsys.config.section import Violation
+from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 
 
 class _LongAttentionConfig(BaseAttentionConfig):
@@ -263,6 +264,7 @@ AttentionConfig = Annotated[
     | LatentAttentionConfig
     | LongformerAttentionConfig
     | LinformerAttentionConfig
-    | LshAttentionConfig,
+    | LshAttentionConfig
+    | SegmentMemoryAttentionConfig,
     Field(discriminator="kind"),
 ]

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import FolderPath, Section, Violation, raise_violations
 
 # Maximum period of the source order, in sequences; the loader holds a table with one row per sequence.
 LONGEST_PERIOD = 1 << 16
@@ -24,7 +24,7 @@ Weight = Annotated[float, Field(ge=0)]
 class MixtureSourceConfig(Section):
     """One prepared dataset of a mixture."""
 
-    folder: LocalPath = Field(description="Dataset folder, prepared with its own config.")
+    folder: FolderPath = Field(description="Dataset folder, prepared with its own config.")
     weight: Weight = Field(1.0, description="Sampling weight, relative to the other sources.")
     name: str = Field("", description="Name in logs and evaluations. Default: the last component of the folder.")
 

@@ -229,8 +229,8 @@ def _find_family_violations(model: ModelConfig) -> Iterator[Violation]:
         yield Violation(
             "head.kind", f"{model.head.kind} is not a head of family={model.family}. Use {format_choices(legal)}."
         )
-    if model.head.kind == "mlm" and model.head.next_sentence and not model.head.pooler:
-        yield Violation("head.next_sentence", "it needs the pooler, which is missing. Set head.pooler=true.")
+    if model.head.kind in ("mlm", "permutation"):
+        yield from model.head.find_violations(dict(model))
     if model.encoder is not None and model.family != "encoder_decoder":
         yield Violation(
             "encoder", f"family={model.family} has no separate encoder. Leave it out, or use encoder_decoder."

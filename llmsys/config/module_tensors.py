@@ -30,7 +30,7 @@ Component = Literal[
     "halting",
     "recurrent",
 ]
-Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit", "patch"]
+Input = Literal["token", "source", "sequence", "distance", "encoder_distance", "visit", "patch", "predicted"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class ParameterTensor:
     """One tensor, or the same tensor of several blocks: `{i}` in the name runs over `layers` (empty outside blocks).
 
     `input` names the vectors that a matrix is multiplied with: one per token, source token, sequence, distance between
-    two tokens, assignment of a token to an expert, or image patch. None: the tensor is looked up or added. Weights of a
-    block that repeats are multiplied in each of its `steps`.
+    two tokens, assignment of a token to an expert, image patch, or token that XLNet predicts. None: the tensor is
+    looked up or added. Weights of a block that repeats are multiplied in each of its `steps`; the inputs of
+    `cut_steps` of them get no gradient.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ParameterTensor:
     layers: tuple[int, ...] = ()
     input: Input | None = None
     steps: int = 1
+    cut_steps: int = 0
 
     @property
     def num_copies(self) -> int:
@@ -254,7 +256,19 @@ class ScoreShape:
 def iter_linear_parameters(
     name: str, outputs: int, inputs: int, bias: bool, component: Component, input_kind: Input = "token"
 ) -> Iterator[ParameterTensor]:
-    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any."""
+    """Yield the weight of shape (outputs, inputs) of a linear map, and its bias of shape (outputs,) if any.
+
+    Args:
+        name: prefix of both names.
+        outputs: channels of the result.
+        inputs: channels of the operand.
+        bias: the map has a bias.
+        component: part of the model that both belong to.
+        input_kind: vectors that the weight is multiplied with.
+
+    Yields:
+        The tensors.
+    """
     yield ParameterTensor(f"{name}.weight", (outputs, inputs), component, input=input_kind)
     if bias:
         yield ParameterTensor(f"{name}.bias", (outputs,), component)

@@ -21,11 +21,12 @@ NEEDS = {
     "translation": ("encoder_decoder", "lm", "pairs"),
     "masked": ("encoder", "mlm", "crawl"),
     "masked_next_sentence": ("encoder", "mlm", "crawl"),
+    "permutation": ("encoder", "permutation", "crawl"),
     "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
 # Further kinds of data that serve in place of a kind.
-ALSO_LEGAL = {"crawl": ("mixture",), "labelled": ("images",)}
+ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",)}
 
 
 def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
@@ -81,7 +82,7 @@ class NextSentenceConfig(_BaseMaskedConfig):
     """Masked tokens, and whether the second of two segments follows the first (BERT, Devlin 2018, 3.1, task 2).
 
     A row is [CLS] A [SEP] B [SEP] from the longest document of a window. B follows A there, or begins the longest
-    document of another window. The loss is the sum of both mean losses.
+    other document of another window. The loss is the sum of both mean losses.
     """
 
     kind: Literal["masked_next_sentence"] = "masked_next_sentence"
@@ -89,6 +90,26 @@ class NextSentenceConfig(_BaseMaskedConfig):
     next_sentence_prob: float = Field(0.5, gt=0, lt=1, description="Share of the rows whose second segment follows.")
     cls_token: str = Field("<cls>", min_length=1, description="First token of a row, of the tokenizer.")
     sep_token: str = Field("<sep>", min_length=1, description="Token after each segment, of the tokenizer.")
+
+
+class PermutationConfig(_BaseObjectiveConfig):
+    """Predict some tokens in a random order, each from those not predicted and those before it (XLNet, Yang 2019).
+
+    The predicted tokens are spans, one of `context_factor` tokens of a window (partial prediction, 2.3).
+    """
+
+    kind: Literal["permutation"] = "permutation"
+    uses_windows: ClassVar[bool] = True
+    context_factor: int = Field(6, ge=2, description="One of so many tokens is predicted.")
+    max_span_length: int = Field(5, ge=1, description="Longest span of predicted tokens; shorter ones are as frequent.")
+
+    def count_predicted(self, length: int) -> int:
+        """Return the places for predicted tokens of a window of `length` tokens."""
+        return -(-length // self.context_factor)
+
+    def count_lengths(self, length: int) -> tuple[int, int]:
+        """Return the positions of the content stream, and of both streams."""
+        return length, length + self.count_predicted(length)
 
 
 class SpanCorruptionConfig(_BaseObjectiveConfig):
@@ -136,6 +157,7 @@ ObjectiveConfig = Annotated[
     | TranslationConfig
     | MaskedLmConfig
     | NextSentenceConfig
+    | PermutationConfig
     | SpanCorruptionConfig
     | ClassificationConfig,
     Field(discriminator="kind"),
@@ -144,7 +166,7 @@ ObjectiveConfig = Annotated[
 
 def infer_objective(
     values: dict[str, Any],
-) -> NextTokenConfig | TranslationConfig | MaskedLmConfig | ClassificationConfig:
+) -> NextTokenConfig | TranslationConfig | MaskedLmConfig | PermutationConfig | ClassificationConfig:
     """Return the default objective of a model.
 
     Args:
@@ -159,6 +181,8 @@ def infer_objective(
         return TranslationConfig()
     if head == "mlm":
         return MaskedLmConfig()
+    if head == "permutation":
+        return PermutationConfig()
     return ClassificationConfig() if head == "classification" else NextTokenConfig()
 
 

@@ -46,7 +46,7 @@ class PatchesConfig(Section):
 
     def iter_parameters(self, width: int) -> Iterator[ParameterTensor]:
         """Yield the map of a patch to `width` channels, and the class token."""
-        yield ParameterTensor("embed.weight", (width, self.patch_values), "embedding", input="patch")
+        yield ParameterTensor("embed.weight", (width, self.patch_values), "embedding", input="patch", cut_steps=1)
         yield ParameterTensor("embed.bias", (width,), "embedding")
         if self.class_token:
             yield ParameterTensor("embed.class_token", (width,), "embedding")

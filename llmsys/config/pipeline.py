@@ -8,6 +8,7 @@ Invariants:
 """
 
 from collections.abc import Iterator, Sequence
+from math import gcd
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -66,6 +67,16 @@ class _BaseSchedule(Section):
         # The first gradient comes back after the ranks behind this one have run.
         return min(micro_batches, ranks - rank)
 
+    def count_late_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
+        """Return the most passes that wait for their backward pass once the first stage of a rank begins its own.
+
+        Args:
+            ranks: size of the pipeline axis.
+            rank: index on it.
+            micro_batches: micro-batches of a step.
+        """
+        return self.count_in_flight(ranks, rank, micro_batches)
+
 
 class GPipeScheduleConfig(_BaseSchedule):
     """All forward passes, then all backward passes (Huang 2019, arXiv:1811.06965)."""
@@ -105,10 +116,21 @@ class InterleavedScheduleConfig(_BaseSchedule):
 
     def count_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
         """Return the warm-up passes and one more."""
-        round_size = micro_batches // max(1, micro_batches // ranks)
+        return self._count_after(0, ranks, rank, micro_batches)
+
+    def count_late_in_flight(self, ranks: int, rank: int, micro_batches: int) -> int:
+        """Return the passes that are left after a round of backward passes of each later stage."""
+        rounds = (self.stages_per_rank - 1) * _get_round_size(ranks, micro_batches)
+        return self._count_after(rounds, ranks, rank, micro_batches)
+
+    def _count_after(self, backwards: int, ranks: int, rank: int, micro_batches: int) -> int:
         # The forward passes before the first backward pass, as in torch's ScheduleInterleaved1F1B.
-        warmup = (self.stages_per_rank - 1) * round_size + 2 * (ranks - rank - 1)
-        return min(warmup + 1, micro_batches * self.stages_per_rank)
+        warmup = (self.stages_per_rank - 1) * _get_round_size(ranks, micro_batches) + 2 * (ranks - rank - 1)
+        return min(warmup + 1 + backwards, micro_batches * self.stages_per_rank) - backwards
+
+
+def _get_round_size(ranks: int, micro_batches: int) -> int:
+    return micro_batches // max(1, micro_batches // ranks)
 
 
 def _reject_unproven(value: Any) -> Any:
@@ -208,8 +230,9 @@ def find_pipeline_violations(
     if train.noise_scale_every_steps:
         text = "the gradient noise scale needs each micro-batch by itself, and a pipeline has several under way"
         yield Violation("train.noise_scale_every_steps", f"{text}. Use 0, {whole}.")
-    if generation.prompts:
-        text = f"{len(generation.prompts)} prompts need all layers on one rank"
+    scaling = getattr(getattr(model.position, "scaling", None), "kind", "none")
+    if generation.prompts and scaling in ("ntk", "longrope"):
+        text = f"model.position.scaling.kind={scaling} computes a growing text again, which stages do not"
         remedy = "Use generation.prompts=[] and complete them after training with `llmsys generate`"
         yield Violation("generation.prompts", f"{text}. {remedy}, {whole}.")
     if not windows:
@@ -228,28 +251,45 @@ def _find_bitwise_violations(model: ModelConfig, whole: str) -> Iterator[Violati
         yield Violation("train.reproducibility", f"{text}. Use fast, model.dropout={{}}, {whole}.")
 
 
+def list_legal_micro_sequences(ranks: int, schedule: PipelineScheduleConfig, shares: Sequence[int]) -> list[int]:
+    """List the micro-batch sizes that cut every share into micro-batches that the schedule takes.
+
+    Args:
+        ranks: size of the pipeline axis.
+        schedule: `layout.pipeline_schedule`.
+        shares: sequences of a rank in a step, for every step size.
+
+    Returns:
+        Sequences of a micro-batch, ascending.
+    """
+
+    def is_legal(size: int) -> bool:
+        return all(schedule.find_micro_batch_problem(ranks, share // size) is None for share in shares)
+
+    return [size for size in list_divisors(gcd(*shares)) if is_legal(size)]
+
+
 def require_pipeline_micro_batches(
     ranks: int, schedule: PipelineScheduleConfig, data_ranks: int, batch: BatchConfig
 ) -> None:
-    """Check that the schedule takes the micro-batches of every step size.
+    """Check that the schedule takes the micro-batches of every step size; with `auto`, those of some micro-batch.
 
     Args:
         ranks: size of the pipeline axis.
         schedule: `layout.pipeline_schedule`.
         data_ranks: groups of ranks with different sequences.
-        batch: the batch section; `micro_sequences: auto` is checked once it is resolved.
+        batch: the batch section.
 
     Raises:
         LayoutError: it does not take them.
     """
-    if batch.micro_sequences == "auto":
+    shares = [max(1, sequences // data_ranks) for sequences in batch.step_sizes]
+    if batch.micro_sequences == "auto" and list_legal_micro_sequences(ranks, schedule, shares):
         return
-    for sequences in batch.step_sizes:
-        share = max(1, sequences // data_ranks)
-        found = share // batch.resolve_micro_sequences(share)
+    for share in shares:
+        found = share // (1 if batch.micro_sequences == "auto" else batch.resolve_micro_sequences(share))
         if (rule := schedule.find_micro_batch_problem(ranks, found)) is not None:
-            sizes = list_divisors(share)
-            legal = [n for n in sizes if schedule.find_micro_batch_problem(ranks, share // n) is None]
+            legal = list_legal_micro_sequences(ranks, schedule, [share])
             remedy = f"Use batch.micro_sequences={format_choices(legal)}" if legal else "Use more batch.sequences"
             raise LayoutError(
                 f"batch.micro_sequences={batch.micro_sequences} cuts the {share} sequences of a rank into {found} "

@@ -256,7 +256,7 @@ class TransformerXlPositionConfig(_BasePositionConfig):
         """Yield the projection of distances, and the vectors u and v in place of queries (Dai 2019, 3.3)."""
         heads = (model.num_attention_heads, model.head_dim)
         projection = (heads[0] * heads[1], model.hidden_size)
-        yield ParameterTensor("attention.position_proj.weight", projection, "attention", input="distance")
+        yield ParameterTensor("attention.position_proj.weight", projection, "attention", input="distance", cut_steps=1)
         if self.biases:
             yield ParameterTensor("attention.content_bias", heads, "positions")
             yield ParameterTensor("attention.position_bias", heads, "positions")
@@ -265,16 +265,20 @@ class TransformerXlPositionConfig(_BasePositionConfig):
             yield ParameterTensor("attention.segment_embed", (self.segments, *heads), "positions")
 
     def count_query_products(self, distance_pairs: int, length: int) -> int:
-        """Return the dot products of queries with distances and with segments, of one head."""
+        """Return the products of one head with distances and with segments."""
         return distance_pairs + self.segments * length
 
     def iter_saved_tensors(self, scores: ScoreShape, shape: ActivationShape) -> Iterator[SavedTensor]:
-        """Yield a key for each of 2T - 1 distances, the queries for them, and their scores."""
-        distances, channels = 2 * shape.length - 1, scores.heads * scores.key_channels
+        """Yield a key for each distance (2T - 1 in a sequence), the queries for them, and their scores."""
+        distances, channels = scores.keys + min(shape.length, scores.keys) - 1, scores.heads * scores.key_channels
         yield SavedTensor("keys of distances", int(distances * channels * shape.value_bytes), "product")
         yield SavedTensor("queries of distances", shape.compute_sharded_bytes(channels), "pointwise")
         yield SavedTensor("scores by distance", shape.compute_score_bytes(scores.heads, keys=distances), "pointwise")
-        yield SavedTensor("which distance", 8 * shape.length**2, "pointwise")  # int64 indices, shared by all heads
+        # int64 indices of all heads; XLNet's second stream has its own in every row.
+        rows = shape.sequences if scores.keys < shape.length else 1
+        yield SavedTensor("which distance", 8 * rows * shape.length * scores.keys, "pointwise")
+        if self.segments:
+            yield SavedTensor("queries of segments", shape.compute_sharded_bytes(channels), "pointwise")
 
 
 class NoPositionConfig(_BasePositionConfig):

@@ -7,16 +7,13 @@ from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.section import Violation, format_choices, list_divisors
 
 
-def find_ring_violations(
-    layout: ParallelLayout, model: ModelConfig, sequence_length: int, compiled: str
-) -> Iterator[Violation]:
+def find_ring_violations(layout: ParallelLayout, model: ModelConfig, sequence_length: int) -> Iterator[Violation]:
     """Yield the violations of a ring of context ranks.
 
     Args:
         layout: the `layout:` section, with a ring.
         model: the architecture.
         sequence_length: positions of a sequence.
-        compiled: `train.compile`.
 
     Returns:
         An iterator over violations; keys are relative to `layout`.
@@ -35,12 +32,6 @@ def find_ring_violations(
             f"{layout.context_kind} deals two chunks of a sequence to each of {ring} members, and "
             f"batch.sequence_length={sequence_length} cannot be divided by {2 * ring}. Use "
             f"batch.sequence_length={near}.",
-        )
-    if compiled == "block":
-        yield Violation(
-            "context_kind",
-            f"{layout.context_kind} is not proven inside of compiled blocks. Use train.compile=none, or "
-            "context_kind=ulysses.",
         )
     choices = {
         f"model.position.kind={model.position.kind}, whose bias of the scores is trained,": (

@@ -111,7 +111,7 @@ class RunConfig(Section):
         yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
         kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
         given = self.model.patches, getattr(self.objective, "augmentation", None)
-        if kinds & {"images", "none", "reversible"} or given != (None, None):
+        if kinds & {"images", "none", "reversible", "tokens"} or given != (None, None):
             yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
@@ -146,7 +146,7 @@ class RunConfig(Section):
             *find_model_sharding_violations(layout.tensor, layout.context, model, layout.ring_size),
             *layout.find_stage_violations(model),
             *find_run_sharding_violations(layout.tensor, layout.context, self.engine, length),
-            *(find_ring_violations(layout, model, length, self.train.compile) if layout.ring_size > 1 else ()),
+            *(find_ring_violations(layout, model, length) if layout.ring_size > 1 else ()),
         ):
             yield Violation(f"layout.{key}", message)
 
@@ -265,8 +265,8 @@ class RunConfig(Section):
         if (train := self.train).compile != "auto":
             return self
         # DeepSpeed gathers weights in hooks inside of blocks; accelerate has its own setting.
-        settings = self.engine.kind, train.reproducibility, self.layout.ring_size, self.model.rnn
-        plain = settings == ("torch", "fast", 1, None) and train.activation_checkpoint != "offload"
+        settings = self.engine.kind, train.reproducibility, self.model.rnn
+        plain = settings == ("torch", "fast", None) and train.activation_checkpoint != "offload"
         chosen = "block" if has_triton and plain and not self.model.residual.is_reversible else "none"
         return self.model_copy(update={"train": train.model_copy(update={"compile": chosen})})
 

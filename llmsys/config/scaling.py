@@ -20,8 +20,11 @@ class ScalingLawConfig(Section):
         description="Budget in FLOPs (1e21), accelerator-hours (5000h), money (20000USD) or energy (30MWh)."
     )
     unique_tokens: float | None = Field(None, gt=0, description="Number of unique training tokens.")
-    inference_tokens: float = Field(
-        0, ge=0, description="Tokens of inference to pay from the same budget, at 2 FLOPs per parameter and token."
+    serve_tokens: float = Field(
+        0, ge=0, description="Tokens to serve from the same budget, at 2 FLOPs per parameter and token."
+    )
+    serve_utilisation: float | None = Field(
+        None, gt=0, le=1, description="MFU of serving, which `llmsys estimate --serve` prints (default: utilisation)."
     )
     device: str | None = Field(None, description="Device profile for a budget in hours, money or energy.")
     utilisation: float = Field(0.4, gt=0, le=1, description="Model FLOPs utilisation (MFU).")
@@ -32,8 +35,8 @@ class ScalingLawConfig(Section):
     num_experts: int = Field(
         1, ge=1, description="Routed experts per layer; more than one adds the scaling laws for mixtures of experts."
     )
-    granularity: float = Field(
-        1.0, ge=1, description="Granularity: width of the dense feed-forward layer / width of one expert."
+    granularity: float | None = Field(
+        None, ge=1, description="Width of the dense feed-forward layer / width of one expert (default: the best)."
     )
     highlight: str | None = Field(None, description="Scaling law to highlight in the table.")
 
@@ -60,6 +63,11 @@ class ScalingLawConfig(Section):
             yield Violation(
                 "price_per_hour", f"is missing: {self.budget} needs a price. Set {unit} per accelerator-hour."
             )
+
+    @property
+    def served_tokens_at_training_cost(self) -> float:
+        """Tokens that cost as much at the utilisation of training (Sardana 2023, section 3)."""
+        return self.serve_tokens * self.utilisation / (self.serve_utilisation or self.utilisation)
 
     @property
     def parsed_budget(self) -> tuple[float, str]:

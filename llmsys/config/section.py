@@ -2,7 +2,8 @@
 
 The loader and the error messages use these functions to walk YAML values and section classes together.
 
-`LocalPath` is the type of values that are local paths; a URL is an error at its key.
+`LocalPath` is the type of values that are local paths; a URL is an error at its key. A `FolderPath` may be
+`s3://bucket/folder`: its value is the local path of the folder's copy.
 
 A `Violation` is one of constraints between config values. The after-validator of a section collects violations and
 calls `raise_violations`. The loader reports all of them at once, each under its own key.
@@ -17,14 +18,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from llmsys.errors import ConfigError
-from llmsys.local_files import check_local_path
+from llmsys.local_files import check_local_path, format_folder, parse_folder
 
 LocalPath = Annotated[Path, BeforeValidator(check_local_path)]
+FolderPath = Annotated[
+    Path, BeforeValidator(parse_folder), PlainSerializer(format_folder, return_type=str, when_used="json")
+]
 
 
 class Violation(NamedTuple):

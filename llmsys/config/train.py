@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from llmsys.config.section import LocalPath, Section, Violation, raise_violations
+from llmsys.config.section import FolderPath, LocalPath, Section, Violation, raise_violations
 from llmsys.errors import ConfigError
 
 
@@ -65,7 +65,7 @@ class RunNameConfig(Section):
     """`run:` — name, output folder and seed of the run."""
 
     name: str = Field("run", min_length=1, description="Name in logs, reports and trackers.")
-    folder: LocalPath = Field(
+    folder: FolderPath = Field(
         Path("runs/run"), description="Run folder for all outputs, relative to the working directory."
     )
     seed: int = Field(0, ge=0, description="Seed of the initial weights and of the data order.")

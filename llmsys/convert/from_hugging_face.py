@@ -35,8 +35,10 @@ from llmsys.convert.conversion_plan import (
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import CHECKPOINTS, KEPT, RECORD, RUN_CONFIG, UNUSED, publish_folder
 from llmsys.convert.image_files import read_image_settings
-from llmsys.convert.safetensors_folder import INDEX, SafetensorsFolder, SafetensorsShardWriter
+from llmsys.convert.quantized_folder import QuantizedFolder
+from llmsys.convert.safetensors_folder import INDEX, SafetensorsShardWriter
 from llmsys.convert.tokenizer_files import ImportedTokenizer, import_tokenizer
+from llmsys.convert.weight_dtype import cast_weight, choose_dtype
 from llmsys.errors import CheckpointError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
@@ -56,13 +58,14 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".
 class HuggingFaceImport:
     """A Hugging Face folder that has been checked: its model, its plan, and our tensors on demand."""
 
-    def __init__(self, source: Path) -> None:
-        """Read config.json and all headers, and compare them.
+    def __init__(self, source: Path, dtype: torch.dtype | None = None) -> None:
+        """Read config.json and all headers, and compare them. `dtype` is that of our weights; None: as stored.
 
         Raises ConfigError or CheckpointError naming whatever does not fit.
         """
         values = _read_config_values(source)
-        self.files = SafetensorsFolder(source)
+        self.files = QuantizedFolder(source, values)
+        self.dtype = dtype
         found = {name: stored.shape for name, stored in self.files.tensors.items()}
         read = build_model_config(values, str(source / "config.json"))
         self.model = _add_found_heads(read, found)
@@ -101,7 +104,8 @@ class HuggingFaceImport:
             self._last = None
             theirs = [self.files.read(self.match.names[name]) for name in group.theirs]
             self._last = (group, group.form.from_hugging_face(theirs, self.model))
-        return self._last[1][group.ours.index(part)]
+        tensor = self._last[1][group.ours.index(part)]
+        return tensor if self.dtype is None else cast_weight(part.name, tensor, self.dtype)
 
     def check_copies(self) -> None:
         """Raise CheckpointError when the file holds two different values of a tied tensor."""
@@ -116,21 +120,23 @@ class HuggingFaceImport:
         for name in self.match.names.values():
             if (dtype := self.files.tensors[name].dtype) not in WIDE:
                 raise CheckpointError(
-                    f"{name} in {self.files.folder} is stored as {str(dtype).removeprefix('torch.')}, whose "
-                    "scales are not supported. Use weights in "
+                    f"{name} in {self.files.folder} is stored as {str(dtype).removeprefix('torch.')}, without scales "
+                    "that are read (FP8 with _scale_inv, MXFP4). Use weights in "
                     f"{format_choices([str(one).removeprefix('torch.') for one in WIDE])}."
                 )
 
     def _get_group_dtype(self, group: TensorGroup) -> torch.dtype:
-        return self.files.tensors[self.match.names[group.theirs[0]]].dtype
+        stored = self.files.tensors[self.match.names[group.theirs[0]]].dtype
+        return stored if self.dtype is None else choose_dtype(group.ours[0].name, self.dtype)
 
 
-def convert_from_hugging_face(source: Path, destination: Path) -> Path:
+def convert_from_hugging_face(source: Path, destination: Path, dtype: torch.dtype | None = None) -> Path:
     """Convert a Hugging Face folder to a run folder.
 
     Args:
         source: Hugging Face folder with safetensors files.
         destination: Run folder to create; must not exist.
+        dtype: Dtype of the weights that are written. None: that of the source.
 
     Returns:
         `destination`.
@@ -139,7 +145,7 @@ def convert_from_hugging_face(source: Path, destination: Path) -> Path:
         ConfigError: The architecture is not supported, or the destination exists. Nothing was written.
         CheckpointError: Tensors are missing, extra or of another shape. Nothing was written.
     """
-    reading = HuggingFaceImport(source)
+    reading = HuggingFaceImport(source, dtype)
     pieces = reading.list_tensors()
     reading.check_copies()
     with publish_folder(destination) as folder:
@@ -211,6 +217,12 @@ def _keep_originals(kept: Path, source: Path, reading: HuggingFaceImport) -> Non
         "files": {name: one.file for name, one in stored.items()},
         "index": (source / INDEX).read_bytes().decode() if (source / INDEX).is_file() else None,
     }
+    if reading.files.is_quantized:
+        # an export is not quantized: other tensors, and no scales
+        record["index"] = None
+        values = parse_json((kept / "config.json").read_text(encoding="utf-8-sig"), "config.json")
+        values.pop("quantization_config", None)
+        (kept / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     (kept / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if unused := reading.match.unused:
         with SafetensorsShardWriter(

@@ -85,7 +85,9 @@ class SafetensorsFolder:
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, on the CPU."""
-        stored = self.tensors[name]
+        return self._read_stored(name, self.tensors[name])
+
+    def _read_stored(self, name: str, stored: StoredTensor) -> Tensor:
         tensor: Tensor = self._get_open_file(stored.file).get_tensor(name)
         self._read_bytes += stored.nbytes
         return tensor

@@ -3,13 +3,8 @@
 Reads a run folder or one of its checkpoints. A run folder that was imported, and whose model section has not changed,
 is exported with the same small files, names and shards. Any other gets a config.json of its family.
 
-`hugging_face/record.json` has the names and shards of the folder that a run folder was made from. A run folder may come
-from a stranger, so the record is checked before anything is written.
-
 Invariants:
 - Memory stays near the largest tensor: shards are written in place, tensor by tensor.
-- `read_conversion_record` returns only names of safetensors files, and no tensor name twice.
-- `list_small_files` returns only regular files of `hugging_face/` itself, never links.
 """
 
 import json
@@ -27,8 +22,11 @@ from llmsys.config.hugging_face.write_config_json import build_config_json
 from llmsys.config.load import load_run_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.run import RunConfig
+from llmsys.config.section import format_choices
+from llmsys.config.train import GenerationConfig
 from llmsys.convert.checkpoint_stream import AverageReader, CheckpointReader
 from llmsys.convert.conversion_plan import ConversionPlan, Shape, TensorGroup, build_conversion_plan
+from llmsys.convert.conversion_record import NEXT, list_small_files, read_conversion_record
 from llmsys.convert.family_mappings import get_family_mapping
 from llmsys.convert.folders import KEPT, RECORD, RUN_CONFIG, UNUSED, find_checkpoint, publish_folder
 from llmsys.convert.image_files import write_image_files
@@ -37,75 +35,20 @@ from llmsys.convert.safetensors_folder import (
     SINGLE,
     SafetensorsFolder,
     SafetensorsShardWriter,
-    is_shard_name,
-    parse_weight_map,
 )
 from llmsys.convert.tokenizer_files import read_special_token_ids, write_tokenizer
-from llmsys.errors import CheckpointError
+from llmsys.convert.weight_dtype import DTYPES, cast_weight, choose_dtype
+from llmsys.errors import CheckpointError, ConfigError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.checkpoint_average import list_checkpoints_to_average
 from llmsys.train.run_data import get_tokenizer_path
 
-NEXT = "Do not trust this run folder, or remove its hugging_face/ folder to convert the weights alone."
-
-
-def read_conversion_record(run_folder: Path) -> dict[str, Any] | None:
-    """Return the record of the Hugging Face folder that this run folder was made from; None without one.
-
-    Raises:
-        CheckpointError: The record is damaged, or names a file outside of its folder.
-    """
-    kept = run_folder / KEPT
-    if kept.is_symlink():
-        raise CheckpointError(f"{kept} is a link, and its target would be copied. {NEXT}")
-    file = kept / RECORD
-    if not file.is_file():
-        return None
-    try:
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        _check_record(record)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{file} cannot be used ({said}). {NEXT}") from None
-    return record
-
-
-def _check_record(record: dict[str, Any]) -> None:
-    for key in ("names", "copies", "files"):
-        for name, value in record[key].items():
-            if not isinstance(value, str):
-                raise TypeError(f"{key} of {name} is {value!r}, not a name")
-    written = [*record["names"].values(), *record["copies"]]
-    if len(set(written)) < len(written):
-        raise ValueError("two tensors have the same name")
-    for name, file in record["files"].items():
-        if not is_shard_name(file):
-            raise ValueError(f"{name} would be written to {file!r}, which is not a safetensors file of the destination")
-    if record["index"] is not None and not set(parse_weight_map(record["index"]).values()) <= {
-        *record["files"].values()
-    }:
-        raise ValueError("its index names files that it does not have")
-    record["model"]
-
-
-def list_small_files(run_folder: Path) -> list[Path]:
-    """Return the configs, vocabularies and licences that are exported unchanged.
-
-    Raises:
-        CheckpointError: One of them is a link or no file, or would replace the weights.
-    """
-    found = [file for file in sorted((run_folder / KEPT).iterdir()) if file.name not in (RECORD, UNUSED)]
-    for file in found:
-        if file.is_symlink() or not file.is_file():
-            raise CheckpointError(f"{file} is not a regular file, and its target would be copied. {NEXT}")
-        if file.name == INDEX or is_shard_name(file.name):
-            raise CheckpointError(f"{file} would replace the weights that are written. {NEXT}")
-    return found
-
-
 # Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000
+
+GENERATION = "generation_config.json"
+SOURCE_DTYPE = "source"
 
 log = get_logger(__name__)
 
@@ -113,7 +56,7 @@ log = get_logger(__name__)
 class HuggingFaceExport:
     """A run that has been checked for export: the files to write, and the tensors and names in each."""
 
-    def __init__(self, source: Path, shard_bytes: int | None) -> None:
+    def __init__(self, source: Path, shard_bytes: int | None, dtype: str | None = None) -> None:
         """Read the run's config and the checkpoint's index, and compare them.
 
         Raises ConfigError or CheckpointError naming every difference.
@@ -132,6 +75,8 @@ class HuggingFaceExport:
         same = record is not None and record["model"] == self.run.model.model_dump(mode="json")
         self.record: dict[str, Any] | None = record if same else None
         self.values = self._load_config_values()
+        self.dtype_name = self._find_source_dtype() if dtype == SOURCE_DTYPE else dtype
+        self.dtype = None if self.dtype_name is None else DTYPES[self.dtype_name]
         self.plan: ConversionPlan = build_conversion_plan(
             self.run.model, get_family_mapping(str(self.values["model_type"]), self.run.model)
         )
@@ -145,6 +90,8 @@ class HuggingFaceExport:
             raise CheckpointError(f"{run_folder / KEPT / RECORD} does not name {error}. {NEXT}") from None
         self.small_files = list_small_files(run_folder) if self.record else []
         self.index: str | None = self.record.get("index") if self.record and shard_bytes is None else None
+        if self.dtype is not None:
+            self.index = None  # it has the bytes of another dtype
 
     @property
     def model(self) -> ModelConfig:
@@ -157,7 +104,11 @@ class HuggingFaceExport:
 
     def read_group(self, group: TensorGroup) -> list[Tensor]:
         """Return their tensors of one group."""
-        return group.form.to_hugging_face([self.reader.read(part) for part in group.ours], self.model)
+        ours = [self.reader.read(part) for part in group.ours]
+        if self.dtype is not None:
+            named = zip(group.ours, ours, strict=True)
+            ours = [cast_weight(part.name, tensor, self.dtype) for part, tensor in named]
+        return group.form.to_hugging_face(ours, self.model)
 
     def _load_config_values(self) -> dict[str, Any]:
         if self.record is not None:
@@ -166,6 +117,20 @@ class HuggingFaceExport:
             return values
         return build_config_json(self.model)
 
+    def _find_source_dtype(self) -> str:
+        """Return the dtype that config.json of the imported folder names."""
+        name = str(self.values.get("dtype") or self.values.get("torch_dtype")).removeprefix("torch.")
+        if self.record is None or name not in DTYPES:
+            raise ConfigError(
+                f"--dtype source: {self.run_folder} was not imported from a Hugging Face folder that names its dtype. "
+                f"Name one: --dtype {format_choices(list(DTYPES))}."
+            )
+        return name
+
+    def _get_dtype(self, group: TensorGroup) -> torch.dtype:
+        name = group.ours[0].name
+        return self.reader.dtypes[name] if self.dtype is None else choose_dtype(name, self.dtype)
+
     def _open_unused(self) -> SafetensorsFolder | None:
         kept = self.run_folder / KEPT
         return SafetensorsFolder(kept, UNUSED) if self.record and (kept / UNUSED).is_file() else None
@@ -173,7 +138,7 @@ class HuggingFaceExport:
     def _list_tensors(self) -> dict[str, tuple[torch.dtype, Shape]]:
         """Return name → (dtype, shape) of every tensor to write, in reading order."""
         tensors = {
-            self.get_written_name(theirs): (self.reader.dtypes[group.ours[0].name], shape)
+            self.get_written_name(theirs): (self._get_dtype(group), shape)
             for group in self.plan.groups
             for theirs, shape in zip(group.theirs, group.their_shapes, strict=True)
         }
@@ -205,13 +170,17 @@ class HuggingFaceExport:
         }
 
 
-def convert_to_hugging_face(source: Path, destination: Path, shard_bytes: int | None = None) -> Path:
+def convert_to_hugging_face(
+    source: Path, destination: Path, shard_bytes: int | None = None, dtype: str | None = None
+) -> Path:
     """Convert a run to a Hugging Face folder.
 
     Args:
         source: Run folder or checkpoint.
         destination: Folder to create; must not exist.
         shard_bytes: Size limit of a file, in bytes. None: the imported files' sizes, or 5 GB.
+        dtype: Dtype of the weights: one of `DTYPES`, or `source` for that of the imported folder. None: that of the
+            checkpoint.
 
     Returns:
         `destination`.
@@ -220,7 +189,7 @@ def convert_to_hugging_face(source: Path, destination: Path, shard_bytes: int | 
         ConfigError: The model is of no known family, or the destination exists. Nothing was written.
         CheckpointError: The checkpoint is damaged or of another model. Nothing was written.
     """
-    writing = HuggingFaceExport(source, shard_bytes)
+    writing = HuggingFaceExport(source, shard_bytes, dtype)
     with publish_folder(destination) as folder:
         _write_tensors(folder, writing)
         _write_index(folder, writing)
@@ -262,23 +231,49 @@ def _write_index(folder: Path, writing: HuggingFaceExport) -> None:
 
 
 def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
+    stated = {} if writing.dtype_name is None else {"torch_dtype": writing.dtype_name}
     if writing.record is not None:
         for file in writing.small_files:
             shutil.copyfile(file, folder / file.name, follow_symlinks=False)
+        if stated:
+            values = {key: value for key, value in writing.values.items() if key != "dtype"}
+            _write_json(folder / "config.json", values | stated)
         return
     if writing.model.patches is not None:
-        write_image_files(folder, writing.model.patches, writing.values)
+        write_image_files(folder, writing.model.patches, writing.values | stated)
         return
     model_file = get_tokenizer_path(writing.run)
     found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)
     # Without a word about them, transformers takes ids of the family's own vocabulary.
     ids = read_special_token_ids(model_file if found else None, eos_token)
-    values = writing.values | {key: token for key, token in ids.items() if writing.values.get(key) is None}
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    values = writing.values | {key: token for key, token in ids.items() if writing.values.get(key) is None} | stated
+    _write_json(folder / "config.json", values)
+    if writing.model.head.kind == "lm":
+        _write_json(folder / GENERATION, build_generation_config(writing.run.generation, values))
     if found:
         write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token)
     else:
         log.warning("there is no tokenizer at %s: the folder is written without one", model_file)
+
+
+def build_generation_config(settings: GenerationConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """Return generation_config.json: how the run samples, and the special ids of config.json."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    ids = {name: values[name] for name in names if values.get(name) is not None}
+    does_sample = settings.temperature > 0 and settings.num_beams == 1
+    found: dict[str, Any] = ids | {"do_sample": does_sample, "max_new_tokens": settings.max_new_tokens}
+    if does_sample:
+        found |= {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+        found |= {"min_p": settings.min_p} if settings.min_p else {}
+    if settings.num_beams > 1:
+        found["num_beams"] = settings.num_beams
+    if settings.repetition_penalty != 1:
+        found["repetition_penalty"] = settings.repetition_penalty
+    return found
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _check_checkpoint(checkpoint: Path, plan: ConversionPlan, reader: CheckpointReader) -> None:

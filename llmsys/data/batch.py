@@ -51,6 +51,7 @@ class Batch:
         source_documents_BS: Document numbers of the source.
         token_types_BT: Segment of each token.
         next_sentence_B: 0 where the second segment follows the first, 1 where it does not, IGNORED: not known.
+        predicted_BP: Positions to predict in this order, negative: none (XLNet). Targets are theirs, (B, P).
         document_lengths: Lengths of the documents, see `count_documents`.
         source_document_lengths: Lengths of the documents of the source.
         real_BT: False at padding, for batches whose padding has no document number. None: `documents_BT` marks it.
@@ -63,6 +64,7 @@ class Batch:
     source_documents_BS: Tensor | None = None
     token_types_BT: Tensor | None = None
     next_sentence_B: Tensor | None = None
+    predicted_BP: Tensor | None = None
     real_BT: Tensor | None = None
     document_lengths: DocumentLengths | None = None
     source_document_lengths: DocumentLengths | None = None

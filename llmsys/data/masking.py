@@ -78,6 +78,7 @@ class TokenMasker:
 
 FOLLOWS, DOES_NOT_FOLLOW = 0, 1  # as in BERT's released code
 PARTNERS = 1 << 10  # the second segment of a row is from one of so many windows after its own
+ATTEMPTS = 10  # windows that are tried for another document, as in BERT's released code
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,10 @@ class SegmentPairs:
         valid_BT = (batch.targets_BT != IGNORED).numpy()
         targets_BT = np.full(shape, IGNORED)
         for row, number in enumerate(numbers):
-            run = self._select_longest_run(batch.tokens_BT[row].numpy(), batch.documents_BT[row].numpy(), valid_BT[row])
-            first, second, labels_B[row] = self.choose_segments(run[: shape[1] - 3], number)
+            run, document = self._select_longest_run(
+                batch.tokens_BT[row].numpy(), batch.documents_BT[row].numpy(), valid_BT[row]
+            )
+            first, second, labels_B[row] = self.choose_segments(run[: shape[1] - 3], document, number)
             cls, sep = np.array([self.cls_token]), np.array([self.sep_token])
             pieces = np.concatenate([cls, first, sep, second, sep])
             end, border = len(pieces), len(first) + 2
@@ -123,37 +126,39 @@ class SegmentPairs:
         return Batch(tokens, targets, documents, token_types_BT=types, next_sentence_B=labels)
 
     def choose_segments(
-        self, run_T: NDArray[np.int64], number: int
+        self, run_T: NDArray[np.int64], document: int, number: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return both segments of window `number` and their label.
 
         Args:
             run_T: Tokens of one document; fewer than two make a first segment without a label.
+            document: Number of the document, from which no second segment is taken that does not follow.
             number: Number of the window.
         """
         if len(run_T) < 2:
             return run_T, run_T[:0], IGNORED
-        bits_3 = draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 3)[0]
-        cut = 1 + int(bits_3[0] % np.uint64(len(run_T) - 1))
-        if bits_3[1] / 2.0**64 < self.config.next_sentence_prob:
+        bits = draw_random_bits(derive_order_key("segments", *self.masker.key, number), 1, 2 + ATTEMPTS)[0]
+        cut = 1 + int(bits[0] % np.uint64(len(run_T) - 1))
+        if bits[1] / 2.0**64 < self.config.next_sentence_prob:
             return run_T[:cut], run_T[cut:], FOLLOWS
-        partner = self.read_windows([number + 1 + int(bits_3[2] % np.uint64(PARTNERS))])
-        other_T, documents_T = partner.tokens[0, :-1], partner.documents[0, :-1]
-        other_T = self._select_longest_run(other_T, documents_T, np.ones(len(other_T), bool))
-        if not len(other_T):
-            return run_T[:cut], run_T[cut:], FOLLOWS
-        return run_T[:cut], other_T[: len(run_T) - cut], DOES_NOT_FOLLOW
+        for draw in bits[2:]:
+            partner = self.read_windows([number + 1 + int(draw % np.uint64(PARTNERS))])
+            documents_T = partner.documents[0, :-1]
+            other_T, _ = self._select_longest_run(partner.tokens[0, :-1], documents_T, documents_T != document)
+            if len(other_T):
+                return run_T[:cut], other_T[: len(run_T) - cut], DOES_NOT_FOLLOW
+        return run_T[:cut], run_T[cut:], FOLLOWS
 
     def _select_longest_run(
         self, tokens_T: NDArray[np.int64], documents_T: NDArray[np.int64], valid_T: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
-        """Return the tokens of the document with most tokens in a window, without the token that opens it."""
+    ) -> tuple[NDArray[np.int64], int]:
+        """Return the tokens of the document with most tokens in a window, without the one that opens it; its number."""
         inside_T = valid_T & (tokens_T != self.masker.protected_token)
         if not inside_T.any():
-            return tokens_T[:0]
+            return tokens_T[:0], PADDING
         numbers, counts = np.unique(documents_T[inside_T], return_counts=True)
-        run_T: NDArray[np.int64] = tokens_T[inside_T & (documents_T == numbers[counts.argmax()])]
-        return run_T
+        longest = numbers[counts.argmax()]
+        return tokens_T[inside_T & (documents_T == longest)], int(longest)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Window:
 class WindowBatch(NamedTuple):
     """Several windows: tokens and document numbers, both int64 (N, T + 1).
 
-    Document numbers compare within one window only: equal ones are tokens of one document.
+    Equal document numbers in one window are tokens of one document. Tokens of one document have equal numbers in all
+    windows of an epoch; in a mixture, other documents may have them too.
     """
 
     tokens: NDArray[np.int64]

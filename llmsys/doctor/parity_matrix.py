@@ -55,6 +55,10 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pipeline": 4, "pipeline_schedule": INTERLEAVED},
     {"pipeline": 4, "expert": 2},
     {"pipeline": 4, "tensor": 2},
+    # Only on eight processes and more.
+    {"pipeline": 2, "tensor": 2, "expert": 4},
+    {"pipeline": 2, "pipeline_schedule": INTERLEAVED, "context": 2, "expert": 4},
+    {"pipeline": 2, "tensor": 2, "context": 2, "expert": 4},
 )
 RECOMPUTE = ("none", "selective", "full", "offload")
 

@@ -27,6 +27,7 @@ from llmsys.config.objective import (
     MaskedLmConfig,
     NextSentenceConfig,
     NextTokenConfig,
+    PermutationConfig,
     SpanCorruptionConfig,
     TranslationConfig,
 )
@@ -35,6 +36,7 @@ from llmsys.data.batch import Batch
 from llmsys.data.images import ImageCollator, ImageLayout
 from llmsys.data.masking import SegmentPairs, TokenMasker
 from llmsys.data.packed_windows import WindowBatch
+from llmsys.data.permutation import PermutationSampler
 from llmsys.data.sequence_pairs import ClassificationCollator, MakeBatch, TranslationCollator
 from llmsys.data.shuffle import build_permutation, derive_order_key
 from llmsys.doctor.parity_models import SEQUENCES, ParityModel, build_parity_batch
@@ -137,6 +139,9 @@ def _build_windows(parity_model: ParityModel, step: int, rows: range) -> Batch:
                 return masking.mask_batch(batch, numbers)
             pairs = SegmentPairs(masking, objective, OPENING, OPENING + 1, partial(_read_windows, parity_model))
             return pairs.mask_batch(batch, numbers)
+        case PermutationConfig() as objective:
+            numbers = [step * SEQUENCES + row for row in rows]
+            return PermutationSampler(objective, protected_token=-1, key=("doctor",)).mask_batch(batch, numbers)
         case NextTokenConfig() | TranslationConfig() | SpanCorruptionConfig() | ClassificationConfig():
             return batch
         case unreachable:

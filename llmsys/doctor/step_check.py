@@ -3,6 +3,7 @@
 The models are shipped configs with overrides, so that `llmsys dryrun` and `llmsys estimate` get the same words.
 """
 
+import gc
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -129,7 +130,7 @@ def measure_steps(model: int, device: torch.device) -> StepMeasurement:
     """
     overrides = MODELS[model].list_overrides(device.type, get_world_size(), choose_precision(device))
     config = load_step_config(model, overrides)
-    engine, batches = _build_engine(config, device), _draw_batches(config)
+    engine, batches = build_step_engine(config, device), draw_batches(config)
     seconds, losses = [], []
     for step in range(NUM_STEPS):
         if step == 1 and device.type == "cuda":
@@ -137,12 +138,12 @@ def measure_steps(model: int, device: torch.device) -> StepMeasurement:
             torch.cuda.reset_peak_memory_stats(device)
         barrier()
         began = time.perf_counter()
-        losses.append(_train_step(engine, batches))  # reading the loss waits for the device
+        losses.append(run_step(engine, batches))  # reading the loss waits for the device
         seconds.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     slowest, fullest = all_reduce_max(torch.tensor([median(seconds[1:]), peak], dtype=torch.float64)).tolist()
     del engine
-    trim_allocator(device)
+    release_engine(device)
     return StepMeasurement(model, overrides, slowest, int(fullest), tuple(losses))
 
 
@@ -162,11 +163,11 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
     config = load_step_config(model, (*overrides, *(bitwise if reproducibility == "bitwise" else ())))
     runs = []
     for _ in range(2):
-        engine, batches = _build_engine(config, device), _draw_batches(config)
-        losses = [_train_step(engine, batches) for _ in range(2)]
+        engine, batches = build_step_engine(config, device), draw_batches(config)
+        losses = [run_step(engine, batches) for _ in range(2)]
         runs.append((losses, hash_state(engine.get_state())))
         del engine
-        trim_allocator(device)
+        release_engine(device)
     apart = max(abs(a - b) / abs(b) for a, b in zip(runs[0][0], runs[1][0], strict=True))
     is_equal = runs[0][1] == runs[1][1]
     is_good = is_equal or (reproducibility == "fast" and apart < LOSS_LIMIT)
@@ -176,13 +177,41 @@ def check_determinism(reproducibility: str, device: torch.device) -> list[CheckR
     return [row]
 
 
-def _build_engine(config: RunConfig, device: torch.device) -> Engine:
+def build_step_engine(config: RunConfig, device: torch.device) -> Engine:
+    """Build the engine of a config with its initial values. Collective.
+
+    Args:
+        config: a config with its precision resolved.
+        device: device of this rank.
+
+    Returns:
+        The engine.
+    """
     layout = config.resolve_layout(get_world_size())
     return build_engine(config, build_device_meshes(layout, device), device)
 
 
-def _draw_batches(config: RunConfig) -> list[Batch]:
-    """Return this rank's micro-batches of random tokens in documents of random lengths."""
+def release_engine(device: torch.device) -> None:
+    """Free the memory of an engine after its last name is deleted.
+
+    Its hooks refer to it, so it waits for the collector.
+
+    Args:
+        device: device of this rank.
+    """
+    gc.collect()
+    trim_allocator(device)
+
+
+def draw_batches(config: RunConfig) -> list[Batch]:
+    """Draw this rank's micro-batches of random tokens in documents of random lengths.
+
+    Args:
+        config: gives micro-batches, their length and the vocabulary.
+
+    Returns:
+        Equal batches for every call.
+    """
     layout = config.resolve_layout(get_world_size())
     sequences, count = compute_micro_batch(config, layout)
     generator = torch.Generator().manual_seed(get_rank())
@@ -199,7 +228,16 @@ def _draw_batches(config: RunConfig) -> list[Batch]:
     return [draw() for _ in range(count)]
 
 
-def _train_step(engine: Engine, batches: list[Batch]) -> float:
+def run_step(engine: Engine, batches: list[Batch]) -> float:
+    """Train one step. Collective.
+
+    Args:
+        engine: from `build_step_engine`.
+        batches: micro-batches of this rank.
+
+    Returns:
+        The loss, in nats per token; reading it waits for the device.
+    """
     result: Any = engine.train_step(batches, LEARNING_RATE)
     update_expert_balance(engine.module, result.is_applied)
     return float(result.loss)

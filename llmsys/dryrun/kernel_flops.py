@@ -10,6 +10,7 @@ Invariants:
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
@@ -66,6 +67,8 @@ def count_kernel_flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     if count := OWN_FORMULAS.get(func._opname):
         return count(args, outputs)
     formula: Any = flop_registry.get(func._overloadpacket)
+    # Products into another dtype take it as an argument, which torch's formulas do not know.
+    args = tuple(one for one in args if not isinstance(one, torch.dtype))
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=outputs))
 
 

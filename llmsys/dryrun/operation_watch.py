@@ -31,7 +31,7 @@ from llmsys.parallel import ring_attention
 
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
-READ_SCALAR = "aten._local_scalar_dense.default"
+READ_SCALAR, WAIT = "aten._local_scalar_dense.default", "_c10d_functional.wait_tensor.default"
 
 
 class OperationWatch(TorchDispatchMode):
@@ -62,6 +62,8 @@ class OperationWatch(TorchDispatchMode):
         self._track_backward()
         if name == READ_SCALAR:
             return self._read_scalar(args[0])
+        if name == WAIT:
+            return args[0]  # as on a device; torch's fake kernel makes a copy
         self._record_wait(func, name, args, kwargs, is_on_device)
         values = compute_known(func, args, kwargs, tensors)
         is_selection = DATA_DEPENDENT.intersection(func.tags) and not _has_static_shape(name, args, kwargs)

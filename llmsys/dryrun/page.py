@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmsys.dryrun.summary import format_fit
+from llmsys.dryrun.summary import format_compiled_saving, format_fit
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.local_files import write_bytes_atomically
 from llmsys.report.html_markup import Html, build_section, build_table, format_number
@@ -57,6 +57,7 @@ def render_dry_run(results: Sequence[dict[str, Any]]) -> str:
         _build_part("ranks", "Ranks", _build_rank_table(results), _build_kind_table(parameters)),
     ]
     notes = [format_fit(one) for one in results if not one["fits"]] + [
+        *filter(None, [format_compiled_saving(first)]),
         "Tensors have shapes and no numbers. Streams run one after the other, so memory that an overlap of "
         "communication and computation holds longer is not in the peak.",
     ]

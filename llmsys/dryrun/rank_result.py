@@ -2,7 +2,8 @@
 
 Invariants:
 - Counts and bytes between ranks are those of a whole step, with every micro-batch.
-- Memory is what tensors hold; `needed_bytes` adds what an allocator and the driver take, as the estimate does.
+- Memory is what tensors hold; `needed_bytes` adds what an allocator and the driver take, as the estimate does, without
+  what compiled blocks save by the estimate.
 """
 
 from collections import Counter
@@ -20,7 +21,8 @@ from llmsys.dryrun.rank_session import RankSession, SessionOutcome
 from llmsys.estimate.activation_memory import compute_micro_batch
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.peak_memory import OUTSIDE_BYTES
+from llmsys.estimate.peak_memory import OUTSIDE_BYTES, estimate_peak_memory
+from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_memory import ALLOCATOR_SLACK
 
 TIMELINE_POINTS, MAX_OWNERS, MAX_PHASE_OWNERS, MAX_OPERATIONS = 1_000, 24, 12, 16
@@ -40,7 +42,8 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
     request, recorder, config = session.request, session.recorder, session.config
     memory = build_memory_result(recorder.memory, 1 / config.model.num_hidden_layers)
     capacity = int(session.profile.memory_bytes)
-    needed = int(memory["peak_bytes"] * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
+    saving = estimate_compiled_saving(session)
+    needed = int((memory["peak_bytes"] - saving) * (1 + ALLOCATOR_SLACK)) + OUTSIDE_BYTES
     repeats = session.count_repeats
     operations = _sum_phases(recorder.operations, session)
     return {
@@ -55,6 +58,7 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "fits": needed <= capacity,
         "capacity_bytes": capacity,
         "needed_bytes": needed,
+        "compiled_saving_bytes": saving,
         "memory": memory,
         "host_copy_bytes": outcome.host_copy_bytes,
         "collectives": [asdict(one) for one in recorder.collectives.list_collectives(repeats)],
@@ -76,6 +80,20 @@ def build_rank_result(session: RankSession, outcome: SessionOutcome) -> dict[str
         "seconds": session.seconds,
         "process_bytes": outcome.process_bytes,
     }
+
+
+def estimate_compiled_saving(session: RankSession) -> int:
+    """Return the bytes of the peak that blocks hold less compiled than eager, as they run here, by the estimate."""
+    config, layout = session.config, session.layout
+    if config.train.compile != "block":
+        return 0
+    system = MemoryProfile(measured="allocated", capability=session.profile.compute_capability)
+    stage = session.request.rank // layout.ranks_per_stage
+    eager = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
+    before, after = (
+        estimate_peak_memory(one, layout, system=system, pipeline_rank=stage).peak_bytes for one in (eager, config)
+    )
+    return max(0, before - after)
 
 
 def list_kernels(config: RunConfig, profile: DeviceProfile) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from llmsys.config.objective import (
     MaskedLmConfig,
     NextSentenceConfig,
     NextTokenConfig,
+    PermutationConfig,
     SpanCorruptionConfig,
     TranslationConfig,
 )
@@ -75,6 +76,11 @@ def _build_real_batch(config: RunConfig, sequences: int, documents: tuple[int, .
             targets_BT[:, : max(1, round(share * length))] = 0
             zeros_BT, labels_B = torch.zeros_like(tokens_BT), torch.zeros(sequences, dtype=torch.int64)
             return MarkedBatch(tokens_BT, targets_BT, zeros_BT, token_types_BT=zeros_BT, next_sentence_B=labels_B)
+        case PermutationConfig():
+            tokens_BT = tokens_BT[:, :source].contiguous()
+            predicted_BP = torch.arange(length - source).expand(sequences, -1).contiguous()
+            numbers_BT = _number_documents(config, sequences, source, documents)
+            return MarkedBatch(tokens_BT, torch.zeros_like(predicted_BP), numbers_BT, predicted_BP=predicted_BP)
         case TranslationConfig():
             source_BS = torch.zeros(sequences, source, dtype=torch.int64)
             return MarkedBatch(

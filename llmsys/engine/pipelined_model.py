@@ -16,6 +16,7 @@ from llmsys.engine.engine import Loss, iter_persistent_buffers
 from llmsys.engine.micro_batch_loss import compute_loss_share, compute_stage_output
 from llmsys.estimate.model_tensors import needs_embedding_copy
 from llmsys.estimate.pipeline_stages import PipelineCut, cut_layers
+from llmsys.model.kv_cache import KeyValueCache
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import DeviceMeshes
 from llmsys.parallel.pipeline import EnterBackward, PipelineRunner, remove_other_stages
@@ -47,7 +48,8 @@ class PipelinedModel:
         device: torch.device,
     ) -> None:
         assert meshes.pipeline is not None
-        self._model, self._layout = model, meshes.layout
+        self._model, self._layout, self._device = model, meshes.layout, device
+        model.run_pipeline = self._compute_next_logits
         self._cut = cut or cut_layers(model.config, meshes.layout, model.config.max_position_embeddings)
         model.shapes_elsewhere = _list_shapes(model)
         remove_other_stages(model, self._cut, meshes.pipeline.get_local_rank())
@@ -153,6 +155,21 @@ class PipelinedModel:
 
         rows, positions = batch.tokens_BT.shape
         return self._runner.run_forward(rows, positions, run_stage)
+
+    def _compute_next_logits(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+        """Implement `Transformer.run_pipeline`. Collective over the pipeline."""
+        tokens_BT, filled = tokens_BT.to(self._device), cache.length
+
+        def run_stage(stage: int, hidden_BTD: Tensor | None) -> Tensor:
+            cache.length = filled  # every stage of a rank fills its own layers from there
+            layers = self._cut.stages[stage]
+            output: Tensor = self._model(tokens_BT, cache=cache, layers=layers, hidden_BTD=hidden_BTD)
+            return output
+
+        rows, positions = tokens_BT.shape
+        logits_BTV = self._runner.run_forward(rows, positions, run_stage)
+        last_BV = None if logits_BTV is None else logits_BTV[:, -1].float().contiguous()
+        return self._runner.broadcast_result(last_BV, (rows, self._model.config.vocab_size))
 
 
 def _list_shapes(model: Transformer) -> dict[str, torch.Size]:

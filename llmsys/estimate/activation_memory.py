@@ -14,12 +14,14 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.module_tensors import ActivationShape, SavedTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
-from llmsys.estimate.memory_timeline import MemoryItem
+from llmsys.estimate.memory_timeline import MemoryItem, compute_saved_bytes
 from llmsys.estimate.saved_tensors import choose_attention_memory, list_saved_block_tensors
 from llmsys.estimate.software_profile import OURS, MemoryProfile
 from llmsys.estimate.state_memory import FP32, get_compute_dtype_bytes
 
 Branches = list[list[SavedTensor]]
+# train.activation_checkpoint, whether blocks are compiled, and the program: what decides what is saved.
+Policy = tuple[str, bool, MemoryProfile]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,33 @@ def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) 
         yield BlockGroup(name, prefix, tuple(layers), branches)
 
 
+def list_branch_activations(
+    model: ModelConfig, shape: ActivationShape, policy: Policy, branches: Branches, number: int, *, is_over: bool
+) -> list[MemoryItem]:
+    """Return what a block's backward holds of activations and their gradients, before or after one of its branches."""
+    left = [tensor for branch in branches[: number + (not is_over)] for tensor in branch]
+    again = compute_saved_bytes(left, "none", *policy[1:]) - compute_saved_bytes(left, *policy)
+    inside = (1 if is_over else 2) * max(one.bytes for one in branches[number])
+    inside += 2 * shape.compute_gathered_bytes(model.hidden_size)
+    return [MemoryItem("recomputed block", max(0, again)), MemoryItem("gradients inside a block", inside)]
+
+
+def compute_offloaded_activations(config: RunConfig, layout: ParallelLayout) -> int:
+    """Compute the bytes of saved tensors that a rank keeps in host memory.
+
+    Args:
+        config: resolved config of a run.
+        layout: resolved layout.
+
+    Returns:
+        Those of one micro-batch with `train.activation_checkpoint=offload`; else 0.
+    """
+    if config.train.activation_checkpoint != "offload":
+        return 0
+    groups = iter_block_groups(config, build_activation_shape(config, layout))
+    return sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
+
+
 def has_documents(config: RunConfig) -> bool:
     """Return whether a row of a batch has several documents, or padding."""
     is_separate = config.batch.attention_scope == "document" or config.objective.has_padding
@@ -133,10 +162,10 @@ def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
     return shape.sequences * shape.length**2 if any(one.table == "documents" for one in kernels) else 0
 
 
-# llmsys/train/cross_entropy.py and loss.py: bytes of one block of logits, and how much of it is in float32 at a
-# time.
-BLOCK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 29}
-FLOAT_ELEMENTS_ON_CPU, FLOAT_ROWS_ON_GPU = 1 << 19, 8192
+# llmsys/train/cross_entropy.py: bytes of one block of logits, the rows of its products' tiles, and how much of it is
+# in float32 at a time.
+BLOCK_BYTES, TILE_ROWS, FLOAT_ELEMENTS_ON_CPU = {"cpu": 1 << 28, "cuda": 1 << 29}, 128, 1 << 19
+FLOAT_ROWS_ELSEWHERE = 8192
 LOGITS = {"logits", "gradient of logits", "logits in float32", "one block of logits", "a piece of it in float32"}
 
 
@@ -149,7 +178,7 @@ def list_loss_items(
     if not model.head.has_logits:
         return [MemoryItem("last hidden states", 2 * hidden)]
     depth = 0 if model.multi_token_prediction is None else model.multi_token_prediction.depth
-    if system.loss == "chunked":
+    if system.loss in ("kernel", "chunked"):
         return _list_chunked_loss_items(config, shape, system, head_elements, 1 + depth)
     read = shape.compute_gathered_bytes(model.hidden_size) if system.head == "columns" else hidden
     logits = shape.compute_residual_bytes(
@@ -182,8 +211,8 @@ def list_loss_remainders(config: RunConfig, shape: ActivationShape, head_element
 
 def _count_logits_rows(config: RunConfig, shape: ActivationShape) -> int:
     """Return the rows of one block of logits."""
-    size = BLOCK_BYTES["cpu" if shape.is_on_cpu else "cuda"]
-    rows = max(16, size // (config.model.vocab_size * shape.value_bytes))
+    rows = BLOCK_BYTES["cpu" if shape.is_on_cpu else "cuda"] // (config.model.vocab_size * shape.value_bytes)
+    rows = max(16, rows if shape.is_on_cpu or rows < TILE_ROWS else rows // TILE_ROWS * TILE_ROWS)
     return min(shape.compute_residual_bytes(1, 1), rows)
 
 
@@ -191,20 +220,17 @@ def _list_chunked_loss_items(
     config: RunConfig, shape: ActivationShape, system: MemoryProfile, head_elements: int, passes: int
 ) -> list[MemoryItem]:
     """Return the items of linear_cross_entropy: one block of logits, and gradients computed in forward."""
-    model, device = config.model, "cpu" if shape.is_on_cpu else "cuda"
+    model = config.model
     tokens, vocabulary, size = shape.compute_residual_bytes(1, 1), model.vocab_size, shape.value_bytes
     rows = _count_logits_rows(config, shape)
-    in_float = min(rows, max(8, FLOAT_ELEMENTS_ON_CPU // vocabulary) if device == "cpu" else FLOAT_ROWS_ON_GPU)
     blocks = -(-tokens // rows)
-    summed = FP32 if blocks > 1 else size
-    piece, part = in_float * vocabulary * FP32, head_elements * size
-    # The piece is freed before a block's part of the head's gradient is made. An allocator keeps places of both sizes.
-    if system.measured == "reserved" and not shape.is_on_cpu:
-        piece += part if blocks > 1 else 0
-    elif blocks > 1:
-        piece = max(piece, part)
-    elif not shape.is_on_cpu:
-        piece = max(0, piece - part)
+    summed, piece = FP32 if blocks > 1 else size, 0
+    if shape.is_on_cpu:
+        piece = min(rows, max(8, FLOAT_ELEMENTS_ON_CPU // vocabulary)) * vocabulary * FP32
+        # The piece is freed before a block's part of the head's gradient is made.
+        piece = max(piece, head_elements * size) if blocks > 1 else piece
+    elif system.loss == "chunked":  # an allocator keeps places of both sizes
+        piece = min(rows, FLOAT_ROWS_ELSEWHERE) * vocabulary * FP32 + (head_elements * size if blocks > 1 else 0)
     return [
         # What enters the final norm, what it gives, and of each pass the targets' rows and their gradients.
         MemoryItem(
@@ -244,12 +270,11 @@ def list_evaluation_logits(config: RunConfig, training: ActivationShape) -> list
     if not model.head.has_logits:
         return [stream]
     copies = SOFTCAP_COPIES if getattr(model.head, "softcap", None) is not None else 1
-    rows = max(8, FLOAT_ELEMENTS_ON_CPU // model.vocab_size) if shape.is_on_cpu else FLOAT_ROWS_ON_GPU
-    return [
-        stream,
-        MemoryItem("logits", copies * shape.compute_residual_bytes(model.vocab_size)),
-        MemoryItem("a piece of them in float32", min(rows, shape.num_tokens) * model.vocab_size * FP32),
-    ]
+    logits = MemoryItem("logits", copies * shape.compute_residual_bytes(model.vocab_size))
+    if not shape.is_on_cpu:
+        return [stream, logits]
+    rows = min(max(8, FLOAT_ELEMENTS_ON_CPU // model.vocab_size), shape.num_tokens)
+    return [stream, logits, MemoryItem("a piece of them in float32", rows * model.vocab_size * FP32)]
 
 
 def _build_evaluation_shape(config: RunConfig, training: ActivationShape) -> ActivationShape:

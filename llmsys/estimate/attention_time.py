@@ -84,7 +84,8 @@ def _list_attention_layers(model: ModelConfig, shape: MicroBatchShape) -> list[t
         )
         for (kind, window), count in kinds.items():
             lengths = iter_document_lengths(length, shape.documents if is_packed else ())
-            pairs = sum(count_visible_pairs(one, window, causal=stack.family != "encoder") for one in lengths)
+            shown = sum(count_visible_pairs(one, window, causal=stack.family != "encoder") for one in lengths)
+            pairs = stack.attention.count_pairs(length, None) or shown
             traits = describe_self_attention(stack, kind, dtype=dtype, length=length, has_documents=is_packed)
             found.append((traits, pairs, count))
     if is_pair:
@@ -123,12 +124,12 @@ def _estimate_layer_seconds(
     heads = bench.model.num_attention_heads * bench.shape.sequences / (bench.layout.context * bench.layout.tensor)
     width = traits.qk_width + traits.v_width
     if choice.kernel == "eager":
-        scores = heads * traits.length**2
+        scores = heads * max(pairs, traits.length**2)
         flops = 2 * scores * width / (peak * efficiency.products)
         forward = flops + bench.estimate_memory_seconds(scores * SCORE_BYTES)
         return forward, 2 * flops + bench.estimate_memory_seconds(scores * SCORE_BYTES_BACKWARD), forward
     if choice.has_table:
-        pairs, peak = traits.length**2, peak * TABLE_SPEED
+        pairs, peak = max(pairs, traits.length**2), peak * TABLE_SPEED
     if choice.kernel == "flex":
         width = round_up_to_power_of_two(traits.qk_width, 16) + round_up_to_power_of_two(traits.v_width, 16)
     operations = 2 * heads * pairs * width

@@ -54,8 +54,8 @@ def iter_recomputed_matrices(
 ) -> Iterator[ParameterTensor]:
     """The matrices whose products are computed again: under `block` those of every block but its last product.
 
-    torch stops computing again as soon as it has all that backward asks for, and behind the last product there is a
-    sum alone, which asks for nothing, unless a norm, dropout or the weights of experts follow.
+    torch stops as soon as it has all that backward asks for. After the last product there is a sum alone, which asks
+    for nothing, unless a norm, dropout or the weights of experts follow.
     """
     if recompute != "full" and not model.residual.is_reversible:
         return
@@ -123,30 +123,26 @@ class FlopsCount:
 
 @dataclass(frozen=True)
 class _PackedSequence:
-    """One sequence: its length in tokens, and those of the documents packed into it (empty: one)."""
+    """One sequence: its length in tokens, those of the documents packed into it (empty: one), and XLNet's predictions.
+
+    Both streams see as many pairs as one stream that sees everything: what one hides, the other one shows.
+    """
 
     length: int
     documents: Sequence[int]
     exact: bool
+    predicted: int = 0
 
     def count_query_key_pairs(self, window: int | None, *, causal: bool) -> int:
         """Pairs of query and key that are counted in one head of self-attention."""
         if not self.exact:
-            return self.length**2
+            return (self.length + self.predicted) * self.length
         lengths = iter_document_lengths(self.length, self.documents)
         return sum(count_visible_pairs(one, window, causal=causal) for one in lengths)
 
-    def count_distances(self, *, causal: bool) -> int:
-        """Distances between two tokens that Transformer-XL maps; the module maps those to later tokens too."""
-        return self.length if self.exact and causal else 2 * self.length - 1
-
-    def count_distance_pairs(self, window: int | None, *, causal: bool) -> int:
-        """Pairs of query and distance; the module multiplies each query with all distances and then chooses."""
-        return (
-            self.count_query_key_pairs(window, causal=causal)
-            if self.exact
-            else self.length * self.count_distances(causal=causal)
-        )
+    def list_documents(self) -> list[int] | None:
+        """Lengths of the documents whose pairs are counted; None: every pair that is computed."""
+        return list(iter_document_lengths(self.length, self.documents)) if self.exact else None
 
 
 def count_flops(
@@ -174,7 +170,7 @@ def count_flops(
         sequence_length: tokens of a window; in an encoder-decoder those of the source.
         sequences: windows of the batch.
         convention: causal, full or hardware.
-        target_length: tokens of the decoder's window in an encoder-decoder; None: as the source.
+        target_length: tokens of the decoder in an encoder-decoder; None: as the source. XLNet: of both streams.
         documents: lengths in tokens of packed documents, repeated until a window is full.
         recompute: policy of `train.activation_checkpoint`; counts under `hardware` only.
 
@@ -183,38 +179,40 @@ def count_flops(
     """
     decodes = model.family == "encoder_decoder"
     length = target_length if decodes and target_length is not None else sequence_length
-    source, target = (_PackedSequence(one, documents, convention == "causal") for one in (sequence_length, length))
+    predicted = max(0, (target_length or 0) - length) if model.head.kind == "permutation" else 0
+    source, target = (
+        _PackedSequence(one, documents, convention == "causal", predicted) for one in (sequence_length, length)
+    )
     attention = sequences * sum(_iter_attention_flops(model, source, target))
     vectors = _count_input_vectors(model, source, target, sequences)
-    logits = sequences * sum(_iter_logit_positions(model, target.length)) * model.vocab_size * model.hidden_size
+    places = sequences * sum(_iter_logit_positions(model, target.predicted or target.length))
     rows = list_model_tensors(model)
+    logits = places * model.vocab_size * model.hidden_size
     forward = 2 * (_count_weight_multiplications(rows, vectors) + logits) + attention
     repeated = 0
     if convention == "hardware":
         repeated = 2 * _count_weight_multiplications(iter_recomputed_matrices(model, rows, recompute), vectors)
         repeated += sequences * _count_recomputed_attention_flops(model, source, target, recompute)
-    # pixels have no gradient
-    spared = 2 * sum(row.elements_per_vector for row in rows if row.input == "patch") * vectors["patch"]
+    spared = 2 * sum(row.num_elements * row.cut_steps * vectors[row.input] for row in rows if row.input is not None)
     # the backward runs two products for each one of the forward
     return FlopsCount(convention, sequences * length, forward, 3 * forward - spared + repeated, attention)
 
 
 def _count_weight_multiplications(rows: Iterable[ParameterTensor], vectors: dict[Input, int]) -> int:
-    """Multiplications in the products with weights."""
     return sum(row.elements_per_vector * vectors[row.input] for row in rows if row.input is not None)
 
 
 def _count_input_vectors(
     model: ModelConfig, source: _PackedSequence, target: _PackedSequence, sequences: int
 ) -> dict[Input, int]:
-    """Return the number of vectors that meet a matrix, by its kind of input."""
-    tokens = sequences * target.length
+    tokens = sequences * (target.length + target.predicted)
     return {
+        "predicted": sequences * (target.predicted or target.length),
         "token": tokens,
         "source": sequences * source.length,
         "sequence": sequences,
-        "distance": target.count_distances(causal=model.family != "encoder"),  # once for the whole batch
-        "encoder_distance": source.count_distances(causal=False),
+        "distance": _count_distances(model, target),  # once for the whole batch
+        "encoder_distance": 2 * source.length - 1,
         "visit": 0 if model.moe is None else sequences * model.moe.count_sequence_visits(target.length),
         "patch": 0 if model.patches is None else tokens - sequences * model.patches.num_leading,
     }
@@ -259,25 +257,35 @@ def _iter_self_attention_flops(model: ModelConfig, one: _PackedSequence) -> Iter
     yield from _iter_distance_flops(model, one)
     scores = _build_score_shape(model)
     width = scores.heads * (scores.key_channels + scores.value_channels)
-    documents = list(iter_document_lengths(one.length, one.documents)) if one.exact else None
     for layer in _iter_attention_layers(model):
-        products = model.attention.count_products(model, layer, one.length, documents)
-        if products is None:
-            pairs = one.count_query_key_pairs(model.get_attention_window(layer), causal=scores.is_causal)
-            products = width * pairs
-        yield 2 * products
+        products = model.attention.count_products(model, layer, one.length, one.list_documents())
+        yield 2 * (width * _count_pairs(model, layer, one) if products is None else products)
 
 
 def _iter_distance_flops(model: ModelConfig, one: _PackedSequence) -> Iterator[int]:
-    """Yield the operations of queries with distances and segments; 0 where positions have no matmul."""
+    # 0 where positions have no matmul.
     for layer in _iter_attention_layers(model):
-        pairs = one.count_distance_pairs(model.get_attention_window(layer), causal=model.family != "encoder")
-        products = model.position.count_query_products(pairs, one.length)
+        row = model.attention.fold_row(one.length)
+        # The module multiplies each query with all distances and then chooses.
+        computed = (row.blocks * row.queries + one.predicted) * _count_distances(model, one)
+        pairs = _count_pairs(model, layer, one) if one.exact else computed
+        products = model.position.count_query_products(pairs, one.length + one.predicted)
         yield 2 * model.num_attention_heads * model.head_dim * products
 
 
+def _count_pairs(model: ModelConfig, layer: int, one: _PackedSequence) -> int:
+    own, window = model.attention.count_pairs(one.length, one.list_documents()), model.get_attention_window(layer)
+    return one.count_query_key_pairs(window, causal=model.family != "encoder") if own is None else own
+
+
+def _count_distances(model: ModelConfig, one: _PackedSequence) -> int:
+    # The module maps the distances to later tokens too.
+    row = model.attention.fold_row(one.length)
+    return row.earlier + (row.queries if one.exact and model.family != "encoder" else 2 * row.queries - 1)
+
+
 def _build_score_shape(model: ModelConfig) -> ScoreShape:
-    """Return the shape of self-attention's scores; the number of keys is not used here."""
+    # The number of keys is not used here.
     return model.attention.build_score_shape(model, 0, is_causal=model.family != "encoder")
 
 

@@ -4,7 +4,6 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.communication_time import PassSeconds
 from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.kernel_time import KernelSeconds
-from llmsys.estimate.software_profile import OURS
 
 
 def estimate_host_seconds(
@@ -37,12 +36,9 @@ def estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: PassS
     """Seconds of one micro-batch that copies of saved tensors to host memory and back take longer than the blocks."""
     if config.train.activation_checkpoint != "offload":
         return 0.0
-    # Few estimates open these files.
-    from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
-    from llmsys.estimate.memory_timeline import compute_saved_bytes
+    # Few estimates open this file.
+    from llmsys.estimate.activation_memory import compute_offloaded_activations
 
-    groups = iter_block_groups(config, build_activation_shape(config, bench.layout))
-    saved = sum(len(one.layers) * compute_saved_bytes(one.saved_tensors, "offload", False, OURS) for one in groups)
-    copies = saved / bench.device.host_bandwidth
+    copies = compute_offloaded_activations(config, bench.layout) / bench.device.host_bandwidth
     # Copies run next to each pass: what is longer than the pass shows.
     return max(0.0, copies - passes.forward) + max(0.0, copies - passes.backward)

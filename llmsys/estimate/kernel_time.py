@@ -75,8 +75,7 @@ def _count_recurrent_kernels(bench: KernelContext) -> int:
 
 
 def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, *, head: bool = False) -> float:
-    """One row's product, all of its copies."""
-    shape, layout = bench.shape, bench.layout
+    shape, layout, folded = bench.shape, bench.layout, bench.model.attention.fold_row(bench.shape.length)
     outputs, inputs = (float(one) for one in row.shape[-2:])
     if row.name.endswith(ROW_SPLIT):
         inputs /= layout.tensor
@@ -85,7 +84,8 @@ def _estimate_tensor_matmul_seconds(bench: KernelContext, row: ParameterTensor, 
     vectors = {
         "source": shape.sequences * shape.source / layout.context,
         "sequence": shape.sequences,
-        "distance": 2 * shape.length - 1,
+        "predicted": shape.sequences * (shape.length - shape.source or shape.length),
+        "distance": 2 * folded.queries - 1 + folded.earlier,
         "encoder_distance": 2 * shape.source - 1,
     }.get(row.input or "token", shape.num_tokens / layout.context)
     return row.num_copies * row.steps * bench.estimate_matmul_seconds(vectors, inputs, outputs, head=head)

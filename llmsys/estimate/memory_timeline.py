@@ -132,6 +132,12 @@ def compute_saved_bytes(tensors: Iterable[SavedTensor], policy: str, compiled: b
     return sum(tensor.bytes for tensor in select_saved_tensors(tensors, policy, compiled, system))
 
 
+def compute_temporary_bytes(branch: list[SavedTensor], policy: str, compiled: bool, system: MemoryProfile) -> int:
+    """Return the bytes of tensors that a branch makes and does not save."""
+    made = sum(one.bytes for one in branch if not (compiled and one.producer == "fused"))
+    return max(0, made - compute_saved_bytes(branch, policy, compiled, system))
+
+
 def select_saved_tensors(
     tensors: Iterable[SavedTensor], policy: str, compiled: bool, system: MemoryProfile
 ) -> list[SavedTensor]:
@@ -141,15 +147,9 @@ def select_saved_tensors(
         return [tensor for tensor in tensors if tensor.producer == "input"]
     if policy == "selective":
         return _apply_selective_policy(tensors, compiled, system)
-    if compiled:  # pointwise ops are fused into their readers, and recomputed (min-cut partitioner)
-        return [
-            tensor
-            for tensor in tensors
-            if tensor.producer not in ("pointwise", "fused")
-            and (tensor.is_saved or tensor.producer == "product")
-            and tensor.is_needed
-        ]
-    return [tensor for tensor in tensors if tensor.is_saved]
+    # Compiled, what only further pointwise operations read is computed again; what a matmul reads stays (min-cut
+    # partitioner, which computes nothing again that backward would have to write to memory).
+    return [tensor for tensor in tensors if tensor.is_saved and not (compiled and tensor.producer == "fused")]
 
 
 def _apply_selective_policy(tensors: list[SavedTensor], compiled: bool, system: MemoryProfile) -> list[SavedTensor]:

@@ -113,7 +113,10 @@ def _iter_branch_tensors(model: ModelConfig, name: str, rows: Rows) -> Rows:
 
 
 def _iter_attention_tensors(model: ModelConfig) -> Rows:
-    yield from model.attention.iter_parameters(model)
+    for row in model.attention.iter_parameters(model):
+        # Keys and values of XLNet are those of its first stream.
+        is_content = model.head.kind == "permutation" and row.name.startswith(("attention.k_proj", "attention.v_proj"))
+        yield replace(row, input="source") if is_content and row.input is not None else row
     yield from model.position.iter_attention_parameters(model)
 
 

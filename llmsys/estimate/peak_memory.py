@@ -14,6 +14,7 @@ from typing import Any, assert_never
 
 from llmsys.config.engine import AccelerateEngineConfig, DeepSpeedEngineConfig, TorchEngineConfig
 from llmsys.config.parallel_layout import ParallelLayout
+from llmsys.config.pipeline import list_legal_micro_sequences
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import ConfigError
@@ -26,13 +27,15 @@ from llmsys.estimate.activation_memory import (
 )
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline, SuggestedFix, select_saved_tensors
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.rank_parameters import list_pipeline_stages
+from llmsys.estimate.rank_parameters import count_gathered_weights, list_pipeline_stages
 from llmsys.estimate.software_profile import OURS, MemoryProfile
-from llmsys.estimate.state_memory import count_gathered_weights, list_gathered_weights
+from llmsys.estimate.state_memory import list_gathered_weights
 from llmsys.estimate.step_memory import StepMemory
 
 # Usable share of the memory; the rest is for what the estimate does not count, such as fragmentation.
 USABLE_SHARE = 0.9
+# A bubble of 1F1B is then at most a quarter of the work.
+MICRO_BATCHES_PER_STAGE = 4
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,7 @@ def find_largest_micro_batch(
         ConfigError: one window does not fit, with suggested fixes.
     """
     share = config.batch.sequences_per_step // layout.data_parallel_size
-    # every size of a ramp is cut into equal micro-batches
-    for sequences in reversed(list_divisors(gcd(*config.batch.step_sizes) // layout.data_parallel_size)):
+    for sequences in _list_micro_sequences(config, layout):
         batch = config.batch.model_copy(update={"micro_sequences": sequences})
         ledger = estimate_peak_memory(config.model_copy(update={"batch": batch}), layout, system=system)
         peak = ledger.peak_bytes + ledger.driver_bytes
@@ -80,6 +82,17 @@ def find_largest_micro_batch(
             return MicroBatchChoice(sequences, share, peak, memory_bytes)
     told = ledger.compute_fit_result(int(USABLE_SHARE * memory_bytes)).text
     raise ConfigError(f"batch.micro_sequences=auto finds no size that fits; with one sequence at a time {told}")
+
+
+def _list_micro_sequences(config: RunConfig, layout: ParallelLayout) -> list[int]:
+    """Return micro-batch sizes, best first: the largest, in a pipeline the largest with a short bubble."""
+    # every size of a ramp is cut into equal micro-batches
+    shares = [sequences // layout.data_parallel_size for sequences in config.batch.step_sizes]
+    if layout.pipeline == 1:
+        return list_divisors(gcd(*shares))[::-1]
+    legal = list_legal_micro_sequences(layout.pipeline, layout.pipeline_schedule, shares)
+    most = min(shares) // (MICRO_BATCHES_PER_STAGE * layout.pipeline)
+    return [size for size in legal[::-1] if size <= most] + [size for size in legal if size > most]
 
 
 def _get_recomputation(config: RunConfig) -> str:
@@ -92,8 +105,8 @@ Change = tuple[str, RunConfig, ParallelLayout, MemoryProfile]
 
 def iter_config_changes(config: RunConfig, layout: ParallelLayout, system: MemoryProfile) -> Iterator[Change]:
     """Yield changes that a person would try, as text and as arguments of `estimate_peak_memory`."""
-    if system.loss != "chunked":
-        yield "chunking the loss", config, layout, replace(system, loss="chunked")
+    if system.loss not in ("kernel", "chunked"):
+        yield "chunking the loss", config, layout, replace(system, loss="kernel")
     policies = ("none", "selective", "full")
     for policy in policies[policies.index(_get_recomputation(config)) + 1 :]:
         yield (
@@ -205,7 +218,7 @@ def estimate_activation_bytes(
 ) -> ActivationBytes:
     """Estimate for one micro-batch of the configured precision and recompute policy."""
     shape = build_activation_shape(config, layout, system)
-    whole = count_gathered_weights(config, layout, list_model_tensors(config.model), system)
+    whole = count_gathered_weights(config.model, layout, list_model_tensors(config.model), system)
     train = config.train
     blocks = scores = 0
     for kind in iter_block_groups(config, shape):

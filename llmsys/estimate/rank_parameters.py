@@ -1,12 +1,13 @@
-"""The parameters of a rank: the stage of a pipeline that it has, and its shard of each tensor.
+"""The parameters of a rank: the stage of a pipeline that it has, its shard of each tensor, and what it gathers.
 
 Of other systems two stages are looked at: the first, which holds most micro-batches, and the last, which has the loss.
 One stage is both. Those of our pipeline are in pipeline_stages.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
+from typing import NamedTuple
 
 from llmsys.config.expert_sharding import select_shard_dim
 from llmsys.config.model import ModelConfig
@@ -25,13 +26,15 @@ SPLIT_BY_INPUTS = {"o_proj", "down_proj"}
 class PipelineStage:
     """Blocks of the decoder that a rank has, what stands around them, and micro-batches whose activations it holds.
 
-    `message_buffers` are hidden states and gradients of each micro-batch of a step that it has room to receive.
+    `late_in_flight` are those left when its first block begins its backward. `message_buffers` are hidden states and
+    gradients of each micro-batch of a step that it has room to receive.
     """
 
     layers: frozenset[int]
     first: bool
     last: bool
     in_flight: float
+    late_in_flight: float = 1.0
     message_buffers: int = 0
 
     def iter_parameters(self, model: ModelConfig) -> Iterator[ParameterTensor]:
@@ -152,3 +155,73 @@ def _find_branch(model: ModelConfig, row: ParameterTensor, num_branches: int) ->
         return num_branches - 1
     is_last = ".cross_attention" in row.name or model.family != "encoder_decoder" or row.name.startswith("encoder.")
     return num_branches - (2 if is_last else 3)
+
+
+class BlockWeights(NamedTuple):
+    """Elements of a block: in use, as they travel, split inside (so copied twice), and of experts that travel apart."""
+
+    full: int = 0
+    travelling: int = 0
+    staged: int = 0
+    experts: int = 0
+
+    def count_reduced(self, follows: bool, begins: bool) -> int:
+        """Count the elements whose gradients are reduced while a block is in its backward.
+
+        FSDP reduces one unit at a time: the block that this one `follows`, or once its feed-forward is over, its own
+        experts.
+        """
+        return self.experts if self.experts and not begins else follows * (self.travelling - self.experts)
+
+
+@dataclass(frozen=True)
+class GatheredWeights:
+    """Elements that this rank computes with.
+
+    Attributes:
+        root: outside of blocks.
+        head: matrix of the head.
+        block: the largest block, or the one of `select_block`.
+        blocks: all blocks.
+        matrices: all of them.
+        root_buffer: `root` as it travels, each tensor padded to equal shards.
+        by_block: each block, by prefix of its names and number.
+    """
+
+    root: int
+    head: int
+    block: BlockWeights
+    blocks: int
+    matrices: int
+    root_buffer: int
+    by_block: dict[tuple[str, int], BlockWeights] = field(repr=False)
+
+    def select_block(self, prefix: str, layer: int) -> "GatheredWeights":
+        """Return the same weights where this block is in use."""
+        return replace(self, block=self.by_block.get((prefix, layer), self.block))
+
+
+def count_gathered_weights(
+    model: ModelConfig, layout: ParallelLayout, rows: list[ParameterTensor], system: MemoryProfile
+) -> GatheredWeights:
+    """Of the rows of one stage of the model. Head and embedding are whole, or split by columns of the vocabulary."""
+    columns = layout.tensor if system.head == "columns" else 1
+    outside = [row for row in rows if not is_in_block(row)]
+    root = sum(-(-row.num_elements // columns) for row in outside)
+    travelling = sum(count_local_elements(row, layout, model) * count_shards(row, layout) for row in outside) // columns
+    head = max(
+        (-(-row.elements_per_copy // columns) for row in rows if row.name in ("head.weight", "embed.weight")), default=0
+    )
+    sizes: dict[tuple[str, int], BlockWeights] = {}
+    for row in filter(is_in_block, rows):
+        full = count_full_elements(row, layout, model)
+        padded = max(full, count_local_elements(row, layout, model) * count_shards(row, layout))
+        staged = full if is_split_inside(row, layout) else 0
+        experts = padded if row.is_routed and layout.expert * layout.tensor > 1 else 0
+        for layer in row.layers:
+            place = (row.name.partition("{i}")[0], layer)
+            one = sizes.get(place, BlockWeights())
+            sizes[place] = BlockWeights(one[0] + full, one[1] + padded, one[2] + staged, one[3] + experts)
+    blocks = sum(one.full for one in sizes.values())
+    largest = max(sizes.values(), default=BlockWeights())
+    return GatheredWeights(root, head, largest, blocks, root + blocks, max(root, travelling), sizes)

@@ -80,8 +80,14 @@ def iter_attention_tensors(
     model: ModelConfig, layer: int, shape: ActivationShape, *, is_output_saved: bool
 ) -> Iterator[SavedTensor]:
     """Yield the tensors of self-attention in block `layer`. `is_output_saved`: a norm after it saves its output."""
-    scores = model.attention.build_score_shape(model, shape.length, is_causal=model.family != "encoder")
+    # Both streams of XLNet see the keys of the first.
+    keys = shape.source if model.head.kind == "permutation" else shape.length
+    scores = model.attention.build_score_shape(model, keys, is_causal=model.family != "encoder")
     kernel, attention = choose_attention_memory(model, layer, shape), model.attention
+    if keys < shape.length:
+        states = shape.compute_residual_bytes(model.hidden_size) * keys // shape.length
+        yield SavedTensor("first stream", states, "fused")
+        yield SavedTensor("visible keys of both streams", shape.sequences * shape.length * keys, "pointwise")
     is_rotated, saved = model.uses_rope(layer), kernel.saves_inputs
     blocks = attention.list_score_blocks(layer, scores, shape)
     if blocks or attention.recomputes_scores:

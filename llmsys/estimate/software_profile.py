@@ -33,8 +33,9 @@ class MemoryProfile:
         pipeline: stages over which blocks are dealt, first in first out (1F1B; Narayanan 2021, arXiv:2104.04473).
         chunks: parts of the model that a stage holds (interleaved 1F1B).
         in_flight: micro-batches whose activations the first stage holds; 0 takes as many as there are stages.
-        loss: chunked: full logits never exist (linear_cross_entropy); fused: logits, and their gradient in
-            float32 (a compiled loss); whole: eager cross entropy over float32 copies.
+        loss: kernel: full logits never exist, and a block's gradient takes the place of its logits
+            (llmsys/train/cross_entropy.py); chunked: the same with a float32 copy of a block; fused: logits, and their
+            gradient in float32 (a compiled loss); whole: eager cross entropy over float32 copies.
         head: what a tensor rank has of the logits: its positions with a whole head, or its columns of all positions
             with a part of it (loss parallel).
         capability: CUDA compute capability, by which the kernels of attention are chosen.
@@ -59,7 +60,7 @@ class MemoryProfile:
     pipeline: int = 1
     pipeline_chunks: int = 1
     in_flight: int = 0
-    loss: Literal["chunked", "fused", "whole"] = "chunked"
+    loss: Literal["kernel", "chunked", "fused", "whole"] = "kernel"
     head: Literal["positions", "columns"] = "positions"
     capability: tuple[int, int] | None = (9, 0)
     masks: Literal["kernel", "none"] = "kernel"

@@ -20,13 +20,7 @@ from llmsys.config.run import RunConfig
 from llmsys.config.run_constraints import is_replicated
 from llmsys.estimate.memory_timeline import MemoryItem
 from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.rank_parameters import (
-    count_full_elements,
-    count_local_elements,
-    count_shards,
-    is_in_block,
-    is_split_inside,
-)
+from llmsys.estimate.rank_parameters import GatheredWeights, count_full_elements, count_local_elements
 from llmsys.estimate.software_profile import MemoryProfile
 
 BUCKET = 1 << 28  # elements of one bucket of ZeRO's reductions, llmsys/engine/deepspeed_setup.py
@@ -36,60 +30,6 @@ LIVE = 10**9  # elements that ZeRO-3 leaves gathered when they are soon used aga
 # start: the copy-out of the first block. next block: that of a later one in the forward. forward, backward: inside a
 # block. first block: the backward of the block that nothing follows. reduction: of gradients outside of blocks.
 GatherMoment = Literal["start", "next block", "forward", "loss", "backward", "first block", "reduction"]
-
-
-@dataclass(frozen=True)
-class GatheredWeights:
-    """Elements that this rank computes with.
-
-    Attributes:
-        root: outside of blocks.
-        head: matrix of the head.
-        block: the largest block.
-        blocks: all blocks.
-        matrices: all of them.
-        root_buffer: `root` as it travels, each tensor padded to equal shards.
-        block_buffer: `block` as it travels.
-        block_staged: tensors of a block that are copied twice, because they are split inside (`is_split_inside`).
-    """
-
-    root: int
-    head: int
-    block: int
-    blocks: int
-    matrices: int
-    root_buffer: int
-    block_buffer: int
-    block_staged: int
-
-
-def count_gathered_weights(
-    config: RunConfig, layout: ParallelLayout, rows: list[ParameterTensor], system: MemoryProfile
-) -> GatheredWeights:
-    """Of the rows of one stage of the model. Head and embedding are whole, or split by columns of the vocabulary."""
-    model, columns = config.model, layout.tensor if system.head == "columns" else 1
-    outside = [row for row in rows if not is_in_block(row)]
-    root = sum(-(-row.num_elements // columns) for row in outside)
-    travelling = sum(count_local_elements(row, layout, model) * count_shards(row, layout) for row in outside) // columns
-    head = max(
-        (-(-row.elements_per_copy // columns) for row in rows if row.name in ("head.weight", "embed.weight")), default=0
-    )
-    sizes: dict[tuple[str, int], tuple[int, int, int]] = {}
-    for row in rows:
-        if not is_in_block(row):
-            continue
-        full, padded = (
-            count_full_elements(row, layout, model),
-            count_local_elements(row, layout, model) * count_shards(row, layout),
-        )
-        staged = full if is_split_inside(row, layout) else 0
-        for layer in row.layers:
-            place = (row.name.partition("{i}")[0], layer)
-            one = sizes.get(place, (0, 0, 0))
-            sizes[place] = (one[0] + full, one[1] + padded, one[2] + staged)
-    full, padded, staged = max(sizes.values(), default=(0, 0, 0))
-    blocks = sum(one[0] for one in sizes.values())
-    return GatheredWeights(root, head, full, blocks, root + blocks, max(root, travelling), max(full, padded), staged)
 
 
 def list_gathered_weights(
@@ -107,17 +47,17 @@ def list_gathered_weights(
         case TorchEngineConfig(data_parallel="fsdp"):
             # The allocator keeps the places of two blocks, too small for what follows. On a CPU the block of logits
             # stays, and the backward gathers two.
-            is_reserved = system.measured == "reserved" and moment == "first block"
-            if is_reserved or (moment == "loss" and (system.measured == "reserved" or system.device == "cpu")):
+            keeps_places = {"first block": False, "loss": system.device == "cpu"}
+            if moment in keeps_places and (system.measured == "reserved" or keeps_places[moment]):
                 moment = "backward"
-            copied = whole.block + whole.block_buffer
+            full, travelling, staged, _ = whole.block
             root, blocks = {
-                "start": (whole.root + whole.root_buffer, copied + whole.block_staged),
-                "next block": (whole.root, copied + whole.block_buffer + whole.block_staged),
-                "forward": (whole.root, copied),
-                "loss": (whole.root, whole.block_buffer),
-                "backward": (whole.root, copied),
-                "first block": (whole.root, whole.block),
+                "start": (whole.root + whole.root_buffer, full + travelling + staged),
+                "next block": (whole.root, full + 2 * travelling + staged),
+                "forward": (whole.root, full + travelling),
+                "loss": (whole.root, travelling),
+                "backward": (whole.root, full + travelling),
+                "first block": (whole.root, full),
                 "reduction": (0, 0),
             }[moment]
             return [
@@ -126,17 +66,41 @@ def list_gathered_weights(
             ]
         case DeepSpeedEngineConfig(zero_stage=3):
             # ZeRO-3 keeps up to LIVE elements, and never less than a block and the one fetched ahead.
-            return [MemoryItem("gathered weights", size * min(whole.matrices, max(LIVE, whole.root + 2 * whole.block)))]
+            live = max(LIVE, whole.root + 2 * whole.block.full)
+            return [MemoryItem("gathered weights", size * min(whole.matrices, live))]
         case DeepSpeedEngineConfig(zero_stage=1 | 2):
             return []  # weights in the compute dtype are part of the state
         case TorchEngineConfig() | DeepSpeedEngineConfig() | AccelerateEngineConfig():
-            cast = whole.root + (whole.blocks if casts_kept else whole.block)
+            cast = whole.root + (whole.blocks if casts_kept else whole.block.full)
             return [] if size == FP32 else [MemoryItem("weights cast for matmuls", size * cast)]
         case unreachable:
             assert_never(unreachable)
 
 
-def compute_gradient_buckets(config: RunConfig, whole: GatheredWeights) -> MemoryItem:
+def list_state_items(config: RunConfig, sizes: "StateBytes", whole: GatheredWeights) -> list[MemoryItem]:
+    """Return the allocations of a rank that live for the whole run."""
+    items = [MemoryItem("weights", sizes.weights)]
+    if not is_state_offloaded(config):
+        items += [MemoryItem("masters", sizes.masters), MemoryItem("moments", sizes.moments)]
+    if config.train.ema_half_life_tokens:
+        items.append(MemoryItem("EMA of the weights", sizes.masters))
+    return [*items, _compute_gradient_buckets(config, whole)]
+
+
+def compute_update_bytes(config: RunConfig, sizes: "StateBytes", rows: list[ParameterTensor]) -> int:
+    """Return the bytes that the optimizer allocates on the device for its step."""
+    if is_state_offloaded(config):  # the step runs in host memory
+        return 0
+    matrix = max(row.elements_per_copy // (row.shape[0] if row.is_routed else 1) for row in rows)
+    return FP32 * config.optimizer.count_update_elements(sizes.masters // FP32, matrix)
+
+
+def is_state_offloaded(config: RunConfig) -> bool:
+    """Return whether masters and moments are in host memory."""
+    return getattr(config.engine, "cpu_offload", "none") != "none"
+
+
+def _compute_gradient_buckets(config: RunConfig, whole: GatheredWeights) -> MemoryItem:
     """Copies of gradients that DDP sums over the ranks, or ZeRO-0 a bucket at a time; they stay for the whole run."""
     match config.engine:
         case AccelerateEngineConfig() | TorchEngineConfig(data_parallel="ddp"):
@@ -246,7 +210,7 @@ def compute_offloaded_bytes(config: RunConfig, layout: ParallelLayout) -> int:
     Returns:
         With cpu_offload the masters and moments, under FSDP the gradients too; else 0.
     """
-    if getattr(config.engine, "cpu_offload", "none") == "none":
+    if not is_state_offloaded(config):
         return 0
     state = compute_state_bytes(config, layout)
     return state.masters + state.moments + (state.gradients if config.engine.offloads_gradients else 0)

@@ -3,40 +3,53 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from llmsys.config.engine import TorchEngineConfig
-from llmsys.config.module_tensors import ActivationShape, ParameterTensor, SavedTensor
+from llmsys.config.module_tensors import ActivationShape, ParameterTensor
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import (
     IN_EVALUATION,
     BlockGroup,
+    Policy,
     build_activation_shape,
     compute_mask_bytes,
     compute_micro_batch,
     iter_block_groups,
+    list_branch_activations,
     list_evaluation_block_items,
     list_evaluation_logits,
     list_loss_items,
     list_loss_remainders,
 )
-from llmsys.estimate.memory_timeline import MemoryItem, MemorySnapshot, compute_saved_bytes, reduce_item_bytes
-from llmsys.estimate.rank_parameters import PipelineStage, count_branch_elements
+from llmsys.estimate.memory_timeline import (
+    MemoryItem,
+    MemorySnapshot,
+    compute_saved_bytes,
+    compute_temporary_bytes,
+    reduce_item_bytes,
+)
+from llmsys.estimate.rank_parameters import (
+    GatheredWeights,
+    PipelineStage,
+    count_branch_elements,
+    count_gathered_weights,
+)
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import (
     FP32,
-    GatheredWeights,
     GatherMoment,
     StateBytes,
-    compute_gradient_buckets,
     compute_state_bytes,
-    count_gathered_weights,
+    compute_update_bytes,
+    is_state_offloaded,
     list_gathered_weights,
     list_gradients_in_flight,
+    list_state_items,
 )
 
-# Of what tensors hold, the room beside it that nothing asked for fits into: with one micro-batch at a time, and where
-# those of a pipeline come and go in another order. Calibrated, see README.md.
+# Allocated over asked for, with one micro-batch at a time, and with those of a pipeline. Calibrated, see README.md.
 ALLOCATOR_SLACK, PIPELINE_SLACK = 0.04, 0.12
 REDUCED, SAVED = "float32 gradients before reduction", "activations saved by blocks"
 
@@ -52,37 +65,36 @@ class StepMemory:
 
     def iter_snapshots(self) -> Iterator[MemorySnapshot]:
         """From the start of a step to the writing of a checkpoint, and an evaluation."""
-        last, first = self._block_groups[-1], self._block_groups[0]
+        last, first, blocks = self._block_groups[-1], self._block_groups[0], self._num_stage_blocks
         early, kept, waiting = self._early_items, self._list_saved_items(), self._waiting_items
         yield self._build_snapshot("between steps", [])
         if self._gathers_blocks:
             yield self._build_snapshot("at the start of forward", [*early, *self._list_weights("start")])
             saved = reduce_item_bytes(kept, SAVED, self._compute_saved_bytes(last))
             yield self._build_snapshot("before the last block", [*early, *saved, *self._list_weights("next block")])
-        yield self._build_snapshot(
-            "at the end of forward", [*early, *kept, *self._list_weights("forward"), self._temporary_item]
-        )
+        weights = self._list_weights("forward")
+        yield self._build_snapshot("at the end of forward", [*early, *kept, *weights, self._temporary_item])
         loss = [*self._list_weights("loss"), *self._loss_items]
         if self._uses_reserved_memory:  # what the last block left, in pieces too small for logits
             loss.append(self._temporary_item)
         yield self._build_snapshot("in the loss", [*early, *kept, *loss])
         # By then the last block's tensors are free.
-        backward = reduce_item_bytes(self._list_backward_items(last), REDUCED, self._compute_saved_bytes(last))
-        yield self._build_snapshot(
-            "in the backward of the last block", [*early, *kept, *self._list_weights("backward"), *backward]
-        )
-        one, backward = self._compute_saved_bytes(first), [*self._list_backward_items(first), self._late_item]
-        if self._gathers_blocks and sum(map(self._count_blocks, self._block_groups)) > 1:
-            # The last one that gathers a block ahead.
-            items = [MemoryItem("activations saved by two blocks", 2 * one), *self._list_weights("backward")]
+        backward = self._list_backward_items(last, follows=blocks > 2)
+        backward = reduce_item_bytes(backward, REDUCED, self._compute_saved_bytes(last))
+        weights = self._list_weights("backward" if blocks > 1 else "first block", last)
+        yield self._build_snapshot("in the backward of the last block", [*early, *kept, *weights, *backward])
+        one = self._compute_saved_bytes(first)
+        if self._gathers_blocks and blocks > 2:
+            # The last one that gathers a block ahead, while gradients of the third are reduced.
+            backward = [*self._list_backward_items(first, follows=True), self._late_item]
+            items = [MemoryItem("activations saved by two blocks", 2 * one), *self._list_weights("backward", first)]
             yield self._build_snapshot("in the backward of the second block", [*waiting, *items, *backward])
-        items = [MemoryItem("activations saved by a block", one), *self._list_weights("first block")]
+        backward = [*self._list_backward_items(first, follows=blocks > 1), self._late_item]
+        items = [MemoryItem("activations saved by a block", one), *self._list_weights("first block", first)]
         yield self._build_snapshot("in the backward of the first block", [*waiting, *items, *backward])
-        whole = self._gathered_weights
+        weights, whole = self._list_weights("reduction"), self._gathered_weights
         root = list_gradients_in_flight(self.config, whole, whole.root, whole.root_buffer)
-        yield self._build_snapshot(
-            "at the end of backward", [*waiting, self._gradient_item, *self._list_weights("reduction"), *root]
-        )
+        yield self._build_snapshot("at the end of backward", [*waiting, self._gradient_item, *weights, *root])
         yield self._build_snapshot("in the optimizer step", [self._gradient_item, self._update_item])
         yield self._build_snapshot("while a checkpoint is written", [])
         if self.system.evaluation == "logits":
@@ -116,11 +128,17 @@ class StepMemory:
 
     @cached_property
     def _gathered_weights(self) -> GatheredWeights:
-        return count_gathered_weights(self.config, self.layout, self._parameter_tensors, self.system)
+        return count_gathered_weights(self.config.model, self.layout, self._parameter_tensors, self.system)
 
     @cached_property
     def _activation_shape(self) -> ActivationShape:
         return build_activation_shape(self.config, self.layout, self.system)
+
+    @property
+    def _num_stage_blocks(self) -> int:
+        """Blocks that run one after the other: all of the rank, or those of one of its stages."""
+        chunks = self.layout.pipeline_schedule.num_chunks if self.layout.pipeline > 1 else 1
+        return -(-sum(map(self._count_blocks, self._block_groups)) // chunks)
 
     @property
     def _stream_bytes(self) -> int:
@@ -136,27 +154,17 @@ class StepMemory:
             return len(self.stage.layers.intersection(kind.layers))
         return len(kind.layers) if (self.stage.first if kind.prefix.startswith("encoder") else self.stage.last) else 0
 
-    @property
-    def _offload_mode(self) -> str:
-        return getattr(self.config.engine, "cpu_offload", "none")
-
     @cached_property
     def _state_items(self) -> list[MemoryItem]:
         """Allocations that live for the whole run."""
-        sizes = self._state_bytes
-        items = [MemoryItem("weights", sizes.weights)]
-        if self._offload_mode == "none":
-            items += [MemoryItem("masters", sizes.masters), MemoryItem("moments", sizes.moments)]
-        if self.config.train.ema_half_life_tokens:
-            items.append(MemoryItem("EMA of the weights", sizes.masters))
         sent = self.stage.message_buffers * self._num_micro_batches * self._stream_bytes
-        items.append(MemoryItem("messages between stages", sent))
-        return [*items, compute_gradient_buckets(self.config, self._gathered_weights)]
+        messages = MemoryItem("messages between stages", sent)
+        return [*list_state_items(self.config, self._state_bytes, self._gathered_weights), messages]
 
     @cached_property
     def _gradient_item(self) -> MemoryItem:
         """Gradients once they are summed over the ranks."""
-        if self._offload_mode != "none":
+        if is_state_offloaded(self.config):
             return MemoryItem("gradients", 0)
         ours = getattr(self.config.engine, "gradient_accumulation", "sharded")
         if "whole" in (ours, self.system.gradients) and self._num_micro_batches > 1:
@@ -167,17 +175,14 @@ class StepMemory:
     def _late_item(self) -> MemoryItem:
         """Summed gradients near the end of backward: those of the first block and outside of blocks are to come."""
         one, whole = self._gradient_item, self._gathered_weights
-        left = 0 if self._num_micro_batches > 1 else (whole.root + whole.block) / max(1, whole.matrices)
+        left = 0 if self._num_micro_batches > 1 else (whole.root + whole.block.full) / max(1, whole.matrices)
         return MemoryItem(one.name, int(one.bytes * max(0.0, 1 - left)))
 
     @cached_property
     def _update_item(self) -> MemoryItem:
         """Tensors that the optimizer allocates for its step."""
-        if self._offload_mode != "none":  # the step runs in host memory
-            return MemoryItem("updates of matrices", 0)
-        matrix = max(row.elements_per_copy // (row.shape[0] if row.is_routed else 1) for row in self._parameter_tensors)
-        elements = self.config.optimizer.count_update_elements(self._state_bytes.masters // FP32, matrix)
-        return MemoryItem("updates of matrices", FP32 * elements)
+        size = compute_update_bytes(self.config, self._state_bytes, self._parameter_tensors)
+        return MemoryItem("updates of matrices", size)
 
     @cached_property
     def _num_micro_batches(self) -> int:
@@ -189,7 +194,7 @@ class StepMemory:
 
         Where gradient shards of the step before are smaller than activations, those do not fit into their places.
         """
-        shard = FP32 * self._gathered_weights.block // max(1, self.layout.shard * self.layout.context)
+        shard = FP32 * self._gathered_weights.block.full // max(1, self.layout.shard * self.layout.context)
         small = shard < self._activation_shape.compute_residual_bytes(self.config.model.hidden_size)
         is_kept = self._num_micro_batches > 1 or (self._uses_reserved_memory and small)
         return [self._gradient_item] if is_kept else []
@@ -206,15 +211,30 @@ class StepMemory:
         is_fsdp = isinstance(engine, TorchEngineConfig) and engine.data_parallel == "fsdp"
         return is_fsdp and self.system.weights == "sharded"
 
-    def _list_weights(self, moment: GatherMoment, *, casts_kept: bool | None = None) -> list[MemoryItem]:
+    def _list_weights(
+        self, moment: GatherMoment, kind: BlockGroup | None = None, *, casts_kept: bool | None = None
+    ) -> list[MemoryItem]:
         kept = self.config.train.activation_checkpoint in ("none", "offload") if casts_kept is None else casts_kept
-        return list_gathered_weights(self.config, self._gathered_weights, self.system, moment, casts_kept=kept)
+        return list_gathered_weights(self.config, self._select_weights(kind), self.system, moment, casts_kept=kept)
+
+    def _select_weights(self, kind: BlockGroup | None) -> GatheredWeights:
+        """Return the weights where a block of a kind is in use. An allocator keeps the places of the largest one."""
+        whole = self._gathered_weights
+        if kind is None or self._uses_reserved_memory:
+            return whole
+        return whole.select_block(kind.prefix, self._select_layer(kind))
+
+    def _select_layer(self, kind: BlockGroup) -> int:
+        """Return a layer of a kind that this stage has."""
+        is_numbered = kind.prefix == "blocks."
+        return min(self.stage.layers.intersection(kind.layers)) if is_numbered else kind.layers[0]
 
     def _compute_saved_bytes(self, kind: BlockGroup) -> int:
-        train = self.config.train
-        return compute_saved_bytes(
-            kind.saved_tensors, train.activation_checkpoint, train.compile == "block", self.system
-        )
+        return compute_saved_bytes(kind.saved_tensors, *self._policy)
+
+    @property
+    def _policy(self) -> Policy:
+        return self.config.train.activation_checkpoint, self.config.train.compile == "block", self.system
 
     @cached_property
     def _waiting_items(self) -> list[MemoryItem]:
@@ -223,10 +243,10 @@ class StepMemory:
 
     def _list_saved_items(self, finished: float = 0.0) -> list[MemoryItem]:
         several = self.system.pipeline > 1
-        micro_batches = (min(self.stage.in_flight, self._num_micro_batches) if several else 1.0) - finished
-        total = micro_batches * sum(
-            self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups
-        )
+        held = self.stage.late_in_flight if finished else self.stage.in_flight
+        micro_batches = (min(held, self._num_micro_batches) if several else 1.0) - finished
+        sizes = (self._count_blocks(kind) * self._compute_saved_bytes(kind) for kind in self._block_groups)
+        total = micro_batches * sum(sizes)
         if self.system.activations == "host" or self.config.train.activation_checkpoint == "offload":
             # two blocks' activations are on their way to or from the host at a time
             total = min(total, 2 * max(self._compute_saved_bytes(kind) for kind in self._block_groups))
@@ -239,59 +259,39 @@ class StepMemory:
     @cached_property
     def _temporary_item(self) -> MemoryItem:
         """Tensors that a branch makes and does not save, at its end."""
-        return MemoryItem(
-            "temporaries of a block",
-            max(self._compute_temporary_bytes(branch) for kind in self._block_groups for branch in kind.branches),
-        )
-
-    def _compute_temporary_bytes(self, branch: list[SavedTensor]) -> int:
-        train, compiled = self.config.train, self.config.train.compile == "block"
-        made = sum(one.bytes for one in branch if not (compiled and one.producer == "fused"))
-        return max(0, made - compute_saved_bytes(branch, train.activation_checkpoint, compiled, self.system))
+        sizes = (compute_temporary_bytes(one, *self._policy) for kind in self._block_groups for one in kind.branches)
+        return MemoryItem("temporaries of a block", max(sizes))
 
     @cached_property
     def _loss_items(self) -> list[MemoryItem]:
-        return (
-            list_loss_items(self.config, self._activation_shape, self.system, self._gathered_weights.head)
-            if self.stage.last
-            else []
-        )
+        if not self.stage.last:
+            return []
+        return list_loss_items(self.config, self._activation_shape, self.system, self._gathered_weights.head)
 
-    def _list_backward_items(self, kind: BlockGroup) -> list[MemoryItem]:
+    def _list_backward_items(self, kind: BlockGroup, *, follows: bool) -> list[MemoryItem]:
         """Return the fullest moment of a block's backward: before its last branch, or after one of them.
 
-        What was computed again is freed branch by branch, while gradients of weights appear.
+        What was computed again is freed branch by branch, while gradients of weights appear. A block that `follows`
+        begins while the gradients of the one before are reduced.
         """
-        moments = [self._list_branch_items(kind, number) for number in range(len(kind.branches))]
-        moments += [self._list_branch_items(kind, number, is_over=True) for number in range(len(kind.branches))]
-        return max(moments, key=lambda items: sum(item.bytes for item in items))
+        moments = product((False, True), range(len(kind.branches)))
+        choices = [self._list_branch_items(kind, number, follows, is_over) for is_over, number in moments]
+        return max(choices, key=lambda items: sum(item.bytes for item in items))
 
-    def _list_branch_items(self, kind: BlockGroup, number: int, *, is_over: bool = False) -> list[MemoryItem]:
+    def _list_branch_items(self, kind: BlockGroup, number: int, follows: bool, is_over: bool) -> list[MemoryItem]:
         """Return what is in memory before or after the backward of a branch of a block."""
-        compiled, whole = self.config.train.compile == "block", self._gathered_weights
-        left = [tensor for branch in kind.branches[: number + (not is_over)] for tensor in branch]
-        again = compute_saved_bytes(left, "none", compiled, self.system)
-        again -= compute_saved_bytes(left, self.config.train.activation_checkpoint, compiled, self.system)
-        largest = max(one.bytes for one in kind.branches[number])
-        # The rows of experts that are exchanged exist twice, in the order of arrival and by expert.
-        is_exchanged = any(one.name == "sorted visits" and one.producer == "collective" for one in left)
-        rows = 1 if is_over else 4 if is_exchanged else 2
-        stream = self._activation_shape.compute_gathered_bytes(self.config.model.hidden_size)
         # Weights of branches that are over have gradients. An allocator keeps the places of a whole block's.
-        over = 0 if self._uses_reserved_memory else number + (not is_over)
-        weights = count_branch_elements(
-            self._parameter_tensors,
-            (kind.prefix, kind.layers[0]),
-            (over, len(kind.branches)),
-            self.layout,
-            self.config.model,
+        over, count = 0 if self._uses_reserved_memory else number + (not is_over), len(kind.branches)
+        place = (kind.prefix, self._select_layer(kind))
+        weights = count_branch_elements(self._parameter_tensors, place, (over, count), self.layout, self.config.model)
+        held = list_branch_activations(
+            self.config.model, self._activation_shape, self._policy, kind.branches, number, is_over=is_over
         )
-        return [
-            MemoryItem("recomputed block", max(0, again)),
-            MemoryItem("gradients inside a block", rows * largest + 2 * stream),
-            *list_gradients_in_flight(self.config, whole, weights, whole.block_buffer),
-            *self._loss_remainders,
-        ]
+        block = self._select_weights(kind).block
+        begins = number == count - 1 and not is_over
+        reduced = block.travelling if self._uses_reserved_memory else block.count_reduced(follows, begins)
+        gradients = list_gradients_in_flight(self.config, self._gathered_weights, weights, reduced)
+        return [*held, *gradients, *self._loss_remainders]
 
     @cached_property
     def _loss_remainders(self) -> list[MemoryItem]:

@@ -3,7 +3,7 @@
 The estimate as a page of text for people: counts with their digits, and prefixes people know beside them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -65,12 +65,15 @@ def _format_text_row(title: str, value: str, note: str) -> str:
     return f"{title:<22}{value:>34}  {note}".rstrip()
 
 
-def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None = None) -> str:
+def format_estimate(
+    result: dict[str, Any], ledger: list[dict[str, Any]] | None = None, more_lines: Iterable[str] = ()
+) -> str:
     """Format an estimate for people.
 
     Args:
         result: values that `estimate_run` or `add_costs` returned.
         ledger: values that `list_tensor_counts` returned, to list every tensor; None: none.
+        more_lines: lines after those of the cost.
 
     Returns:
         Lines of text.
@@ -81,9 +84,9 @@ def format_estimate(result: dict[str, Any], ledger: list[dict[str, Any]] | None 
         *_iter_memory_lines(result),
         *_iter_run_lines(result),
     ]
-    lines += iter_cost_lines(result)
+    lines += [*iter_cost_lines(result), *more_lines]
     if ledger is not None:
-        lines += ["", *_iter_tensor_lines(ledger, result["parameters"]["total"])]
+        lines += ["", *iter_tensor_lines(ledger, result["parameters"]["total"])]
     return "\n".join(lines)
 
 
@@ -93,6 +96,8 @@ def _iter_parameter_lines(result: dict[str, Any]) -> Iterator[str]:
     yield _format_count_row("parameters", counts["total"], format_count(counts["total"]))
     for name, count in counts["by_component"].items():
         yield _format_count_row(f"  {name}", count, f"{count / counts['total']:.1%}")
+    if "frozen" in counts:
+        yield _format_count_row("frozen", counts["frozen"], "tables that transformers' class has and does not train")
     yield _format_count_row("non-embedding", counts["non_embedding"], "without embeddings, positions and head")
     yield _format_count_row("active per token", active["all"], "parameters used per token")
     yield _format_count_row("", active["without_input_embedding"], "without the input embedding")
@@ -164,7 +169,16 @@ def _iter_run_lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"{', '.join(result['unknown'])}: unknown ({next(iter(result['unknown'].values()))})"
 
 
-def _iter_tensor_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
+def iter_tensor_lines(ledger: list[dict[str, Any]], total: int) -> Iterator[str]:
+    """Yield a line for every tensor, and the total.
+
+    Args:
+        ledger: values that `list_tensor_counts` returned.
+        total: number of parameters.
+
+    Yields:
+        Lines of text.
+    """
     width = max(len(one["name"]) for one in ledger)
     for one in ledger:
         shape = " × ".join(map(str, one["shape"]))
@@ -193,5 +207,12 @@ def format_count(count: float) -> str:
 
 
 def format_gib(count: int) -> str:
-    """Bytes in binary units."""
+    """Format bytes in binary units.
+
+    Args:
+        count: bytes.
+
+    Returns:
+        Text such as `512.0 MiB` or `1.50 GiB`.
+    """
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -28,6 +28,8 @@ log = get_logger(__name__)
 
 # Receives (prompt index, token) for every new token, as soon as it is chosen.
 OnToken = Callable[[int, int], None]
+# Receives (prompt index, logits (V,), token) before it.
+OnLogits = Callable[[int, Tensor, int], None]
 Pick = Callable[[Tensor, list[int]], Tensor]
 # tokens (B, T) → logits of the next token (B, V), V the ids of the tokenizer.
 NextLogits = Callable[[Tensor, KeyValueCache], Tensor]
@@ -56,6 +58,7 @@ def generate_texts(
     stop_at_eos: bool = True,
     prefix_ids: Sequence[int] | None = None,
     on_token: OnToken | None = None,
+    on_logits: OnLogits | None = None,
 ) -> list[str]:
     """Return the continuation of each prompt, without the prompt.
 
@@ -73,6 +76,7 @@ def generate_texts(
         prefix_ids: ids before each prompt. None is the end-of-document id, which precedes every document in training.
             An empty prompt without a prefix gets the begin or else the end id: a model needs a token to continue.
         on_token: receives every new token; beam search does not call it.
+        on_logits: receives the model's logits at every new token, before filters; beam search does not call it.
 
     Raises:
         DataError: a prompt fills the context.
@@ -98,7 +102,8 @@ def generate_texts(
                 new_ids = _decode_with_beams(first_BV, cache, limits, stop, decoding, next_logits)
             case SamplingParams():
                 pick = _build_token_picker(decoding, ids, _build_generators(prompts, seed))
-                new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, on_token, next_logits)
+                calls = on_token, on_logits
+                new_ids = _decode_with_sampling(first_BV, cache, limits, stop, pick, calls, next_logits)
             case unreachable:
                 assert_never(unreachable)
     return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]
@@ -143,6 +148,8 @@ def _build_token_picker(params: SamplingParams, ids: list[list[int]], generators
 
 def _build_logits_function(model: Transformer, vocab_size: int) -> NextLogits:
     def compute_logits(tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
+        if model.run_pipeline is not None:
+            return model.run_pipeline(tokens_BT, cache)[:, :vocab_size]
         logits_BTV: Tensor = model(tokens_BT.to(model.embed.weight.device), cache=cache)
         return logits_BTV[:, -1, :vocab_size]
 
@@ -189,10 +196,11 @@ def _decode_with_sampling(
     limits: list[int],
     stop: int,
     pick: Pick,
-    on_token: OnToken | None,
+    calls: tuple[OnToken | None, OnLogits | None],
     next_logits: NextLogits,
 ) -> list[list[int]]:
     """Return the new token ids of every row; rows leave the batch when they end."""
+    on_token, on_logits = calls
     new: list[list[int]] = [[] for _ in limits]
     alive = list(range(len(limits)))
     while True:
@@ -201,6 +209,8 @@ def _decode_with_sampling(
         for index, (row, token) in enumerate(zip(alive, tokens_B.tolist(), strict=True)):
             if token != stop:
                 new[row].append(token)
+                if on_logits is not None:
+                    on_logits(row, logits_BV[index], token)
                 if on_token is not None:
                     on_token(row, token)
                 if len(new[row]) < limits[row]:

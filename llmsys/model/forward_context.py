@@ -18,11 +18,12 @@ from llmsys.config.position import (
     TransformerXlPositionConfig,
 )
 from llmsys.errors import ConfigError
-from llmsys.model.attention_mask import EVERYTHING, LayerMask, compute_document_positions
+from llmsys.model.attention_mask import EVERYTHING, AttentionMask, LayerMask, compute_document_positions
 from llmsys.model.document_lengths import DocumentLengths
 from llmsys.model.embedding import RelativePositionBias, SinusoidalPositionEmbedding
 from llmsys.model.kv_cache import EncoderOutput, KeyValueCache
 from llmsys.model.mask_builder import MaskBuilder, MaskInputs
+from llmsys.model.query_stream import build_stream_mask
 from llmsys.model.rotary_embedding import RotaryBuilder, RotaryCosSin
 
 # B rows, T query positions, S key positions, H heads, D width, R distances
@@ -43,6 +44,7 @@ class ForwardContext:
         rotations: Rotary tables.
         distances_RD: Sinusoids of distances (Transformer-XL).
         segments: Segment numbers of queries and keys (XLNet).
+        predicted_BP: Positions of the query stream, whose states follow the others (XLNet).
         cache: Key-value cache, in generation.
         memory: Encoder output, in an encoder-decoder.
         cross_mask: Mask of the cross-attention.
@@ -68,8 +70,14 @@ class ForwardContext:
     step: int = 0
     documents_BT: Tensor | None = None
     length_projection_NT: Tensor | None = None
+    predicted_BP: Tensor | None = None
     kept: dict[str, Any] | None = None
     """What a repeated pass must not compute anew, by name; None: it computes the same."""
+
+    @property
+    def num_predicted(self) -> int:
+        """Positions of the query stream; 0 without one."""
+        return 0 if self.predicted_BP is None else self.predicted_BP.shape[1]
 
     def get_or_compute(self, name: str, compute: Callable[[], Value]) -> Value:
         """Return the result of `compute`, in a repeated pass that of the first pass."""
@@ -134,6 +142,7 @@ class ContextBuilder:
         cache: KeyValueCache | None = None,
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
+        predicted_BP: Tensor | None = None,
         training: bool = False,
     ) -> ForwardContext:
         """Return the context of `length` new tokens, on the device and in the dtype of `like`, (B, …)."""
@@ -146,24 +155,32 @@ class ContextBuilder:
         if real_BT is None and documents_BT is not None:
             # Padding has negative document numbers.
             real_BT = documents_BT >= 0
+        masks, segments = self.masks.build_self_masks(inputs), None
+        if token_types_BT is not None:
+            segments = _collect_segments(token_types_BT, cache, predicted_BP)
+        if predicted_BP is not None:
+            masks = {kind: build_stream_mask(_get_table(mask), predicted_BP, length) for kind, mask in masks.items()}
         return ForwardContext(
-            masks=self.masks.build_self_masks(inputs),
+            masks=masks,
             positions_BT=_compute_positions(length, documents_BT, cache, device),
             rotations={} if self.rotations is None else self.rotations(length, cache, device),
-            distances_RD=self._compute_distance_sinusoids(start, length, like),
-            segments=None if token_types_BT is None else _collect_segments(token_types_BT, cache),
+            distances_RD=self._compute_distance_sinusoids(start, length, like, is_cached=cache is not None),
+            segments=segments,
             cache=cache,
             memory=memory,
             cross_mask=self.masks.build_cross_mask(inputs, memory),
             real_BT=real_BT,
             heads=self.heads,
             documents_BT=documents_BT,
+            predicted_BP=predicted_BP,
         )
 
-    def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor) -> Tensor | None:
+    def _compute_distance_sinusoids(self, start: int, length: int, like: Tensor, *, is_cached: bool) -> Tensor | None:
         """Return the sinusoids of distances start + length - 1 down to 1 - length, (R, D)."""
         if self.sinusoids is None:
             return None
+        if not is_cached:
+            _, length, start = self.config.attention.fold_row(length)
         distances_R = torch.arange(start + length - 1, -length, -1, device=like.device)
         return self.sinusoids(distances_R).to(like.dtype)
 
@@ -194,8 +211,17 @@ def _compute_positions(
     )
 
 
-def _collect_segments(token_types_BT: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:
-    """Return the segments of the queries (B, T) and of the keys (B, S)."""
+def _get_table(mask: LayerMask) -> AttentionMask:
+    assert isinstance(mask, AttentionMask), "choose_attention_kernel gives distance scores a table"
+    return mask
+
+
+def _collect_segments(
+    token_types_BT: Tensor, cache: KeyValueCache | None, predicted_BP: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the segments of the queries (B, T), those of the query stream among them, and of the keys (B, S)."""
+    if predicted_BP is not None:
+        return torch.cat([token_types_BT, token_types_BT.gather(1, predicted_BP.clamp(min=0))], 1), token_types_BT
     if cache is None:
         return token_types_BT, token_types_BT
     return token_types_BT, cache.append_layer("segments", token_types_BT)[0]

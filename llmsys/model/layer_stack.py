@@ -85,6 +85,7 @@ class LayerStack(nn.Module):
         cache: KeyValueCache | None = None,
         memory: EncoderOutput | None = None,
         real_BT: Tensor | None = None,
+        predicted_BP: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, ForwardContext]:
         """Return the hidden states after the last block, before the final norm, and the context of the blocks.
@@ -101,10 +102,13 @@ class LayerStack(nn.Module):
             cache=cache,
             memory=memory,
             real_BT=real_BT,
+            predicted_BP=predicted_BP,
             training=self.training,
         )
         if self.length_proj is not None:
             context = replace(context, length_projection_NT=self.length_proj(embedded_BTD.shape[1]))
+        if predicted_BP is not None:
+            embedded_BTD = self.get_submodule("mask_embedding")(embedded_BTD, predicted_BP.shape[1])
         positions_BTD, x_BTD = self._embed_positions(context.positions_BT, embedded_BTD.dtype), embedded_BTD
         if layers is None or 0 in layers:
             # A recurrence adds the positions itself, before every step.

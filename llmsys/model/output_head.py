@@ -14,10 +14,10 @@ from llmsys.config.head import (
     PermutationHeadConfig,
 )
 from llmsys.config.model import ModelConfig
-from llmsys.errors import ConfigError
 from llmsys.model.feed_forward import apply_activation
 from llmsys.model.float32_buffers import Float32BufferModule
 from llmsys.model.normalization import build_norm
+from llmsys.model.query_stream import MaskEmbedding
 
 # B rows, T positions, D width, V vocabulary
 
@@ -104,7 +104,7 @@ class NextSentenceHead(nn.Linear):
             self.register_buffer(name, torch.zeros(()), persistent=False)
 
     def record_loss(self, pooled_BD: Tensor, labels_B: Tensor) -> None:
-        """Keep the loss of a training forward, and add it to the counters. Negative labels are left out."""
+        """Keep the loss of a forward pass, and add it to the counters. Negative labels are left out."""
         logits_B2 = self(pooled_BD).float()
         self._nats = F.cross_entropy(logits_B2, labels_B, reduction="sum")
         with torch.no_grad():
@@ -130,11 +130,7 @@ class NextSentenceHead(nn.Linear):
 
 
 def build_head(config: ModelConfig) -> nn.Module | None:
-    """Build the map from hidden states to logits over the vocabulary; None for heads without one.
-
-    Raises:
-        ConfigError: XLNet's permutation head, whose two-stream attention is counted but not built.
-    """
+    """Build the map from hidden states to logits over the vocabulary; None for heads without one."""
     match config.head:
         case LmHeadConfig() as head:
             return LmHead(config, head)
@@ -143,10 +139,7 @@ def build_head(config: ModelConfig) -> nn.Module | None:
         case ClassificationHeadConfig() | FeaturesHeadConfig():
             return None
         case PermutationHeadConfig():
-            raise ConfigError(
-                "model.head.kind=permutation (XLNet) can be estimated but not built. To train, use mlm for an "
-                "encoder or lm for a decoder."
-            )
+            return LmHead(config, LmHeadConfig(bias="trained"))
         case unreachable:
             assert_never(unreachable)
 
@@ -166,7 +159,7 @@ def get_next_sentence_head(model: nn.Module) -> NextSentenceHead:
 
 
 def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
-    """Build the modules on the first token, by their names in the model: pooler, next_sentence, classifier."""
+    """Build the modules on the first token, by their names: pooler, next_sentence, classifier; XLNet's vector."""
     width = config.hidden_size
     match config.head:
         case ClassificationHeadConfig(num_labels=num_labels, pooling=pooling):
@@ -177,7 +170,9 @@ def build_extras(config: ModelConfig) -> dict[str, nn.Module]:
             return pooler | ({"next_sentence": NextSentenceHead(width)} if head.next_sentence else {})
         case FeaturesHeadConfig() as head:
             return {"pooler": nn.Linear(width, width)} if head.pooler else {}
-        case LmHeadConfig() | PermutationHeadConfig():
+        case PermutationHeadConfig():
+            return {"mask_embedding": MaskEmbedding(width)}
+        case LmHeadConfig():
             return {}
         case unreachable:
             assert_never(unreachable)

@@ -32,8 +32,8 @@ from llmsys.model.recurrence import AdaptiveRecurrence
 
 # B rows, T positions, S source positions, D width, V vocabulary
 
-
-# (head, hidden_BTD, places) → the result of the forward pass in place of logits. For instance the loss of the targets
+EncoderInput = tuple[Tensor | None, Tensor | None, DocumentLengths | None]
+# (head, hidden_BTD, places) → the result of the forward pass in place of logits, such as the loss of the targets
 # `places` beyond the next token. For a classifier the head is None, and hidden_BTD holds its logits.
 Finish = Callable[[nn.Module | None, Tensor, int], Tensor]
 
@@ -62,8 +62,9 @@ class Transformer(LayerStack):
         self.predicted: list[Tensor] = []
         self.shapes_elsewhere: dict[str, torch.Size] = {}
         """Tensors of the training state that only other ranks of a pipeline hold."""
-        moe_layers = self.list_moe_layers()
-        self.num_moe_layers = len(moe_layers)
+        self.run_pipeline: Callable[[Tensor, KeyValueCache], Tensor] | None = None
+        """In a pipeline: returns the logits (B, V) after new tokens (B, T) that follow a cache, on all ranks."""
+        self.num_moe_layers = len(moe_layers := self.list_moe_layers())
         for number, layer in enumerate(moe_layers):
             layer.number = number
         self._tie_weights()
@@ -79,6 +80,7 @@ class Transformer(LayerStack):
         source_document_lengths: DocumentLengths | None = None,
         token_types_BT: Tensor | None = None,
         next_sentence_B: Tensor | None = None,
+        predicted_BP: Tensor | None = None,
         real_BT: Tensor | None = None,
         memory: EncoderOutput | None = None,
         cache: KeyValueCache | None = None,
@@ -88,17 +90,14 @@ class Transformer(LayerStack):
     ) -> Tensor:
         """Return logits (B, T, V) in the dtype of the weights; of a classifier (B, labels), of features (B, T, D).
 
-        In training mode `predicted` then holds the outputs of multi-token prediction, see `_run_prediction_modules`.
-
         Args:
             tokens_BT: Token ids, integer; in an encoder-decoder those of the target; bytes of patches (B, N, P).
-            documents_BT: Document number of each token; tokens of other documents are hidden. None: one document.
-                Padding is a document of its own. Added positions count from the start of each document.
+            documents_BT: Document of each token: others are hidden, and positions begin with it. Padding is negative.
             document_lengths: Their lengths, which spare accelerators a wait; those of the source likewise.
-            source_BS: Input of the encoder of an encoder-decoder.
-            source_documents_BS: Document numbers of the source, by default 0. A target sees that of equal number.
+            source_BS: Input of the encoder; `source_documents_BS`, by default 0: a target sees that of equal number.
             token_types_BT: Segments of an encoder; None: 0 everywhere.
-            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss` in training.
+            next_sentence_B: Labels of rows, for `NextSentenceHead.record_loss`.
+            predicted_BP: Positions to predict in this order, negative: none (XLNet); logits are theirs, (B, P, V).
             real_BT: False at padding, which experts do not count. None: padding is where documents_BT is negative.
             memory: The result of `encode_source`, in place of the source.
             cache: Keys and values so far, extended in place; tokens_BT holds the new tokens. It keeps source or memory.
@@ -109,9 +108,6 @@ class Transformer(LayerStack):
         Raises:
             ConfigError: Too many positions, documents together with a cache, or a source missing or given twice.
         """
-        source = source_documents_BS, source_document_lengths
-        encoded = None if source_BS is None else self.encode_source(source_BS, *source)
-        memory = self._resolve_encoder_output(encoded, memory, cache)
         new, tokens_BT = tokens_BT.shape[1], self._select_input_tokens(tokens_BT, cache)
         x_BTD, context = self.run_blocks(
             self._embed_tokens(tokens_BT, token_types_BT) if hidden_BTD is None else hidden_BTD,
@@ -119,15 +115,16 @@ class Transformer(LayerStack):
             document_lengths=document_lengths,
             token_types_BT=token_types_BT,
             cache=cache,
-            memory=memory,
+            memory=self._find_encoder_output((source_BS, source_documents_BS, source_document_lengths), memory, cache),
             real_BT=real_BT,
+            predicted_BP=predicted_BP,
             layers=layers,
         )
         if not self.has_last_layer(layers):
             return x_BTD
         if self.training and self.prediction and self.head is not None:
             self.predicted = self._run_prediction_modules(self.head, tokens_BT, x_BTD, context, finish)
-        return self._compute_output(x_BTD, new, next_sentence_B if self.training else None, finish, context.real_BT)
+        return self._compute_output(x_BTD, context.num_predicted or new, next_sentence_B, finish, context.real_BT)
 
     def _compute_output(
         self, x_BTD: Tensor, new: int, labels_B: Tensor | None, finish: Finish | None, real_BT: Tensor | None
@@ -174,10 +171,7 @@ class Transformer(LayerStack):
         return layers is None or self.config.num_hidden_layers - 1 in layers
 
     def list_moe_layers(self, layers: range | None = None) -> list[MoELayer]:
-        """List the mixture-of-experts layers in depth order; those of multi-token prediction come last.
-
-        With `layers` only those of a stage of a pipeline.
-        """
+        """List the mixture-of-experts layers of a stage, or all, in depth order; prediction modules are last."""
         parts: list[nn.Module] = [self]
         if layers is not None:
             parts = [*self.select_blocks(layers), *(self.prediction if self.has_last_layer(layers) else ())]
@@ -185,8 +179,7 @@ class Transformer(LayerStack):
 
     def list_auxiliary_layers(self, layers: range | None = None) -> list[MoELayer | AdaptiveRecurrence]:
         """List the layers with losses and counters of their own: experts, and positions that halt by themselves."""
-        halting = [module for module in self.modules() if isinstance(module, AdaptiveRecurrence)]
-        return [*self.list_moe_layers(layers), *halting]
+        return [*self.list_moe_layers(layers), *(one for one in self.modules() if isinstance(one, AdaptiveRecurrence))]
 
     def compute_auxiliary_loss(self) -> Tensor:
         """Return the weighted auxiliary losses of the last training forward, summed over layers; 0 without any.
@@ -233,10 +226,12 @@ class Transformer(LayerStack):
     def _scale_embedding(self, x_BTD: Tensor) -> Tensor:
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
-    def _resolve_encoder_output(
-        self, encoded: EncoderOutput | None, memory: EncoderOutput | None, cache: KeyValueCache | None
+    def _find_encoder_output(
+        self, source: EncoderInput, memory: EncoderOutput | None, cache: KeyValueCache | None
     ) -> EncoderOutput | None:
         """Return the encoder output to attend to; a cache keeps the one that it is given."""
+        source_BS, documents_BS, lengths = source
+        encoded = None if source_BS is None else self.encode_source(source_BS, documents_BS, lengths)
         if encoded is not None and memory is not None:
             raise ConfigError("Both a source and its encoder output were given. Give one of them.")
         memory = encoded if memory is None else memory

@@ -24,6 +24,7 @@ from llmsys.config.norm import (
     SandwichNormConfig,
 )
 from llmsys.config.position import TransformerXlPositionConfig
+from llmsys.config.segment_memory import SegmentMemoryAttentionConfig
 from llmsys.model.dropout import apply_dropout
 from llmsys.model.feed_forward import build_feed_forward
 from llmsys.model.forward_context import ForwardContext
@@ -34,6 +35,7 @@ from llmsys.model.moe_layer import MoELayer
 from llmsys.model.multi_head_attention import CrossAttention, MultiHeadAttention
 from llmsys.model.normalization import build_norm
 from llmsys.model.relative_attention import RelativeAttention
+from llmsys.model.segment_memory import SegmentMemoryAttention
 
 # B rows, T positions, D width
 
@@ -162,6 +164,8 @@ def build_attention(config: ModelConfig, layer: int) -> nn.Module:
             return LinformerAttention(config, attention, layer)
         case LshAttentionConfig() as attention:
             return LshAttention(config, attention, layer)
+        case SegmentMemoryAttentionConfig() as attention:
+            return SegmentMemoryAttention(config, attention, layer)
         case MultiHeadAttentionConfig() as attention:
             position = config.position
             if isinstance(position, TransformerXlPositionConfig):

@@ -20,15 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmsys.config.key_split import BACKWARD_TILE, FORWARD_TILE, split_width
+from llmsys.config.key_split import BACKWARD_TILE, FORWARD_TILE, choose_backward_tile, choose_options, split_width
 
 # P packed positions, H heads, K width of a key, V width of a value, N documents
 
 LOG2_E = tl.constexpr(math.log2(math.e))
-OPTIONS = {"num_warps": 8, "num_stages": 2}
 DELTA_ROWS = 64
-# On sm_80, where products hold their operands in registers: the whole tile spills 1.4 KiB a thread.
-AMPERE_BACKWARD_TILE = (BACKWARD_TILE[0] // 2, BACKWARD_TILE[1])
 
 
 @triton.jit
@@ -231,10 +228,10 @@ def run_forward(
     """
     positions, heads, _ = q.shape
     out, lse_HP = q.new_empty(positions, heads, v.shape[2]), q.new_empty(heads, positions, dtype=torch.float32)
-    num_tiles = -(-max_length // FORWARD_TILE[0])
+    num_tiles, options = -(-max_length // FORWARD_TILE[0]), choose_options(_find_capability(q), is_backward=False)
     compute_tile[((len(cu_lengths) - 1) * num_tiles, heads)](
         q, k, v, out, lse_HP, cu_lengths, *_list_strides(q, k, v), positions, num_tiles, scale * math.log2(math.e),
-        is_causal, *split_width(q.shape[2]), v.shape[2], *FORWARD_TILE, **OPTIONS,
+        is_causal, *split_width(q.shape[2]), v.shape[2], *FORWARD_TILE, **options,
     )  # fmt: skip
     return out, lse_HP
 
@@ -268,28 +265,21 @@ def run_backward(
     dq = q.new_zeros(q.shape, dtype=torch.float32)
     dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
     num_tiles, documents = -(-max_length // BACKWARD_TILE[1]), len(cu_lengths) - 1
-    tile = choose_backward_tile(torch.cuda.get_device_capability(q.device) if q.is_cuda else None)
+    capability = _find_capability(q)
+    tile, options = choose_backward_tile(capability), choose_options(capability, is_backward=True)
     # Atomic sums have no order within one start.
     starts = range(num_tiles) if torch.are_deterministic_algorithms_enabled() else (0,)
     for first in starts:
         tiles = num_tiles // len(starts)
         compute_tile_gradients[(documents * tiles, heads)](
             q, k, v, dout, lse_HP, delta_HP, dq, dk, dv, cu_lengths, *_list_strides(q, k, v, dout), positions, tiles,
-            first, scale, is_causal, *split_width(q.shape[2]), width, *tile, **OPTIONS,
+            first, scale, is_causal, *split_width(q.shape[2]), width, *tile, **options,
         )  # fmt: skip
     return dq, dk, dv
 
 
-def choose_backward_tile(capability: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the queries and keys of a tile of the backward.
-
-    Args:
-        capability: CUDA compute capability; None on a CPU, by Triton's interpreter.
-
-    Returns:
-        Two powers of two.
-    """
-    return AMPERE_BACKWARD_TILE if capability is not None and capability < (9, 0) else BACKWARD_TILE
+def _find_capability(x: Tensor) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(x.device) if x.is_cuda else None
 
 
 def _list_strides(*tensors: Tensor) -> list[int]:

@@ -1,6 +1,6 @@
 """Set up the host side of this rank's accelerator: the processors that are near to it, and what its allocator holds.
 
-Reads /sys. Changes nothing for a rank on the CPU.
+Reads /sys and /proc. Changes nothing for a rank on the CPU.
 
 Invariants:
 - A rank never gets a processor that it could not use before: taskset, Slurm and containers decide first.
@@ -16,7 +16,35 @@ from llmsys.log import get_logger
 
 log = get_logger(__name__)
 
-SYSTEM = Path("/sys")
+SYSTEM, NVIDIA_DRIVER = Path("/sys"), Path("/proc/driver/nvidia")
+# Values of CUDA_VISIBLE_DEVICES that hide every device on purpose.
+HIDDEN = ("", "-1", "NoDevFiles")
+
+
+def warn_about_unused_gpus(device: torch.device, driver: Path = NVIDIA_DRIVER) -> None:
+    """Log a warning where this rank runs on the CPU of a machine with NVIDIA GPUs, which this torch cannot use.
+
+    Args:
+        device: Device of this rank.
+        driver: Where Linux lists the GPUs of NVIDIA's driver.
+    """
+    gpus = list((driver / "gpus").glob("*"))
+    if device.type != "cpu" or not gpus or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return
+    build, remedy = f"is built for CUDA {torch.version.cuda}", "Check nvidia-smi: the driver may be too old for it"
+    if torch.version.cuda is None:
+        build, remedy = (
+            "is a build for CPUs",
+            f"Install torch {torch.__version__.partition('+')[0]} with CUDA, from PyPI",
+        )
+    log.warning(
+        "this machine has %d NVIDIA GPUs and torch %s %s: the CPU is used instead. %s, or hide the GPUs with "
+        "CUDA_VISIBLE_DEVICES=-1.",
+        len(gpus),
+        torch.__version__,
+        build,
+        remedy,
+    )
 
 
 def bind_to_near_processors(device: torch.device, system: Path = SYSTEM) -> None:

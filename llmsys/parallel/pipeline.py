@@ -206,6 +206,17 @@ class PipelineRunner:
                 result = None
         return result
 
+    def broadcast_result(self, result: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        """Return the float32 result of the last stage on all ranks. Collective over the pipeline.
+
+        Args:
+            result: The result on the rank of the last stage; None on others.
+            shape: Its shape.
+        """
+        received = torch.empty(shape, dtype=torch.float32, device=self._device) if result is None else result
+        dist.broadcast(received, group=self._group, group_src=self.cut.ranks - 1)
+        return received
+
     @torch.no_grad()
     def sum_with_other_end(self, parameter: Tensor) -> None:
         """Sum the gradients of a parameter that the first and the last rank of the pipeline have.

@@ -221,7 +221,7 @@ def compute_ring_gradients(
             returning, homing = ring.start_exchange((parts[0].to(k.dtype), parts[1].to(v.dtype)), -distance)
         here = arriving
     _add_returned(totals, returning, homing)
-    return dq.to(q.dtype), totals[0].to(k.dtype), totals[1].to(v.dtype)
+    return dq.to(q.dtype), totals[0].to(k.dtype).contiguous(), totals[1].to(v.dtype).contiguous()
 
 
 run_ring_backward = torch.library.custom_op("llmsys::ring_attention_backward", compute_ring_gradients, mutates_args=())
@@ -229,7 +229,8 @@ run_ring_backward = torch.library.custom_op("llmsys::ring_attention_backward", c
 
 @run_ring_backward.register_fake
 def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    # Contiguous, as above: compiled blocks rely on it.
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _add_returned(totals: tuple[Tensor, ...], returning: tuple[Tensor, ...], homing: list[dist.Work]) -> None:

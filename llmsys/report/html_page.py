@@ -93,7 +93,9 @@ def _format_time(event: dict[str, Any]) -> str:
 log = get_logger(__name__)
 
 
-def write_report(run_folder: Path | None, data_folder: Path | None, output: Path | None = None) -> Path:
+def write_report(
+    run_folder: Path | None, data_folder: Path | None, output: Path | None = None, reload_seconds: float | None = None
+) -> Path:
     """Write the report of a run, of a dataset, or of both on one page.
 
     Args:
@@ -101,6 +103,7 @@ def write_report(run_folder: Path | None, data_folder: Path | None, output: Path
             alone.
         data_folder: Folder with manifest.json; None for a run alone.
         output: The HTML file; by default report.html in the run folder, else in the dataset folder.
+        reload_seconds: Interval at which an open page loads itself again; None: never.
 
     Returns:
         Path of the HTML file.
@@ -118,7 +121,7 @@ def write_report(run_folder: Path | None, data_folder: Path | None, output: Path
             f"{data_folder or '(no dataset folder)'}. Run `llmsys prepare CONFIG` or `llmsys train CONFIG` first."
         )
     path = output or (run_folder if run_folder is not None else data_folder or Path()) / "report.html"
-    page = render_report(run, manifest, data_notes).encode("utf-8", errors="replace")
+    page = render_report(run, manifest, data_notes, reload_seconds).encode("utf-8", errors="replace")
     write_bytes_atomically(path, page)
     log.info("report: %s (%s)", path, format_bytes(len(page)))
     return path
@@ -134,7 +137,12 @@ def _read_dataset(folder: Path | None) -> tuple[Manifest | None, list[str]]:
     return manifest, list_missing_notes(manifest)
 
 
-def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[str] | None = None) -> str:
+def render_report(
+    run: RunRecord | None,
+    manifest: Manifest | None,
+    notes: list[str] | None = None,
+    reload_seconds: float | None = None,
+) -> str:
     """Return the page as text, from a run, a dataset or both, with notes on missing parts."""
     numbers: Numbers = []
     parts: list[ReportSection] = []
@@ -150,7 +158,7 @@ def render_report(run: RunRecord | None, manifest: Manifest | None, notes: list[
         parts += build_dataset_sections(manifest)
         origin += build_dataset_origin(manifest)
     parts.append(ReportSection("origin", "Where from", build_section("origin", "Origin", origin)))
-    return render_document(_build_titles(run, manifest), numbers, notes, parts)
+    return render_document(_build_titles(run, manifest), numbers, notes, parts, reload_seconds)
 
 
 def _find_tokens_per_byte(run: RunRecord, manifest: Manifest | None) -> float | None:
@@ -185,7 +193,13 @@ def _build_titles(run: RunRecord | None, manifest: Manifest | None) -> tuple[str
 # --- The document ---
 
 
-def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str], parts: list[ReportSection]) -> str:
+def render_document(
+    titles: tuple[str, str],
+    numbers: Numbers,
+    notes: list[str],
+    parts: list[ReportSection],
+    reload_seconds: float | None = None,
+) -> str:
     """Render one self-contained page.
 
     Args:
@@ -193,6 +207,7 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
         numbers: Cards at the head: what, how much, and a remark.
         notes: Remarks before the sections.
         parts: Sections with their figures.
+        reload_seconds: Interval at which an open page loads itself again; None: never.
 
     Returns:
         The page as text.
@@ -202,17 +217,7 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
     title, subtitle = titles
     scripts = [get_plotlyjs(), _read_asset("page.js")]
     figures = [figure.to_dict() for one in parts for figure in one.figures]
-    head = build_tag(
-        "head",
-        build_tag("meta", charset="utf-8"),
-        build_tag("meta", http_equiv="Content-Security-Policy", content=_build_content_security_policy(scripts)),
-        build_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        build_tag("meta", name="color-scheme", content="light dark"),
-        # or browsers ask the server for /favicon.ico
-        build_tag("link", rel="icon", href="data:,"),
-        build_tag("title", f"{title}: {subtitle}"),
-        build_tag("style", Html(_read_asset("page.css"))),
-    )
+    head = _build_head(f"{title}: {subtitle}", scripts, reload_seconds)
     cards = [
         build_tag(
             "div",
@@ -242,6 +247,21 @@ def render_document(titles: tuple[str, str], numbers: Numbers, notes: list[str],
         [build_tag("script", Html(script)) for script in scripts],
     )
     return join_html([Html("<!DOCTYPE html>\n"), build_tag("html", head, body, lang="en"), "\n"])
+
+
+def _build_head(title: str, scripts: list[str], reload_seconds: float | None) -> Html:
+    return build_tag(
+        "head",
+        build_tag("meta", charset="utf-8"),
+        build_tag("meta", http_equiv="Content-Security-Policy", content=_build_content_security_policy(scripts)),
+        build_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        build_tag("meta", name="color-scheme", content="light dark"),
+        None if reload_seconds is None else build_tag("meta", http_equiv="refresh", content=f"{reload_seconds:g}"),
+        # or browsers ask the server for /favicon.ico
+        build_tag("link", rel="icon", href="data:,"),
+        build_tag("title", title),
+        build_tag("style", Html(_read_asset("page.css"))),
+    )
 
 
 def _build_content_security_policy(scripts: list[str]) -> str:

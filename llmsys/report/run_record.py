@@ -198,7 +198,14 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run folder, complete or not. Notes on the record name the missing files, with the reason."""
+    """Read a run folder, complete or not.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The record; its notes name the missing files, with the reason.
+    """
     record = RunRecord(folder, name=folder.name)
     _read_config(record)
     _read_environment(record)

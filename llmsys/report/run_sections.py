@@ -91,7 +91,14 @@ def build_run_numbers(record: RunRecord) -> Numbers:
 
 
 def describe_run_state(record: RunRecord) -> tuple[str, str]:
-    """Return the state of the run as a word, and its progress or duration."""
+    """Return the state of the run as a word, and its progress or duration.
+
+    Args:
+        record: The run.
+
+    Returns:
+        State and remark, both for people.
+    """
     if record.finish is not None:
         seconds = record.finish.get("seconds")
         return "finished", f"in {format_duration(seconds)}" if is_finite(seconds) else ""

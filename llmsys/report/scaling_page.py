@@ -1,6 +1,6 @@
-"""Render the page of a fitted scaling law: loss against compute, parameters and tokens, with the runs as dots.
+"""Render the pages of scaling laws: a fitted one with its runs as dots, and the published ones for a budget.
 
-Reads runs and their fit; writes one HTML file. Curves are dotted beyond the largest run.
+Reads runs and their fit, or the comparison of laws; writes one HTML file. Curves are dotted beyond the largest run.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,23 @@ from typing import Any
 from llmsys.estimate.scaling.chinchilla import ParametricLaw
 from llmsys.estimate.scaling.law import BudgetRequest
 from llmsys.estimate.scaling.law_fit import UNKNOWNS, LawFit, TrainingRun
+from llmsys.estimate.summary_table import format_count
 from llmsys.local_files import write_bytes_atomically
 from llmsys.report.html_markup import Html, build_section, build_table, format_amount, format_number
 from llmsys.report.html_page import render_document
-from llmsys.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, Figure, Trace, build_line
-from llmsys.report.report_section import ReportSection, build_report_section
+from llmsys.report.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    Figure,
+    Trace,
+    build_bars,
+    build_line,
+    compute_bars_height,
+)
+from llmsys.report.report_section import Numbers, ReportSection, build_report_section
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 # Range of the plotted law, as a multiple of the largest run.
@@ -140,3 +152,58 @@ def _build_runs_table(points: Sequence[TrainingRun], fit: LawFit) -> Html:
         for point, residual in zip(points, fit.residuals, strict=True)
     ]
     return build_table(("run", "parameters", "tokens", "loss", "above the law"), rows, numeric=(1, 2, 3, 4))
+
+
+def write_scale_page(result: dict[str, Any], path: Path) -> Path:
+    """Write the page of a comparison of scaling laws: sizes and tokens that each recommends, and their spread.
+
+    Args:
+        result: values of `compare_laws`.
+        path: HTML file to write.
+
+    Returns:
+        `path`.
+    """
+    spread, laws = result["spread"], result["laws"]
+    numbers: Numbers = [
+        (name, format_count(spread[name]["median"]),
+         f"{format_count(spread[name]['low'])} to {format_count(spread[name]['high'])}")
+        for name in ("parameters", "tokens")
+    ]  # fmt: skip
+    ratio = spread["tokens_per_parameter"]
+    numbers.append(("tokens per parameter", f"{ratio['median']:.1f}", f"{ratio['low']:.1f} to {ratio['high']:.1f}"))
+    names = [row["law"] for row in laws]
+    ratios = [row["tokens_per_parameter"] for row in laws]
+    bars = build_bars(names, ratios, [f"{one:.1f}" for one in ratios], "tokens per parameter",
+                      [ORANGE if row["marked"] else BLUE for row in laws])  # fmt: skip
+    figures = [
+        _plot_law_optima(laws),
+        Figure("plot-ratio", "Tokens per parameter", *bars, height=compute_bars_height(len(names), names)),
+    ]
+    rows = [
+        (row["law"], format_count(row["parameters"]), format_count(row["tokens"]),
+         "–" if row["loss"] is None else f"{row['loss']:.3f}", "; ".join([*row["remarks"], row["evidence"]]))
+        for row in laws
+    ]  # fmt: skip
+    table = build_table(("law", "parameters", "tokens", "loss", "remarks"), rows, numeric=(1, 2, 3))
+    parts = [build_report_section("laws", "Laws", figures, table)]
+    notes = ["Losses depend on the data and tokenizer of each law and cannot be compared between laws."]
+    titles = ("scaling laws", f"{result['budget']['flops']:.3g} FLOPs")
+    write_bytes_atomically(path, render_document(titles, numbers, notes, parts).encode())
+    return path
+
+
+def _plot_law_optima(laws: Sequence[dict[str, Any]]) -> Figure:
+    """Return the front of laws: what each recommends, in parameters and tokens, from the smallest to the largest."""
+    ordered = sorted(laws, key=lambda row: float(row["parameters"]))
+    x, y = [row["parameters"] for row in ordered], [row["tokens"] for row in ordered]
+    trace = build_line("recommendations", x, y, BLUE, markers=True)
+    trace |= {"text": [row["law"] for row in ordered]}
+    trace |= {"hovertemplate": "%{text}: %{x:.3s} parameters, %{y:.3s} tokens<extra></extra>"}
+    layout = {
+        "xaxis": {"title": {"text": "parameters"}, "type": "log"},
+        "yaxis": {"title": {"text": "tokens"}, "type": "log"},
+        "showlegend": False,
+        "hovermode": "closest",
+    }
+    return Figure("plot-optima", "Size against tokens", [trace], layout, height=360)

@@ -11,6 +11,7 @@ from llmsys.config.objective import (
     MaskedLmConfig,
     NextSentenceConfig,
     NextTokenConfig,
+    PermutationConfig,
     SpanCorruptionConfig,
     TranslationConfig,
 )
@@ -68,7 +69,7 @@ def _build_sharded_steps(config: RunConfig, ranks: int, data_rank: int) -> StepB
     match config.objective:
         case NextTokenConfig():
             return _build_window_steps(config, None, ranks, data_rank)
-        case MaskedLmConfig() | NextSentenceConfig() | SpanCorruptionConfig() as objective:
+        case MaskedLmConfig() | NextSentenceConfig() | PermutationConfig() | SpanCorruptionConfig() as objective:
             return _build_window_steps(config, objective, ranks, data_rank)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "train")
@@ -119,7 +120,7 @@ def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator
     match config.objective:
         case NextTokenConfig():
             return _build_text_evaluator(config, None, row_ranks)
-        case MaskedLmConfig() | NextSentenceConfig() | SpanCorruptionConfig() as objective:
+        case MaskedLmConfig() | NextSentenceConfig() | PermutationConfig() | SpanCorruptionConfig() as objective:
             return _build_text_evaluator(config, objective, row_ranks)
         case TranslationConfig() | ClassificationConfig() as objective:
             _, tokenizer = open_first_source(config, "heldout")

@@ -22,12 +22,11 @@ from llmsys.data.step_batches import StepBatches
 from llmsys.engine.engine import Engine
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.events import EventWriter
-from llmsys.local_files import lock_folder
 from llmsys.log import get_logger
 from llmsys.model import initialization
 from llmsys.model.transformer import Transformer
 from llmsys.parallel.device_mesh import build_device_meshes
-from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator
+from llmsys.parallel.device_setup import bind_to_near_processors, trim_allocator, warn_about_unused_gpus
 from llmsys.parallel.fp8 import require_fp8
 from llmsys.parallel.process_group import (
     TIMEOUT_SECONDS,
@@ -51,6 +50,7 @@ from llmsys.train.gradient_noise_scale import build_noise_scale_meter
 from llmsys.train.initial_state import find_resume_point, resume_from_checkpoint
 from llmsys.train.metric_logger import MetricLogger, Trackers
 from llmsys.train.precision import resolve_compile, resolve_precision, set_matmul_numerics
+from llmsys.train.remote_run import lock_run
 from llmsys.train.run_checks import format_bitwise_notice, require_rank_agreement
 from llmsys.train.run_data import RunData, open_run_data
 from llmsys.train.run_prediction import write_prediction
@@ -88,10 +88,12 @@ def train_run(config: RunConfig, complete_prompts: PromptCompleter) -> Evaluatio
     """
     bind_to_near_processors(get_local_device())
     with init_process_group(compute_collective_timeout(config)), contextlib.ExitStack() as stack:
+        if get_rank() == 0:
+            warn_about_unused_gpus(get_local_device())
         require_rank_agreement(config)
         run_on_rank_zero(lambda: check_config(config, get_world_size()))
         folder = config.run.folder
-        run_on_rank_zero(lambda: str(stack.enter_context(lock_folder(folder, LOCK_SECONDS))))
+        run_on_rank_zero(lambda: str(stack.enter_context(lock_run(folder, LOCK_SECONDS))))
         # Precision first: the memory of a micro-batch depends on it.
         config = resolve_compile(resolve_precision(config))
         config = resolve_micro_sequences(config, get_local_device())

@@ -6,18 +6,20 @@ from llmsys.config.objective import (
     ClassificationConfig,
     MaskedLmConfig,
     NextSentenceConfig,
+    PermutationConfig,
     SpanCorruptionConfig,
     TranslationConfig,
 )
 from llmsys.config.run import RunConfig
 from llmsys.data.images import build_image_layout
 from llmsys.data.masking import ReadWindows, SegmentPairs, SpanCorruptor, TokenMasker, WindowTransform
+from llmsys.data.permutation import PermutationSampler
 from llmsys.data.sequence_pairs import SequencePairs
 from llmsys.errors import ConfigError
 from llmsys.tokenizer import Tokenizer
 
 PairObjective = TranslationConfig | ClassificationConfig
-HidingObjective = MaskedLmConfig | NextSentenceConfig | SpanCorruptionConfig
+HidingObjective = MaskedLmConfig | NextSentenceConfig | PermutationConfig | SpanCorruptionConfig
 
 
 def build_augmentation(config: RunConfig, objective: PairObjective, pairs: SequencePairs) -> WindowTransform | None:
@@ -70,6 +72,8 @@ def build_transform(
             names = [objective.cls_token, objective.sep_token]
             cls_token, sep_token = _find_tokens(tokenizer, names, "objective.cls_token, sep_token")
             return SegmentPairs(masker, objective, cls_token, sep_token, read_windows)
+        case PermutationConfig():
+            return PermutationSampler(objective, tokenizer.eos_id, key)
         case SpanCorruptionConfig():
             _, spans = objective.count_noise(config.batch.sequence_length)
             names = [objective.sentinel_token.replace("{}", str(span)) for span in range(spans)]

@@ -26,6 +26,7 @@ from llmsys.parallel.control_group import ControlGroup
 from llmsys.parallel.process_group import get_local_device, get_rank
 from llmsys.train.checkpoint_retention import VerifiedCheckpoints, remove_old_checkpoints
 from llmsys.train.checkpoint_write import get_checkpoint_path, remove_partial_checkpoints, write_sharded_checkpoint
+from llmsys.train.remote_run import find_remote_run
 
 
 class HostStateCopy:
@@ -199,6 +200,8 @@ class CheckpointSaver:
             if get_rank() == 0:
                 self._verified.mark_verified(save.folder)
                 remove_old_checkpoints(self.folder, self._rule, self._verified)
+            if (remote := find_remote_run(self.folder.parent)) is not None:
+                self._control_group.run_on_first_rank(remote.upload)
         except BaseException as failure:  # raised in _check_save; torch's CheckpointException is no Exception
             save.failure = failure
         save.seconds = time.perf_counter() - save.start_time

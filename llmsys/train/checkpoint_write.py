@@ -31,6 +31,7 @@ from llmsys.train.checkpoint_record import (
     write_record,
 )
 from llmsys.train.checkpoint_storage import CheckpointWriter, RankWriter
+from llmsys.train.remote_run import find_remote_run
 
 PARTIAL = ".step-*.partial"
 REMOVED = ".step-*.removed"
@@ -57,9 +58,15 @@ def write_sharded_checkpoint(
         CheckpointError: on every rank, if the disk is the cause.
     """
     partial = target.with_name(f".{target.name}.partial")
+    remote = find_remote_run(target.parent.parent)
     try:
         control_group.run_on_first_rank(lambda: _recreate_folder(partial))
         _write_tensors(tensors, partial, control_group)
+        if remote is not None:
+            control_group.run_on_first_rank(lambda: remote.withdraw_checkpoint(target))
+            control_group.run_on_all_ranks(
+                lambda: remote.upload_rank_files(list_rank_files(partial, get_rank()), target)
+            )
         digests = control_group.run_on_all_ranks(lambda: compute_digests(list_rank_files(partial, get_rank())))
         files = {name: digest for found in digests for name, digest in found.items()}
         control_group.run_on_first_rank(lambda: publish_checkpoint(partial, target, record | {"files": files}))

@@ -10,7 +10,7 @@ The caller divides once by the valid targets of all ranks.
 
 `cross_entropy(logits.float())` writes three float32 tensors of tokens × vocabulary. Here a few rows at a time stay in
 cache, and the forward pass computes the gradient in the dtype of the logits: 3.7 times as fast on one core with 4,096
-tokens and a vocabulary of 8,192 (tools/bench/loss.py).
+tokens and a vocabulary of 8,192 (tools/bench/loss.py). On accelerators one kernel does it (cross_entropy_kernel.py).
 
 Invariants:
 - The loss equals that of unfused logits.
@@ -28,7 +28,7 @@ from llmsys.model.host_read import is_on_host
 from llmsys.model.output_head import LmHead, MlmHead
 
 # N tokens, V vocabulary
-LOGITS_ON_CPU, ROWS_ON_ACCELERATOR = 1 << 19, 8_192  # on the CPU 2 MiB of float32, which stay in cache
+LOGITS_ON_CPU = 1 << 19  # 2 MiB of float32, which stay in cache
 
 
 def compute_sequence_losses(
@@ -66,11 +66,13 @@ def compute_token_losses(
     """
     other = smoothing / max(logits_NV.shape[1] - 1, 1)  # target probability of each class but the true one
     extra = 1 - smoothing - other  # target probability of the true one beyond that
+    if logits_NV.device.type == "cuda":
+        nats_N: Tensor = _compute_on_accelerator(logits_NV, targets_N, other, extra, z_weight, gradient_NV)
+        return nats_N
     losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     valid_N1 = (targets_N != IGNORED)[:, None]
     index_N1 = targets_N[:, None].where(valid_N1, 0)
-    on_cpu = logits_NV.device.type == "cpu"
-    num_rows = max(8, LOGITS_ON_CPU // logits_NV.shape[1]) if on_cpu else ROWS_ON_ACCELERATOR
+    num_rows = max(8, LOGITS_ON_CPU // logits_NV.shape[1])
     for start in range(0, len(logits_NV), num_rows):
         rows = slice(start, start + num_rows)
         # A copy also of float32 logits: it is overwritten.
@@ -89,8 +91,24 @@ def compute_token_losses(
             if smoothing:
                 exponentials.sub_(other * valid)
             gradient_NV[rows] = exponentials.scatter_add_(1, index, -extra * valid)
-        del logits, exponentials  # or the next rows' copy would be made beside it: 4.6 GiB for 8,192 rows of 150k
+        del logits, exponentials  # or the next rows' copy would be made beside it
     return losses_N
+
+
+# A custom op, so that fake tensors pass.
+@torch.library.custom_op("llmsys::token_losses", mutates_args=("gradient_NV",))
+def _compute_on_accelerator(
+    logits_NV: Tensor, targets_N: Tensor, other: float, extra: float, z_weight: float, gradient_NV: Tensor | None
+) -> Tensor:
+    # Not at the top: CPU wheels do not bring triton.
+    from llmsys.train.cross_entropy_kernel import run_token_losses
+
+    return run_token_losses(logits_NV, targets_N, other, extra, z_weight, IGNORED, gradient_NV)
+
+
+@_compute_on_accelerator.register_fake
+def _(logits_NV: Tensor, *others: Tensor | float | None) -> Tensor:
+    return logits_NV.new_empty(len(logits_NV), dtype=torch.float32)
 
 
 class _TokenLosses(torch.autograd.Function):
@@ -113,7 +131,7 @@ class _TokenLosses(torch.autograd.Function):
 # B rows, T positions, D width, N valid targets, V vocabulary
 
 # Bytes of one block of logits, large enough that adding the weight's gradients costs little.
-LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR = 1 << 28, 1 << 29
+LOGITS_BYTES_ON_CPU, LOGITS_BYTES_ON_ACCELERATOR, TILE_ROWS = 1 << 28, 1 << 29, 128
 
 
 def compute_linear_cross_entropy(
@@ -194,7 +212,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 continue
             gradient = logits if softcap_slope is None else logits.mul_(softcap_slope)
             torch.mm(gradient, weight_VD, out=dx_ND[rows])
-            dweight_VD = _add_block(dweight_VD, gradient.T @ x_ND[rows], len(blocks))
+            dweight_VD = _add_product(dweight_VD, gradient.T, x_ND[rows], len(blocks))
             if bias_V is not None:
                 dbias_V = _add_block(dbias_V, gradient.sum(0, dtype=torch.float32), len(blocks))
         ctx.gradients = (dx_ND, dweight_VD, dbias_V)
@@ -208,9 +226,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if dx_ND is None or dweight_VD is None:
             raise RuntimeError("the gradient of the loss was consumed by its first backward; call the loss again")
         factor, (weight_dtype, bias_dtype) = gradients[0], ctx.dtypes
-        dweight_VD = dweight_VD.mul_(factor).to(weight_dtype)
+        dweight_VD = _scale(dweight_VD, factor, weight_dtype)
         dbias_V = None if dbias_V is None else dbias_V.mul_(factor).to(bias_dtype)
         return dx_ND.mul_(factor.to(dx_ND.dtype)), dweight_VD, dbias_V, None, None, None, None, None
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, num_blocks: int) -> Tensor:
+    """Return the sum so far plus a matrix product of one more block, in float32 where there are several."""
+    if a.device.type != "cuda" or num_blocks == 1:
+        return _add_block(total, a @ b, num_blocks)
+    # The product is added where it is made, in float32: no block's part in 16 bits, and no pass to add it.
+    if total is None:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+
+
+def _scale(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return total · factor in a dtype. Overwrites `total`, except on accelerators that convert in the same pass."""
+    if total.device.type != "cuda" or total.dtype == dtype:
+        return total.mul_(factor).to(dtype)
+    return torch.mul(total, factor, out=torch.empty_like(total, dtype=dtype))
 
 
 def _add_block(total: Tensor | None, part: Tensor, num_blocks: int) -> Tensor:
@@ -224,8 +259,10 @@ def _add_block(total: Tensor | None, part: Tensor, num_blocks: int) -> Tensor:
 
 def _list_row_blocks(x_ND: Tensor, vocabulary: int) -> list[slice]:
     """Return slices of at least 16 rows whose logits fill one block."""
-    size = LOGITS_BYTES_ON_CPU if x_ND.device.type == "cpu" else LOGITS_BYTES_ON_ACCELERATOR
-    rows = max(16, size // (vocabulary * x_ND.element_size()))
+    on_cpu = x_ND.device.type == "cpu"
+    rows = (LOGITS_BYTES_ON_CPU if on_cpu else LOGITS_BYTES_ON_ACCELERATOR) // (vocabulary * x_ND.element_size())
+    # Whole tiles of matrix products on accelerators.
+    rows = max(16, rows if on_cpu or rows < TILE_ROWS else rows // TILE_ROWS * TILE_ROWS)
     # One empty block without targets, so that the weight gets a gradient of zeros.
     return [slice(start, start + rows) for start in range(0, max(len(x_ND), 1), rows)]
 

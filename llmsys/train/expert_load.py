@@ -175,6 +175,21 @@ def measure_next_sentence(model: Transformer) -> dict[str, Tensor]:
     return {"next_sentence_loss": nats / pairs.clamp(min=1), "next_sentence_accuracy": correct / pairs.clamp(min=1)}
 
 
+def measure_heldout_next_sentence(model: Transformer, objective: str) -> dict[str, float]:
+    """Return the same of the evaluation that has just ended, as numbers. Collective.
+
+    Args:
+        model: the model.
+        objective: kind of the objective; others than `masked_next_sentence` have no labels.
+
+    Returns:
+        The numbers by name; empty for other objectives.
+    """
+    if objective != "masked_next_sentence":
+        return {}
+    return {name: float(value) for name, value in measure_next_sentence(model).items()}
+
+
 def _split_sums(sums_LS: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Return tokens and probabilities of each expert, (L, E), and the scalars (L,) of `_stack_layer_sums`."""
     num_experts = (sums_LS.shape[1] - 3) // 2

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-from llmsys.config.data import CrawlConfig, DataConfig, LabelledTextConfig, PairsConfig, list_dataset_folders
+from llmsys.config.data import (
+    CrawlConfig,
+    DataConfig,
+    LabelledTextConfig,
+    PairsConfig,
+    TokensConfig,
+    list_dataset_folders,
+)
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
@@ -55,7 +62,7 @@ def get_mixture(data: DataConfig) -> MixtureConfig | None:
     match data:
         case MixtureConfig():
             return data
-        case CrawlConfig() | PairsConfig() | LabelledTextConfig() | ImagesConfig():
+        case CrawlConfig() | TokensConfig() | PairsConfig() | LabelledTextConfig() | ImagesConfig():
             return None
         case unreachable:
             assert_never(unreachable)

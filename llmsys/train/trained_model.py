@@ -22,6 +22,7 @@ from llmsys.train.checkpoint_load import (
 )
 from llmsys.train.evaluator import LogitsFunction
 from llmsys.train.precision import DTYPES, resolve_precision
+from llmsys.train.remote_run import fetch_run
 
 
 def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
@@ -38,6 +39,7 @@ def load_trained_model(config: RunConfig) -> tuple[Transformer, Path]:
     Raises:
         CheckpointError: the run folder holds no complete checkpoint.
     """
+    fetch_run(config.run.folder)
     config = resolve_precision(config)
     folder = config.run.folder / "checkpoints"
     average = config.checkpoint.average_last

@@ -27,6 +27,7 @@ from llmsys.progress import Progress
 from llmsys.train.evaluator import EvaluationResult
 from llmsys.train.expert_load import (
     ExpertLoad,
+    measure_heldout_next_sentence,
     measure_mean_depth,
     measure_next_sentence,
     set_balance_factor,
@@ -186,7 +187,8 @@ class Trainer:
             return self.engine.compute_logits(batch)
 
         result = self.evaluation.evaluator.evaluate(compute_logits, self.engine.device)
-        self._log_event("evaluation", tokens=self.tokens_done, **result.to_dict())
+        further = measure_heldout_next_sentence(self.engine.module, self.config.objective.kind)
+        self._log_event("evaluation", tokens=self.tokens_done, **result.to_dict(), **further)
         return result
 
     # Checkpoints

@@ -44,10 +44,11 @@ class OpenedPage:
         return dict(counter.marks)
 
 
-def open_page(page: Path, scratch: Path, *options: str) -> OpenedPage:
-    """Open a file in Chromium, wait until its scripts are idle, and return what it became."""
+def open_page(page: Path | str, scratch: Path, *options: str) -> OpenedPage:
+    """Open a file or a URL in Chromium, wait until its scripts are idle, and return what it became."""
     assert CHROMIUM is not None
-    command = [CHROMIUM, *QUIET, f"--user-data-dir={scratch / 'chromium'}", *options, "--dump-dom", page.as_uri()]
+    url = page if isinstance(page, str) else page.as_uri()
+    command = [CHROMIUM, *QUIET, f"--user-data-dir={scratch / 'chromium'}", *options, "--dump-dom", url]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
     assert "<html" in done.stdout, f"Chromium gave no page (status {done.returncode}): {done.stderr[-2000:]}"
     return OpenedPage(done.stdout, re.findall(r"CONSOLE[:(].*", done.stderr))

@@ -127,6 +127,7 @@ PAIRS: Settings = {
 LABELLED: Settings = {"kind": "labelled", "inputs": ["labels.tsv"], "heldout_inputs": ["labels.tsv"]}
 IMAGES: Settings = {"kind": "images", "inputs": ["images.npz"], "heldout_inputs": ["images.npz"], "image_size": 8,
                     "num_channels": 1}  # fmt: skip
+TOKENS: Settings = {"kind": "tokens", "inputs": ["megatron/train.idx"]}
 VIT: Settings = {"family": "encoder", "vocab_size": 256, "max_position_embeddings": 5, "position": {"kind": "learned"},
                  "patches": {"image_size": 8, "patch_size": 4, "num_channels": 1}}  # fmt: skip
 LABELS: Settings = {"kind": "classification", "num_labels": 3}
@@ -140,6 +141,11 @@ BERT: Settings = {
     "model__attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True},
     "model__feed_forward": {"kind": "gelu", "bias": True},
     "model__embedding": {"norm": True, "token_types": 2},
+}
+XLNET: Settings = {
+    "model__family": "encoder",
+    "model__position": {"kind": "transformer_xl", "segments": 2},
+    "model__tie_word_embeddings": True,
 }
 RECURRENT: Settings = {
     "model__family": "encoder_decoder",
@@ -172,6 +178,8 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     _choose("model.attention", "linformer", {"projected_length": 4}, **BERT, model__head={"kind": "mlm"},
             batch__attention_scope="window"),
     _choose("model.attention", "lsh", {"chunk_length": 4, "num_hashes": 2}, model__position={"kind": "learned"}),
+    _choose("model.attention", "segment_memory", {"segment_length": 4, "memory_length": 6},
+            model__position={"kind": "transformer_xl"}),
     *_choose_each("model.recurrence", "fixed", "adaptive"),
     *_choose_each("model.rnn", "elman", "lstm", "gru", **RECURRENT, data=PAIRS, batch=PAIR_BATCH),
     *_choose_each("model.feed_forward", *FEED_FORWARDS),
@@ -183,7 +191,7 @@ MODEL_EXAMPLES: dict[str, Settings] = dict([
     *_choose_each("model.head", "lm"),
     *_choose_each("model.head", "mlm", **BERT, model__tie_word_embeddings=True),
     _choose("model.head", "features", {"pooler": True}, **BERT),
-    *_choose_each("model.head", "permutation", model__family="encoder", model__tie_word_embeddings=True),
+    *_choose_each("model.head", "permutation", **XLNET),
     _choose("model.head", "classification", {"num_labels": 3}, **BERT, data=LABELLED, batch=PAIR_BATCH),
 ])  # fmt: skip
 
@@ -193,6 +201,7 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose("objective", "masked", model__family="encoder", model__head={"kind": "mlm"}),
     _choose("objective", "masked_next_sentence", model__family="encoder", model__embedding={"token_types": 2},
             model__head={"kind": "mlm", "pooler": True, "next_sentence": True}),
+    _choose("objective", "permutation", {"context_factor": 3}, model__head={"kind": "permutation"}, **XLNET),
     _choose("objective", "span_corruption", {"noise_density": 0.3}, model__family="encoder_decoder",
             batch__attention_scope="window"),
     _choose(
@@ -214,6 +223,7 @@ DATA_EXAMPLES: dict[str, Settings] = dict([
     ("data.kind=pairs", {"data": PAIRS, "model": MODEL | {"family": "encoder_decoder"}, "batch": PAIR_BATCH}),
     ("data.kind=labelled", {"data": LABELLED, "model": MODEL | {"family": "encoder", "head": LABELS},
                             "batch": PAIR_BATCH}),
+    ("data.kind=tokens", {"data": TOKENS, "tokenizer": {"kind": "file", "path": "prepared/tokenizer"}}),
     ("data.kind=images", {"data": IMAGES, "model": MODEL | VIT | {"head": LABELS},
                           "batch": {"sequence_length": 5, "tokens": 20}}),
     _choose("data", "mixture", {"sources": [{"folder": "prepared"}]}),

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmsys.config.model import ModelConfig
-from llmsys.model import latent_attention, long_attention, multi_head_attention
+from llmsys.model import latent_attention, long_attention, multi_head_attention, segment_memory
 from llmsys.model.experts import GroupedExperts
 from llmsys.model.scaled_dot_product import compute_eager_attention
 from llmsys.model.transformer import Transformer
@@ -27,7 +27,7 @@ def _attend_eagerly(
 def use_eager_attention() -> Iterator[None]:
     """Attend by plain matrix products: the counter does not know every fused kernel."""
     with ExitStack() as stack:
-        for module in (multi_head_attention, latent_attention, long_attention):
+        for module in (multi_head_attention, latent_attention, long_attention, segment_memory):
             stack.enter_context(patch.object(module, "compute_attention", _attend_eagerly))
         yield
 

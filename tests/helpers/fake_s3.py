@@ -1,6 +1,7 @@
 """A storage that speaks as much of S3 as s3fs asks for, on a port of this machine, and fails when told to.
 
-Gives `FakeS3` with objects to be set and taken away, and `failures`: what the next answers for an object are instead.
+Reads, ranges, listings, writes, conditional writes, uploads in parts, and deletions. Gives `FakeS3` with objects to be
+set and taken away, and `failures`: what the next answers for an object are instead.
 """
 
 import hashlib
@@ -8,30 +9,48 @@ import os
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+import pytest
+from s3fs import S3FileSystem  # type: ignore[import-untyped]
+
+from llmsys.object_store import open_object_folder
+from llmsys.range_cache import open_cache
+
 ACCESS_KEY = "the-right-key"
+BUCKETS = {"crawl", "bucket"}
 _LIST = b"<ListBucketResult><IsTruncated>false</IsTruncated>%s</ListBucketResult>"
 _ENTRY = '<Contents><Key>{}</Key><Size>{}</Size><ETag>"{}"</ETag><LastModified>{}</LastModified></Contents>'
+_UPLOAD = b"<InitiateMultipartUploadResult><UploadId>%s</UploadId></InitiateMultipartUploadResult>"
+_UPLOADED = b"<CompleteMultipartUploadResult><ETag>%s</ETag></CompleteMultipartUploadResult>"
+_REFUSED = (
+    b"<Error><Code>PreconditionFailed</Code><Message>At least one of the pre-conditions did not hold.</Message>"
+    b"<Condition>If-None-Match</Condition></Error>"
+)
 _CHANGED = "2024-05-01T12:00:00.000Z"
 
 
 class FakeS3:
-    """One bucket, "crawl".
+    """Two buckets with the same objects.
 
     Attributes:
         objects: content by key.
         failures: for a key, what the next answers to GET are: a status such as 503, or "cut" for a body of which the
-            second half never comes.
+            second half never comes. For "PUT key", what those to PUT are.
         asked: the ranges that were asked for, by key.
+        written: the keys that were written or deleted ("-key"), in order.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.failures: dict[str, list[int | str]] = {}
         self.asked: dict[str, list[str]] = {}
+        self.written: list[str] = []
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"s3": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -39,6 +58,16 @@ class FakeS3:
     def __enter__(self) -> Self:
         self._thread.start()
         return self
+
+    def connect(self, patch: pytest.MonkeyPatch, cache: Path) -> None:
+        """Make this process, and those it starts, use this storage, with copies in a folder of their own."""
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
+        patch.setenv("LLMSYS_CACHE", str(cache))
+        # Connections and caches are made once in a process.
+        S3FileSystem.clear_instance_cache()
+        for made_once in (open_object_folder, open_cache):
+            made_once.cache_clear()
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
@@ -72,12 +101,70 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._asked(body=True)
 
+    def handle_expect_100(self) -> bool:
+        """Answer at once: a client waits for it before it sends the body."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def do_PUT(self) -> None:
+        content, (key, query) = self._read_request()
+        if failure := self._take_failure(f"PUT {key}"):
+            self._error(int(failure), "SlowDown" if failure == 503 else "AccessDenied")
+        elif "partNumber" in query:
+            self.s3.parts[query["uploadId"]][int(query["partNumber"])] = content
+            self._answer(200, b"", {"ETag": f'"{_tag(content)}"'})
+        else:
+            self._write(key, content)
+
+    def do_POST(self) -> None:
+        _, (key, query) = self._read_request()
+        if "uploads" in query:
+            name = f"upload-{len(self.s3.parts)}"
+            self.s3.parts[name] = {}
+            self._answer(200, _UPLOAD % name.encode(), {"Content-Type": "application/xml"})
+        else:
+            parts = self.s3.parts.pop(query["uploadId"])
+            self._write(key, b"".join(parts[number] for number in sorted(parts)))
+
+    def do_DELETE(self) -> None:
+        _, (key, query) = self._read_request()
+        with self.s3.lock:
+            if "uploadId" in query:
+                self.s3.parts.pop(query["uploadId"], None)
+            elif self.s3.objects.pop(key, None) is not None:
+                self.s3.written.append(f"-{key}")
+        self._answer(204, b"", {})
+
+    def _read_request(self) -> tuple[bytes, tuple[str, dict[str, str]]]:
+        assert "aws-chunked" not in self.headers.get("Content-Encoding", "")
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        return content, (unquote(parts.path).split("/", 2)[2], query)
+
+    def _write(self, key: str, content: bytes) -> None:
+        with self.s3.lock:
+            is_refused = self.headers.get("If-None-Match") == "*" and key in self.s3.objects
+            if not is_refused:
+                self.s3.objects[key] = content
+                self.s3.written.append(key)
+        if is_refused:
+            self._answer(412, _REFUSED, {"Content-Type": "application/xml"})
+        else:
+            about = _UPLOADED % _tag(content).encode() if self.command == "POST" else b""
+            self._answer(200, about, {"ETag": f'"{_tag(content)}"'})
+
+    def _take_failure(self, key: str) -> int | str | None:
+        failures = self.s3.failures.get(key, [])
+        return failures.pop(0) if failures else None
+
     def _asked(self, *, body: bool) -> None:
         parts = urlsplit(self.path)
         bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
         if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
             self._error(403, "InvalidAccessKeyId", body=body)
-        elif bucket != "crawl":
+        elif bucket not in BUCKETS:
             self._error(404, "NoSuchBucket", body=body)
         elif key or not body:
             self._object(key, body=body)
@@ -117,8 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.s3.asked.setdefault(key, []).append(asked)
         match = re.match(r"bytes=(\d+)-(\d*)", asked)
         start, stop = (int(match[1]), int(match[2] or len(content)) + 1) if match else (0, len(content))
-        failures = self.s3.failures.get(key, [])
-        failure = failures.pop(0) if failures else None
+        failure = self._take_failure(key)
         if isinstance(failure, int):
             self._error(failure, {503: "SlowDown", 403: "AccessDenied", 404: "NoSuchKey"}.get(failure, "InternalError"))
             return

@@ -3,7 +3,8 @@
     python -m tests.helpers.killed_preparations [--kills 20] [--seed 0] [--kinds all url text …]
 
 Makes a small crawl and prepares it once for each kind of duplicate; prints what 1, 2 and 7 workers, shuffled inputs,
-blocks of another size and a preparation that is killed again and again have made of it. The suite does it with few.
+blocks of another size, a preparation that is killed again and again, and such a one into object storage have made of
+it. The suite does it with few.
 """
 
 import argparse
@@ -21,10 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from tests.helpers.fake_s3 import FakeS3
 from tests.helpers.paths import ROOT
 from tests.helpers.process import has_ended, wait_until
-from tests.helpers.tiny_crawl import hash_files, make_crawl
+from tests.helpers.tiny_crawl import hash_files, make_crawl, read_public_files
+
+REMOTE = "s3://crawl/data"
 
 OFF: dict[str, Any] = {"exact": {"kind": "none"}, "minhash": {"kind": "none"}}
 SMALL_RANGES = {"key_filter": {"kind": "sorted", "keys_per_task": 700}, "index": {"kind": "kept"}}
@@ -59,7 +64,7 @@ def count_files(folder: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(folder))
 
 
-def start(folder: Path, inputs: Path | Sequence[str], workers: int, **data: Any) -> subprocess.Popen[bytes]:
+def start(folder: Path | str, inputs: Path | Sequence[str], workers: int, **data: Any) -> subprocess.Popen[bytes]:
     """Prepare in a process of its own; `data` are sections of the config."""
     given = [str(inputs)] if isinstance(inputs, Path) else list(inputs)
     executor = {"kind": "local", "workers": workers} | data.pop("executor", {})
@@ -87,6 +92,35 @@ def kill_again_and_again(
         _wait_for_end(workers)
         assert not (folder / "manifest.json").exists() or hash_files(folder) == expected
     assert start(folder, inputs, 2, **data).wait() == 0
+    return killed
+
+
+def kill_remote(place: Path, inputs: Sequence[str], undisturbed: Path, kills: int, seed: int, **data: Any) -> int:
+    """Kill a preparation into object storage at random, then let it end; return how often it was killed.
+
+    Manifest and objects are those of the undisturbed local one, or there is no manifest.
+    """
+    expected = read_public_files(undisturbed)
+
+    def is_complete_or_absent() -> bool:
+        objects = {key.removeprefix("data/"): content for key, content in s3.objects.items()}
+        return "manifest.json" not in objects or {name: objects.get(name) for name in expected} == expected
+
+    with FakeS3() as s3, pytest.MonkeyPatch.context() as patch:
+        s3.connect(patch, place)
+        killed, total = 0, count_files(undisturbed) + len(expected)
+        for limit in sorted(random.Random(seed).choices(range(3, total - 2), k=kills)):
+            process = start(REMOTE, inputs, 2, **data)
+            while process.poll() is None and count_files(place / "prepare") + len(s3.objects) < limit:
+                time.sleep(0.001)
+            workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.kill()
+            killed += process.wait() == -signal.SIGKILL
+            _wait_for_end(workers)
+            assert is_complete_or_absent()
+        assert start(REMOTE, inputs, 2, **data).wait() == 0
+        assert "data/manifest.json" in s3.objects
+        assert is_complete_or_absent()
     return killed
 
 
@@ -139,6 +173,8 @@ def _hold(place: Path, kind: str, kills: int, seed: int) -> bool:
         whole
     )
     outcome.append(f"{killed} of {kills} killed: {'same bytes' if same else 'OTHER BYTES'}")
+    killed = kill_remote(place / "cache", names, whole, kills, seed, **shared)
+    outcome.append(f"{killed} of {kills} killed in object storage: same bytes")
     kept = json.loads((whole / "manifest.json").read_text())["funnel"][-1]
     print(f"{kind}: {', '.join(outcome)} ({kept['stage']} left {kept['documents_out']} documents)", flush=True)
     for path in place.iterdir():

@@ -119,6 +119,17 @@ DECODERS: dict[str, dict[str, Any]] = {
     "feed-forward clamped": {"feed_forward": {"kind": "clamped_swiglu", "bias": True, "limit": 0.5}},
 }
 
+MEMORIES: dict[str, dict[str, Any]] = {
+    "segments of 3, memory of 2": {"segment_length": 3, "memory_length": 2},
+    "segments of 2, memory of 4, biases": {"segment_length": 2, "memory_length": 4, "qkv_bias": True},
+    "segments without memory": {"segment_length": 4, "memory_length": 0, "output_bias": True},
+    "one segment": {"segment_length": 9},
+}
+DECODERS |= {
+    name: {"position": {"kind": "transformer_xl"}, "attention": {"kind": "segment_memory"} | changes}
+    for name, changes in MEMORIES.items()
+}
+
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": BERT | {"head": {"kind": "mlm"}, "tie_word_embeddings": True},
     "bert classifier": BERT | {"head": {"kind": "classification", "num_labels": 3}},

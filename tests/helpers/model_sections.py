@@ -57,6 +57,11 @@ DECODERS: dict[str, Changes] = {
     "post": {**LAYERNORM, "residual": {"kind": "post"}},
     "transformer-xl": {**EVERY_HEAD, "position": {"kind": "transformer_xl"}},
     "transformer-xl without biases": {**EVERY_HEAD, "position": {"kind": "transformer_xl", "biases": False}},
+    "segments with memory": {
+        **EVERY_HEAD,
+        "position": {"kind": "transformer_xl"},
+        "attention": {"kind": "segment_memory", "segment_length": 4, "memory_length": 6, "qkv_bias": True},
+    },
     "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
     "universal": {"recurrence": {"kind": "fixed"}},
     "universal, adaptive": {"recurrence": {"kind": "adaptive"}, "residual": {"kind": "post"}},
@@ -133,6 +138,21 @@ ENCODERS: dict[str, Changes] = {
         "head": {"kind": "features"},
     },
     "hashed": {**BERT, "attention": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2}, "head": {"kind": "mlm"}},
+    "two streams": {
+        **LAYERNORM,
+        **EVERY_HEAD,
+        "family": "encoder",
+        "position": {"kind": "transformer_xl", "segments": 2},
+        "head": {"kind": "permutation"},
+        "residual": {"kind": "post"},
+        "tie_word_embeddings": True,
+    },
+    "two streams, untied": {
+        **EVERY_HEAD,
+        "family": "encoder",
+        "position": {"kind": "transformer_xl"},
+        "head": {"kind": "permutation"},
+    },
     "encoder of experts": {"family": "encoder", "moe": MOE, "head": {"kind": "mlm"}},
     "encoder with windows": {"family": "encoder", "sliding_window": 4, "head": {"kind": "features"}},
 }

@@ -25,6 +25,10 @@ MODELS = {
         "family": "encoder", "head": {"kind": "mlm", "pooler": True, "next_sentence": True},
         "position": {"kind": "learned"}, "embedding": {"token_types": 2},
     },
+    "permutation": SHAPE | {
+        "family": "encoder", "head": {"kind": "permutation"}, "position": {"kind": "transformer_xl"},
+        "tie_word_embeddings": True,
+    },
     "classification": SHAPE | {
         "family": "encoder", "head": {"kind": "classification", "num_labels": 3}, "position": {"kind": "learned"},
     },
@@ -53,6 +57,13 @@ def build_batch(objective: str, step: int, group: int, rows: Sequence[int]) -> B
         corruptor = SpanCorruptor(SpanCorruptionConfig(), (2, 3, 39), end_token=1, start_token=0, key=("test",))
         windows = Batch(source_BS, source_BS.masked_fill(documents_BS == PADDING, IGNORED))
         return corruptor.mask_batch(windows, [100 * step + row for row in rows])
+    if objective == "permutation":
+        places = [[t for t in range(len(left[row]) - 1, 0, -1) if left[row][t] % 3 == 0] for row in rows] or [[]]
+        predicted_BP = torch.full((len(places), 1 + max(map(len, places))), -1)
+        for row, found in enumerate(places):
+            predicted_BP[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
+        targets_BP = source_BS.gather(1, predicted_BP.clamp(min=0)).masked_fill(predicted_BP < 0, IGNORED)
+        return Batch(source_BS, targets_BP, documents_BS, predicted_BP=predicted_BP)
     pairs: dict[str, Any] = {}
     if objective == "masked_next_sentence":
         follows = [int(left[row][0]) % 2 for row in rows] or [IGNORED]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from llmsys.config.model import ModelConfig
+from llmsys.config.objective import PermutationConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import build_activation_shape, iter_block_groups
@@ -49,6 +50,9 @@ def measure_saved_bytes(
         inputs["source_BS"] = torch.zeros(SEQUENCES, SOURCE, dtype=torch.long)
     if documents:
         inputs["documents_BT"] = torch.zeros(SEQUENCES, LENGTH, dtype=torch.long)
+    if model.head.kind == "permutation":
+        predicted = PermutationConfig().count_predicted(LENGTH)
+        inputs["predicted_BP"] = torch.arange(1, predicted + 1).expand(SEQUENCES, -1)
     tokens_BT = torch.randint(0, model.vocab_size, (SEQUENCES, LENGTH))
 
     def forward() -> torch.Tensor:

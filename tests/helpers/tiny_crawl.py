@@ -58,12 +58,12 @@ def make_crawl(folder: Path, files: int = 3, pages: int = 14, seed: int = 0) -> 
     return folder
 
 
-def build_tiny_config(folder: Path, crawl: Path | list[str], **data: Any) -> RunConfig:
+def build_tiny_config(folder: Path | str, crawl: Path | list[str], **data: Any) -> RunConfig:
     """A run whose data section reads the tiny crawl into `folder`, in this process unless told otherwise."""
     inputs = crawl if isinstance(crawl, list) else [f"{crawl}/*.warc.gz"]
     section: dict[str, Any] = {
         "name": "tiny",
-        "folder": folder,
+        "folder": folder if isinstance(folder, str) else str(folder),
         "inputs": inputs,
         "rules": [{"kind": "gopher_quality", "min_words": 30}],
         "deduplicate": {"minhash": {"kind": "minhash", "buckets": 20, "hashes_per_bucket": 4}},
@@ -86,8 +86,13 @@ def hash_files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def read_public_files(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file that readers of a dataset use, by its name below the dataset folder."""
+    return {name: (folder / name).read_bytes() for name in hash_files(folder) if not name.startswith("work/")}
+
+
 if __name__ == "__main__":  # python -m tests.helpers.tiny_crawl FOLDER INPUTS DATA: JSON lists and sections
     from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 
     given = [f"{name}/*.warc.gz" if Path(name).is_dir() else name for name in json.loads(sys.argv[2])]
-    prepare_dataset(build_tiny_config(Path(sys.argv[1]), given, **json.loads(sys.argv[3])))
+    prepare_dataset(build_tiny_config(sys.argv[1], given, **json.loads(sys.argv[3])))

@@ -16,7 +16,15 @@ from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.config.section import Section, list_section_types
 from llmsys.errors import ConfigError, DataError
-from llmsys.local_files import PRIVATE, find_mount, find_url_violation, lock_folder, write_bytes_atomically
+from llmsys.local_files import (
+    PRIVATE,
+    find_folder_url,
+    find_url_violation,
+    format_folder,
+    lock_folder,
+    write_bytes_atomically,
+)
+from llmsys.mount import find_mount
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,8 @@ def test_no_field_of_a_config_takes_a_url_for_a_path() -> None:
     for section, name in found:
         field = section.model_fields[name]
         adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
-        value: Any = ["s3://b/x"] if "tuple" in str(field.annotation) else "s3://b/x"
+        # Folders of runs and datasets may lie in S3, and in no other storage.
+        value: Any = ["s3://b/x"] if "tuple" in str(field.annotation) else "gs://b/x"
         with pytest.raises(ValidationError, match="is a URL, but a local path is needed"):
             adapter.validate_python(value)
 
@@ -68,7 +77,7 @@ def test_no_field_of_a_config_takes_a_url_for_a_path() -> None:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("run.folder=s3://b/run", "run.folder"),
+        ("run.folder=gs://b/run", "run.folder"),
         ("data.folder=gs://b/data", "data.folder"),
         ("train.init_from=s3://b/run", "train.init_from"),
         ("tokenizer={kind: file, path: s3://b/t.json}", "tokenizer.path"),
@@ -81,6 +90,22 @@ def test_the_message_names_the_key(override: str, key: str) -> None:
         load_run_config("train/demo", [override])
 
 
+def test_a_remote_folder_is_named_by_the_place_of_its_copies_and_written_as_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path))
+    config = load_run_config("train/demo", ["run.folder=s3://bucket/some/run/", "data.folder=s3://bucket/d"])
+    assert config.run.folder == tmp_path / "s3" / "bucket" / "some" / "run"
+    assert format_folder(config.run.folder / "events.jsonl") == "s3://bucket/some/run/events.jsonl"
+    assert json.loads(config.model_dump_json())["run"]["folder"] == "s3://bucket/some/run"
+    assert RunConfig.model_validate(json.loads(config.model_dump_json())) == config
+    monkeypatch.setenv("LLMSYS_CACHE", str(tmp_path / "other"))
+    assert find_folder_url(config.run.folder) is None
+    for url in ("s3://bucket", "s3://bucket/../x", "s3://bucket/.lock", "s3://bucket/a?x=1", "S3://bucket/x"):
+        with pytest.raises(ConfigError, match="is a URL, but a local path is needed"):
+            load_run_config("train/demo", [f"run.folder={url}"])
+
+
 def test_inputs_may_lie_elsewhere() -> None:
     config = load_run_config("train/demo", ["data.inputs=[s3://b/a.warc.gz, gs://b/*.gz]"])
     assert config.data.kind == "crawl"
@@ -91,7 +116,7 @@ def test_inputs_may_lie_elsewhere() -> None:
     ("words", "named"),
     [
         ("train s3://b/config.yaml", "CONFIG"),
-        ("prepare train/demo data.folder=s3://b/d", "data.folder"),
+        ("prepare train/demo data.folder=gs://b/d", "data.folder"),
         ("convert s3://b/hf out", "SOURCE"),
         ("convert . s3://b/out", "DESTINATION"),
         ("calibrate --output s3://b/mine.yaml", "--output"),

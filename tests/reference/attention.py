@@ -28,9 +28,12 @@ def compute_self_attention(
         return compute_linformer_attention(config, p, name, layer, x, documents)
     heads, shared_by = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
     q, k, v = (project_heads(config, p, name, which, x) for which in "qkv")
-    outputs = []
+    cut_k, cut_v = (project_heads(config, p, name, which, [one.detach() for one in x]) for which in "kv")
+    outputs, near_k, near_v = [], k, v
     for t in range(len(x)):
         mixed = []
+        begin = get_segment_start(config, t)  # what is before it is memory, without a gradient
+        k, v = cut_k[:begin] + near_k[begin:], cut_v[:begin] + near_v[begin:]
         for head in range(heads):
             seen = [s for s in range(len(x)) if is_visible(config, layer, t, s, documents)]
             query = rotate(config, layer, q[t][head], t)
@@ -40,7 +43,7 @@ def compute_self_attention(
             scores = [cap_scores(config, query @ key * scale(config)) for key in keys]
             extra = [compute_position_score(config, p, name, head, q[t][head], t, s, types) for s in seen]
             scores = [score + more for score, more in zip(scores, extra, strict=True)]
-            sink = p[f"{name}.sinks"][head] if config.attention.sinks else None
+            sink = p.get(f"{name}.sinks", [None] * heads)[head]
             mixed.append(compute_mean([v[s][head // shared_by] for s in seen], scores, sink))
         outputs.append(apply_linear(p, f"{name}.o_proj", torch.cat(mixed)))
     return outputs
@@ -170,8 +173,16 @@ def project_heads(
     return rows
 
 
+def get_segment_start(config: ModelConfig, t: int) -> int:
+    """Dai 2019, 3.2; 0 without a memory."""
+    kind: Any = config.attention
+    return t - t % kind.segment_length if kind.kind == "segment_memory" else 0
+
+
 def is_visible(config: ModelConfig, layer: int, t: int, s: int, documents: list[int]) -> bool:
     if documents[t] != documents[s] or (s > t and config.family != "encoder"):
+        return False
+    if s < get_segment_start(config, t) - getattr(config.attention, "memory_length", 0):
         return False
     return config.get_attention_window(layer) is None or abs(t - s) < config.get_attention_window(layer)
 

@@ -14,9 +14,9 @@ def test_the_readme_has_the_ledger_that_the_tool_prints(repository: Path) -> Non
 
 def test_first_principles_give_48_and_24_percent_and_every_step_is_nearer_to_the_goal() -> None:
     device = load_device_profile("h100-sxm")
-    for run, expected in ((DENSE, 0.48), (MIXTURE, 0.23)):
+    for run, least in ((DENSE, 0.48), (MIXTURE, 0.24)):
         step, _ = estimate_ideal_step(run, (), device)
-        assert abs(step.mfu * step.factor - expected) < 0.02
+        assert least <= step.mfu * step.factor < run.goal
         overrides: tuple[str, ...] = ()
         rates, faster = [], device
         for one in run.steps:

@@ -24,7 +24,7 @@ def test_every_bug_fits_the_source_and_the_file_is_still_python(repository: Path
 def test_every_bug_has_its_own_title_and_tests_of_its_own_package(repository: Path) -> None:
     assert len({mutant.title for mutant in MUTANTS}) == len(MUTANTS) >= 80
     for mutant in MUTANTS:
-        package = Path(mutant.file).parts[: 1 if mutant.file.startswith("data_pipeline/") else 2]
+        package = Path(mutant.file).parent.parts[: 1 if mutant.file.startswith("data_pipeline/") else 2]
         for test in mutant.tests:
             path, _, name = test.partition("::")
             assert path.startswith(f"tests/{'/'.join(package)}/"), mutant.title

@@ -63,29 +63,36 @@ def compile_kernel(
 
 
 def compile_own_kernels(architecture: str) -> list[KernelUsage]:
-    """Compile attention with keys of 192 and values of 128 channels, forward and backward."""
-    from llmsys.config.key_split import FORWARD_TILE
+    """Compile attention with keys of 192 and values of 128 channels, forward and backward, and the loss."""
+    from llmsys.config.key_split import FORWARD_TILE, choose_backward_tile, choose_options
+    from llmsys.data.batch import IGNORED
     from llmsys.model import varlen_kernel
+    from llmsys.train import cross_entropy_kernel
 
-    tensors = dict.fromkeys(("queries", "keys", "values", "outputs", "gradients", "dk_PHK", "dv_PHV"), "*bf16")
-    tensors |= dict.fromkeys(("lse_HP", "delta_HP", "dq_PHK"), "*fp32") | {"cu_lengths": "*i32"}
-    kinds = tensors | {"scale": "fp32", "scale_log2": "fp32"}
+    bf16, fp32 = ("queries", "keys", "values", "outputs", "gradients", "dk_PHK", "dv_PHV", "logits"), ("lse_HP",
+        "delta_HP", "dq_PHK", "losses")  # fmt: skip
+    tensors = dict.fromkeys(bf16, "*bf16") | dict.fromkeys(fp32, "*fp32") | {"cu_lengths": "*i32", "targets": "*i64"}
+    kinds = tensors | dict.fromkeys(("scale", "scale_log2", "other", "extra", "z_weight"), "fp32")
     capability = divmod(ARCHITECTURES[architecture][1], 10)
+    tiles = FORWARD_TILE, choose_backward_tile(capability)
+    widths = {"IS_CAUSAL": True, "WIDTH_1": 128, "WIDTH_2": 64, "WIDTH_V": 128}
+    ahead = [choose_options(capability, is_backward=backward) for backward in (False, True)]
+    loss = {"IGNORED": IGNORED, "HAS_OTHER": True, "HAS_GRADIENT": True, "BLOCK": cross_entropy_kernel.BLOCK}
     usages = []
-    for function, tile in (
-        (varlen_kernel.compute_tile, FORWARD_TILE),
-        (varlen_kernel.compute_tile_gradients, varlen_kernel.choose_backward_tile(capability)),
+    for part, function, constants, options in (
+        ("attention, 192 and 128", varlen_kernel.compute_tile, widths | _name_tile(tiles[0]), ahead[0]),
+        ("attention, 192 and 128", varlen_kernel.compute_tile_gradients, widths | _name_tile(tiles[1]), ahead[1]),
+        ("loss", cross_entropy_kernel.compute_row, loss, cross_entropy_kernel.OPTIONS),
     ):
-        widths = {"IS_CAUSAL": True, "WIDTH_1": 128, "WIDTH_2": 64, "WIDTH_V": 128}
-        constants = widths | {"TILE_Q": tile[0], "TILE_K": tile[1]}
         signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in function.arg_names}
         # As at a launch: addresses and strides that are multiples of 16.
         aligned = [name for name in function.arg_names if name in tensors or name.endswith(("_row", "_head"))]
-        part = "attention, 192 and 128"
-        usages.append(
-            compile_kernel(part, function, signature, constants, varlen_kernel.OPTIONS, architecture, aligned)
-        )
+        usages.append(compile_kernel(part, function, signature, constants, options, architecture, aligned))
     return usages
+
+
+def _name_tile(tile: tuple[int, int]) -> dict[str, int]:
+    return {"TILE_Q": tile[0], "TILE_K": tile[1]}
 
 
 def _run_ptxas(ptx: str) -> str:

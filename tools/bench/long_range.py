@@ -1,16 +1,19 @@
 """Measure one block of each attention at growing lengths: CPU seconds and bytes saved for backward.
 
-    python tools/bench/long_range.py [--lengths 1024 4096 16384] [--width 64] [--heads 4] [--json]
+    python tools/bench/long_range.py [--lengths 1024 4096 16384] [--width 64] [--heads 4] [--json] [--plot FILE]
 
 One row of tokens, one thread, fp32, forward and backward. CPU seconds are changed least by other work on the machine;
 saved bytes are those of the storages that autograd holds after the forward pass. Windows: 256 positions; mixtures: 128;
-hashes: 4 rounds of chunks of 64. `reformer` has reversible layers and a chunked feed-forward too; all are encoders.
+hashes: 4 rounds of chunks of 64; segments and their memory: 256 each. `reformer` has reversible layers and a chunked
+feed-forward too. All are encoders but `segment_memory`, which is causal.
 """
 
 import argparse
 import json
+import math
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +27,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "longformer": {"windows": [256]},
     "linformer": {"projected_length": 128, "sharing": "key_value"},
     "lsh": {"num_hashes": 4, "chunk_length": 64},
+    "segment_memory": {"segment_length": 256, "memory_length": 256},
 }
 REFORMER: dict[str, Any] = {"residual": {"kind": "reversible"}, "feed_forward_chunk": 512}
+# Causal: the others are measured as encoders.
+TRANSFORMER_XL: dict[str, Any] = {"family": "decoder", "position": {"kind": "transformer_xl"}, "head": {"kind": "lm"}}
+# Pixels of a panel, and of its margins.
+PANEL, MARGIN = 360, 60
+COLOURS = ("#444444", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#d62728")
 
 
 def main() -> int:
@@ -35,6 +44,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=64, help="channels of the stream (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw time and memory by length, as SVG")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     measure_block("reformer", 128, arguments.width, arguments.heads)  # torch imports much at the first checkpoint
@@ -43,13 +53,15 @@ def main() -> int:
         for kind in [*KINDS, "reformer"]
         for length in arguments.lengths
     ]
+    if arguments.plot is not None:
+        arguments.plot.write_text(draw_plot(found), encoding="utf-8")
     print(json.dumps(found, indent=1) if arguments.json else format_table(found))
     return 0
 
 
 def measure_block(kind: str, length: int, width: int, heads: int) -> dict[str, float]:
     """Return CPU seconds of forward and backward, and the bytes saved between them, of an encoder of one block."""
-    changes = REFORMER if kind == "reformer" else {}
+    changes = REFORMER if kind == "reformer" else TRANSFORMER_XL if kind == "segment_memory" else {}
     kind = "lsh" if kind == "reformer" else kind
     config = ModelConfig.model_validate({
         "family": "encoder", "vocab_size": 128, "hidden_size": width, "intermediate_size": 4 * width,
@@ -87,6 +99,42 @@ def format_table(rows: list[dict[str, Any]]) -> str:
             text += f"| {row[name]:.2f} | {growth} "
         lines.append(f"{text}|")
     return "\n".join(lines)
+
+
+def draw_plot(rows: list[dict[str, Any]]) -> str:
+    """Return an SVG with two panels by length, both axes logarithmic: CPU seconds, and saved MiB."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    parts = [_draw_panel(rows, kinds, name, number) for number, name in enumerate(("cpu_seconds", "saved_mib"))]
+    size = f'width="{2 * (PANEL + MARGIN) + MARGIN}" height="{PANEL + 2 * MARGIN}"'
+    body = "".join(parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">{body}</svg>\n'
+
+
+def _draw_panel(rows: list[dict[str, Any]], kinds: list[str], name: str, number: int) -> str:
+    lengths = sorted({row["length"] for row in rows})
+    low, high = (limit(row[name] for row in rows) for limit in (min, max))
+
+    def get_place(length: int, value: float) -> tuple[float, float]:
+        across = math.log(length / lengths[0]) / max(math.log(lengths[-1] / lengths[0]), 1e-9)
+        up = math.log(value / low) / max(math.log(high / low), 1e-9)
+        return MARGIN + number * (PANEL + MARGIN) + across * (PANEL - 90), MARGIN + PANEL * (1 - up)
+
+    title = {"cpu_seconds": "CPU seconds, forward and backward", "saved_mib": "saved MiB"}[name]
+    x, y = get_place(lengths[0], high)
+    text = '<rect width="100%" height="100%" fill="white"/>' if not number else ""
+    text += f'<text x="{x:.0f}" y="{y - 30:.0f}">{title}: {low:.3g} to {high:.3g}</text>'
+    for length in lengths:
+        x, y = get_place(length, low)
+        text += f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{MARGIN}" y2="{y:.1f}" stroke="#dddddd"/>'
+        text += f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle">{length:,}</text>'
+    for kind, colour in zip(kinds, COLOURS, strict=True):
+        own = {row["length"]: row[name] for row in rows if row["kind"] == kind}
+        places = [get_place(length, value) for length, value in own.items()]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        text += f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        x, y = places[-1]
+        text += f'<text x="{x + 6:.0f}" y="{y + 4:.0f}" fill="{colour}">{kind}</text>'
+    return text
 
 
 if __name__ == "__main__":

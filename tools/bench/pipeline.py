@@ -2,10 +2,11 @@
 
     python tools/bench/pipeline.py [--ranks 2] [--micro-batches 8] [--steps 5] [--schedules 1f1b …]
 
-One process trains the model alone; then as many processes as `--ranks` train it in stages that cost the same, with
-every schedule, one thread each. A pipeline of p ranks should take 1/p of the time alone, and a bubble of
-(p - 1) / (v M) of that with v stages per rank and M micro-batches (Narayanan 2021, arXiv:2104.04473). Everything is the
-least over steps, because other work on the machine only adds.
+As many processes as `--ranks` each train the model alone, side by side, so that they share the processor's caches and
+memory as stages do; then they train it in stages that cost the same, with every schedule, one thread each. A pipeline
+of p ranks should take 1/p of the time alone, and a bubble of (p - 1) / (v M) of that with v stages per rank and M
+micro-batches (Narayanan 2021, arXiv:2104.04473). Everything is the least over steps, of each pass and of each
+micro-batch alone, because other work on the machine only adds.
 
 Wall time needs a core for each process. The replayed time does not: it puts the CPU time of every pass into the order
 in which the rank ran it, after the passes of other stages that it needs, and adds what the slowest rank does outside of
@@ -13,9 +14,11 @@ passes (messages, clipping, the optimizer).
 """
 
 import argparse
+import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,12 +52,12 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--steps", type=int, default=5, help="Measured steps of each schedule.")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
     asked = parser.parse_args(words)
-    alone = run_case(1, {}, asked.micro_batches, asked.steps)
-    print(f"one process: {alone.seconds:.3f} s a step, {alone.cpu_seconds:.3f} CPU s")
+    alone = run_alone(asked.ranks, asked.micro_batches, asked.steps)
+    print(f"{asked.ranks} processes, each alone: {alone.seconds:.3f} s a step, {alone.cpu_seconds:.3f} CPU s")
     print(
-        "| schedule | replayed s | bubble formula | replayed / formula | wall s | CPU s, slowest rank | of its share |"
+        "| schedule | by CPU time, s | formula, s | ratio | by the clock, s | formula, s | ratio | CPU s of its share |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for name in asked.schedules:
         schedule = SCHEDULES[name]
         chunks, ranks = schedule.get("stages_per_rank", 1), asked.ranks
@@ -63,15 +66,15 @@ def main(words: Sequence[str]) -> None:
             "pipeline_schedule": schedule,
             "layers_per_stage": [8 // (ranks * chunks)] * ranks * chunks,
         }
-        found = run_case(ranks, layout, asked.micro_batches, asked.steps)
-        formula = alone.cpu_seconds / ranks * (1 + (ranks - 1) / (chunks * asked.micro_batches))
-        print(f"| {name} | {found.replayed_seconds:.3f} | {formula:.3f} | {found.replayed_seconds / formula:.2f} "
-              f"| {found.seconds:.3f} | {found.cpu_seconds:.3f} "
-              f"| {found.cpu_seconds * ranks / alone.cpu_seconds:.2f} |", flush=True)  # fmt: skip
+        found = run_case(ranks, partial(measure_steps, layout, asked.micro_batches, asked.steps))
+        share = (1 + (ranks - 1) / (chunks * asked.micro_batches)) / ranks
+        pairs = (found.replayed_seconds, alone.replayed_seconds * share), (found.seconds, alone.seconds * share)
+        cells = [f"{time:.3f} | {formula:.3f} | {time / formula:.2f}" for time, formula in pairs]
+        print(f"| {name} | {' | '.join(cells)} | {found.cpu_seconds * ranks / alone.cpu_seconds:.2f} |", flush=True)
 
 
 class Pass(NamedTuple):
-    """A forward or backward pass of a micro-batch in a stage, with its CPU time."""
+    """A forward or backward pass of a micro-batch in a stage, or both without stages, with its CPU time."""
 
     kind: str
     stage: int
@@ -87,45 +90,83 @@ class StepTimes(NamedTuple):
     cpu_seconds: float
 
 
-def run_case(ranks: int, layout: dict[str, Any], micro_batches: int, steps: int) -> StepTimes:
+class PassRecorder:
+    """The passes of each step, with the CPU time of the process."""
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+        self._text, self._began = "", 0.0
+
+    def record_pass(self, text: str) -> None:
+        """End the pass before, and begin one such as "forward of micro-batch 3 in stage 1"; "" begins none."""
+        now = time.process_time()
+        if self._text:
+            words = self._text.split()
+            self.passes.append(Pass(words[0], int(words[-1]), int(words[3]), now - self._began))
+        self._text, self._began = text, now
+
+    def begin_micro_batch(self, *_: Any) -> None:
+        """Begin both passes of the next micro-batch of a model without stages."""
+        self.record_pass("")
+        self.record_pass(f"both of micro-batch {len(self.passes)} in stage 0")
+
+
+def run_alone(processes: int, micro_batches: int, steps: int) -> StepTimes:
+    """Return the least times of a step of so many processes that do not know of each other."""
+    barrier = multiprocessing.get_context("spawn").Barrier(processes)
+    task = partial(measure_steps, {}, micro_batches, steps, begin_step=barrier.wait)
+    with ThreadPoolExecutor(processes) as pool:
+        found = list(pool.map(lambda _: run_case(1, task), range(processes)))
+    return StepTimes(*map(min, zip(*found, strict=True)))
+
+
+def run_case(ranks: int, task: Callable[[int], StepTimes]) -> StepTimes:
     """Return the times of a step on so many processes."""
-    task = partial(measure_steps, layout, micro_batches, steps)
     [(_, result)] = run_tasks(task, [0], ranks, TIMEOUT_SECONDS)
     if isinstance(result, TaskFailure):
         raise SystemExit(str(result))
     return StepTimes(*result)
 
 
-def measure_steps(layout: dict[str, Any], micro_batches: int, steps: int, number: int) -> StepTimes:
-    """Return the least over steps of each time. Collective."""
+def begin_together() -> None:
+    """Wait for all ranks. Collective."""
+    all_gather_object(0)
+
+
+def measure_steps(
+    layout: dict[str, Any],
+    micro_batches: int,
+    steps: int,
+    number: int,
+    *,
+    begin_step: Callable[[], object] = begin_together,
+) -> StepTimes:
+    """Return the times of a step, each pass the least over steps. Collective."""
     batch = {"sequence_length": LENGTH, "sequences": micro_batches, "micro_sequences": 1}
     train = {"precision": "fp32", "threads_per_process": 1}
     config = RunConfig.model_validate({"model": MODEL, "layout": layout, "batch": batch, "train": train})
-    device, passes = torch.device("cpu"), list[Pass]()
-    began_pass = [("", 0.0)]
-
-    def record_pass(text: str) -> None:
-        begun, began_pass[0] = began_pass[0], (text, time.process_time())
-        if not text:
-            words = begun[0].split()  # such as "forward of micro-batch 3 in stage 1"
-            passes.append(Pass(words[0], int(words[-1]), int(words[3]), time.process_time() - begun[1]))
-
+    device, recorder = torch.device("cpu"), PassRecorder()
     meshes = build_device_meshes(config.resolve_layout(get_world_size()), device)
-    engine = build_engine(config, meshes, device, report_pass=record_pass)
+    engine = build_engine(config, meshes, device, report_pass=recorder.record_pass)
+    if not layout:
+        engine.module.register_forward_pre_hook(recorder.begin_micro_batch)
     tokens_BT = torch.randint(0, 512, (1, LENGTH + 1), generator=torch.Generator().manual_seed(number))
     batches = [Batch(tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous())] * micro_batches
     found = []
     for _ in range(steps + 1):
-        all_gather_object(0)  # begin together
-        passes.clear()
+        begin_step()
+        recorder.passes.clear()
         began, cpu_began = time.perf_counter(), time.process_time()
         engine.train_step(batches, 1e-3)
+        recorder.record_pass("")
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-        ranks = all_gather_object((cpu, list(passes)))
-        outside = max(total - sum(one.seconds for one in own) for total, own in ranks)
-        replayed = replay_passes([own for _, own in ranks]) + outside
-        found.append((seconds, replayed, max(total for total, _ in ranks)))
-    return StepTimes(*map(min, zip(*found[1:], strict=True)))
+        outside = cpu - sum(one.seconds for one in recorder.passes)
+        found.append((seconds, cpu, outside, list(recorder.passes)))
+    walls, cpus, outsides, passes = zip(*found[1:], strict=True)
+    least = [min(same, key=lambda one: one.seconds) for same in zip(*passes, strict=True)]
+    ranks = all_gather_object((min(walls), min(cpus), min(outsides), least))
+    replayed = replay_passes([one[3] for one in ranks]) + max(one[2] for one in ranks)
+    return StepTimes(max(one[0] for one in ranks), replayed, max(one[1] for one in ranks))
 
 
 def replay_passes(by_rank: list[list[Pass]]) -> float:

@@ -45,10 +45,11 @@ MAPPED = {
     "step": "tokens loss learning_rate gradient_norm batch_tokens seconds data_wait_seconds tokens_per_second "
     "utilisation utilisation_of memory_bytes memory_allocated_bytes batch_digest epochs attention_imbalance "
     "attention_imbalance_in_order source_tokens target_tokens padding_share mean_depth encoder_mean_depth "
+    "next_sentence_loss next_sentence_accuracy "
     "noise_scale_tokens noise_gradient_squared noise_covariance_trace",
     "experts": "load entropy dead imbalance balance router_z dropped busiest dead_experts",
     "evaluation": "loss perplexity bits_per_byte accuracy evaluated_tokens evaluated_targets evaluated_bytes "
-    "gzip_bits_per_byte xz_bits_per_byte sources sets",
+    "gzip_bits_per_byte xz_bits_per_byte sources sets next_sentence_loss next_sentence_accuracy",
     "checkpoint": "seconds stalled_seconds",
     "save_failed": "seconds stalled_seconds",
     "measured": "step_seconds steps peak_bytes peak_allocated_bytes",
@@ -107,6 +108,8 @@ FIELDS = {
     "moments": "Whether the optimizer's moments are those of the parent, or why not.",
     "named": "Ranks that hang.",
     "new": "Tensors with initial values, which the parent lacks.",
+    "next_sentence_accuracy": "Share of right pairs of segments, with `objective.kind: masked_next_sentence`.",
+    "next_sentence_loss": "Loss of those pairs in nats per pair; no part of `loss`.",
     "noise_covariance_trace": "Trace of the covariance of a token's gradient.",
     "noise_gradient_squared": "Squared norm of the gradient without noise.",
     "noise_scale_tokens": "Gradient noise scale: the batch size at which noise and gradient are equal.",

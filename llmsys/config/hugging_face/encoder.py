@@ -1,4 +1,4 @@
-"""Readers and writers of encoders: bert, roberta, and xlnet (estimates only)."""
+"""Readers and writers of encoders: bert, roberta, and xlnet (without its weights)."""
 
 from llmsys.config.hugging_face.config_json import ConfigJsonReader
 from llmsys.config.hugging_face.gpt import build_attention_section, read_layer_norm

@@ -61,6 +61,16 @@ FAMILIES: dict[str, ModelType] = {
     "marian": ModelType("MarianMTModel", seq2seq.read_marian, seq2seq.write_marian),
 }
 
+# Model types that `llmsys estimate` counts (llmsys/estimate/counted/) and nothing else reads.
+COUNTED_TYPES = frozenset(
+    (
+        *("cohere", "cohere2", "gemma", "granite", "jamba", "mamba", "mamba2", "ministral", "ministral3", "mt5"),
+        *("nemotron_h", "olmo3", "phi3", "qwen3_next", "starcoder2"),
+    )
+)
+# Model types whose config.json is another type's, under a name of its own.
+ALIASES = {"kimi_k2": "deepseek_v3"}
+
 
 def read_model_values(values: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
     """Convert a config.json to the values of the equivalent `model:` section.
@@ -79,6 +89,7 @@ def read_model_values(values: dict[str, Any], source: str = "config.json") -> di
         ConfigError: the model type or a key is not supported.
     """
     name = _require_model_type(values, source, list(FAMILIES))
+    name = ALIASES.get(name, name)
     fields = ConfigJsonReader(values, DEFAULTS[name])
     read = FAMILIES[name].read(fields)
     fields.raise_violations(source)
@@ -119,8 +130,12 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
 def _require_model_type(values: dict[str, Any], source: str, model_types: Sequence[str]) -> str:
     name = values.get("model_type")
     known = ", ".join(sorted(model_types))
-    if isinstance(name, str) and name in model_types:
+    if isinstance(name, str) and ALIASES.get(name, name) in model_types:
         return name
+    if isinstance(name, str) and name in COUNTED_TYPES:
+        raise ConfigError(
+            f"{source}: model_type: {name!r} can be counted and not built: use llmsys estimate. Known: {known}."
+        )
     for inner in ("text_config", "llm_config", "language_config", "thinker_config"):
         if isinstance(values.get(inner), dict):
             raise ConfigError(

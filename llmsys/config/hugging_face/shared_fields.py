@@ -193,7 +193,12 @@ def check_decoder_class(fields: ConfigJsonReader, stem: str, tied: bool, *more: 
 
 
 def check_common_keys(fields: ConfigJsonReader, *, encoder_decoder: bool = False) -> None:
-    """Check the keys that every model type may have and that are supported at one value only."""
+    """Check the keys that every model type may have and that are supported at one value only.
+
+    Args:
+        fields: reader of the config.json.
+        encoder_decoder: whether the model type has an encoder and a decoder.
+    """
     fields.require_value("is_encoder_decoder", encoder_decoder, why="it contradicts the model type")
     fields.require_value("add_cross_attention", False, None, why="a decoder with cross attention needs an encoder")
     fields.require_value("cross_attention_hidden_size", None, why="cross attention has the decoder's width")

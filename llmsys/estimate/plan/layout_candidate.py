@@ -18,6 +18,7 @@ from llmsys.config.pipeline import (
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
+from llmsys.estimate.activation_memory import compute_offloaded_activations
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
 from llmsys.estimate.memory_timeline import GIB, MemoryTimeline
@@ -26,7 +27,7 @@ from llmsys.estimate.software_profile import resolve_compile_for_profile
 from llmsys.estimate.state_memory import compute_offloaded_bytes
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "offload"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 ENGINES: tuple[EngineConfig, ...] = (
     TorchEngineConfig(),
@@ -124,13 +125,19 @@ class PlanTarget:
         """Return the reason why a candidate does not fit; None where it fits."""
         return self.explain_memory_rejection(one.memory, one.config, one.choice.layout)
 
+    def estimate_memory(self, config: RunConfig, layout: ParallelLayout) -> MemoryTimeline:
+        """Return the memory of a rank on this device, which decides whether train.compile=auto compiles blocks."""
+        return estimate_peak_memory(resolve_compile_for_profile(config, self.device, layout), layout)
+
     def explain_memory_rejection(self, memory: MemoryTimeline, config: RunConfig, layout: ParallelLayout) -> str | None:
         """The same before its time is known."""
         over = memory.peak_bytes + memory.driver_bytes - int(self.device.memory_bytes)
         if over > 0:
             return f"memory: {over / GIB:.1f} GiB over capacity {memory.peak_instant}"
         ranks = min(self.device.node_devices, layout.world_size)
-        host = compute_offloaded_bytes(config, layout) * ranks - self.cluster.host_memory_bytes
+        # Under 1F1B the first of p stages keeps p micro-batches of 1/p of the layers.
+        kept = compute_offloaded_bytes(config, layout) + compute_offloaded_activations(config, layout)
+        host = kept * ranks - self.cluster.host_memory_bytes
         return f"host memory: {host / GIB:.0f} GiB over the capacity of one machine" if host > 0 else None
 
 
@@ -150,6 +157,12 @@ def format_engine_name(engine: EngineConfig) -> str:
         case unreachable:
             assert_never(unreachable)
     return name if engine.cpu_offload == "none" else f"{name}+offload"
+
+
+def list_policies(config: RunConfig, engine: EngineConfig) -> tuple[Recompute, ...]:
+    """Return the choices of `train.activation_checkpoint` to try; compiled blocks and DeepSpeed offload nothing."""
+    can_offload = config.train.compile == "none" and isinstance(engine, TorchEngineConfig)
+    return (*RECOMPUTE, "offload") if can_offload else RECOMPUTE
 
 
 def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
@@ -224,19 +237,5 @@ def estimate_validated(made: RunConfig, choice: LayoutCandidate, place: PlanTarg
         The estimate.
     """
     made = replace_config(made, choice)
-    memory = estimate_candidate_memory(made, choice, place)
+    memory = place.estimate_memory(made, choice.layout)
     return EstimatedCandidate(choice, made, memory, estimate_step_time(made, choice.layout, place.device))
-
-
-def estimate_candidate_memory(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> MemoryTimeline:
-    """Estimate the memory of a legal choice, with train.compile as the device resolves it.
-
-    Args:
-        made: config with the choice in it.
-        choice: the choice.
-        place: device profile and cluster.
-
-    Returns:
-        The timeline of the fullest rank.
-    """
-    return estimate_peak_memory(resolve_compile_for_profile(made, place.device, choice.layout), choice.layout)

@@ -7,7 +7,6 @@ from llmsys.config.engine import EngineConfig, TorchEngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.estimate.plan.layout_candidate import (
-    RECOMPUTE,
     SCHEDULES,
     EstimatedCandidate,
     IllegalLayoutError,
@@ -15,6 +14,7 @@ from llmsys.estimate.plan.layout_candidate import (
     PlanTarget,
     estimate_candidate,
     format_engine_name,
+    list_policies,
 )
 
 
@@ -74,7 +74,7 @@ def _iter_neighbour_candidates(
     for schedule in SCHEDULES if best.pipeline > 1 else ():
         if schedule != best.schedule:
             yield schedule.kind, replace(best, schedule=schedule)
-    for policy in RECOMPUTE:
+    for policy in list_policies(config, best.engine):
         if policy != best.recompute:
             yield f"activation_checkpoint={policy}", replace(best, recompute=policy)
     for engine in engines:

@@ -14,7 +14,6 @@ from llmsys.estimate.plan.candidate_enumeration import iter_candidates
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
-    RECOMPUTE,
     SCHEDULES,
     EstimatedCandidate,
     IllegalLayoutError,
@@ -22,8 +21,8 @@ from llmsys.estimate.plan.layout_candidate import (
     PlanTarget,
     apply_candidate,
     estimate_candidate,
-    estimate_candidate_memory,
     estimate_validated,
+    list_policies,
     replace_config,
 )
 from llmsys.estimate.plan.layout_neighbours import RejectedNeighbour, iter_rejected_neighbours
@@ -157,7 +156,7 @@ def _search_engines(
             bounded.append((estimate_lower_bound(config, choice, place), number, choice))
         except IllegalLayoutError as illegal:
             result.refusal = str(illegal)
-    result.considered = len(choices) * len(RECOMPUTE)
+    result.considered = sum(len(list_policies(config, one.engine)) for one in choices)
     bounded.sort(key=lambda one: one[:2])
     for number, (bound, _, choice) in enumerate(bounded):
         advance(0.5 + number / (2 * len(bounded)))
@@ -166,7 +165,7 @@ def _search_engines(
         if result.num_searched >= limits.most and result.found:
             break
         result.num_searched += 1
-        for recompute in RECOMPUTE:
+        for recompute in list_policies(config, choice.engine):
             one = replace(choice, recompute=recompute)
             try:
                 # Recomputation is slower: its memory is of interest only up to a limit.
@@ -236,7 +235,7 @@ def _search_schedules(
 
 def _has_enough_memory(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
     sized = replace_config(made, choice)
-    memory = estimate_candidate_memory(sized, choice, place)
+    memory = place.estimate_memory(sized, choice.layout)
     return place.explain_memory_rejection(memory, sized, choice.layout) is None
 
 

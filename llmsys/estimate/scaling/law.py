@@ -43,24 +43,30 @@ class LawSource:
 class BudgetRequest:
     """A budget: operations, unique tokens to train on, tokens to be served later out of the same budget.
 
-    `experts` and `granularity` (d_ff over the width of one expert) describe a mixture of experts, for its laws.
+    `served_tokens` is in tokens at the utilisation of training. `experts` and `granularity` (d_ff over the width of one
+    expert; None: the best one) describe a mixture of experts, for its laws.
     """
 
     flops: float
     unique_tokens: float | None = None
     served_tokens: float = 0.0
     experts: int = 1
-    granularity: float = 1.0
+    granularity: float | None = None
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """A law's best use of a budget. `ignores` names what was asked for and the law has no term for."""
+    """A law's best use of a budget. `ignores` names what was asked for and the law has no term for.
+
+    `total_parameters` and `granularity` are of a mixture of experts, whose `parameters` are the active ones.
+    """
 
     parameters: float
     tokens: float
     loss: float | None
     ignores: tuple[str, ...] = ()
+    total_parameters: float | None = None
+    granularity: float | None = None
 
     @property
     def tokens_per_parameter(self) -> float:

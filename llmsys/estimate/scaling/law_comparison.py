@@ -13,6 +13,7 @@ from typing import Any
 
 from llmsys.config.scaling import ScalingLawConfig
 from llmsys.errors import ConfigError
+from llmsys.estimate.scaling.expert_laws import CLARK, MIXTURES
 from llmsys.estimate.scaling.law import (
     FLOPS_PER_PF_DAY,
     Axis,
@@ -22,7 +23,8 @@ from llmsys.estimate.scaling.law import (
     ScalingLaw,
     find_extrapolation,
 )
-from llmsys.estimate.scaling.published_laws import CLARK, DENSE, KRAJEWSKI
+from llmsys.estimate.scaling.published_laws import DENSE
+from llmsys.estimate.summary_table import format_count
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,13 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
         ConfigError: `highlight` names no law.
     """
     request = BudgetRequest(
-        bought.flops, config.unique_tokens, config.inference_tokens, config.num_experts, config.granularity
+        bought.flops,
+        config.unique_tokens,
+        config.served_tokens_at_training_cost,
+        config.num_experts,
+        config.granularity,
     )
-    laws: tuple[ScalingLaw, ...] = (*DENSE, KRAJEWSKI) if config.num_experts > 1 else DENSE
+    laws: tuple[ScalingLaw, ...] = (*DENSE, *MIXTURES) if config.num_experts > 1 else DENSE
     if config.highlight is not None and config.highlight not in (names := [law.name for law in laws]):
         raise ConfigError(f"highlight={config.highlight} is not a law of this table. Use one of {', '.join(names)}.")
     found = [(law, law.find_optimum(request)) for law in laws]
@@ -142,7 +148,7 @@ def compare_laws(config: ScalingLawConfig, bought: ComputeBudget) -> dict[str, A
     return {
         "budget": {"flops": bought.flops, "assumptions": list(bought.assumptions)},
         "unique_tokens": config.unique_tokens,
-        "served_tokens": config.inference_tokens,
+        "served_tokens": config.serve_tokens,
         "laws": rows,
         "spread": _compute_spread([best for _, best in found]),
         "rates": _list_rates(bought.flops, [best for _, best in found]),
@@ -160,17 +166,25 @@ def _convert_law_to_dict(law: ScalingLaw, best: Optimum, request: BudgetRequest,
         "counts": law.origin.counts,
         "evidence": law.origin.evidence,
         "parameters": best.parameters,
+        "total_parameters": best.total_parameters,
+        "granularity": best.granularity,
         "tokens": best.tokens,
         "tokens_per_parameter": best.tokens_per_parameter,
         "loss": best.loss,
         "epochs": epochs,
         "outside": None if outside is None else {"times": outside[0], "axis": outside[1]},
-        "remarks": list(_list_remarks(best, epochs)),
+        "remarks": list(_list_remarks(best, epochs, request)),
     }
 
 
-def _list_remarks(best: Optimum, epochs: float | None) -> list[str]:
+def _list_remarks(best: Optimum, epochs: float | None, request: BudgetRequest) -> list[str]:
     said = []
+    if best.granularity is not None:
+        total = "" if best.total_parameters is None else f", {format_count(best.total_parameters)} in all"
+        active = format_count(best.parameters)
+        said.append(f"{request.experts} × {active} active{total}, granularity {best.granularity:g}")
+    if "granularity" in best.ignores:
+        said.append("has no term for granularity: experts as wide as the dense layer")
     if "repetition" in best.ignores and epochs is not None and epochs > FAMILIAR_EPOCHS:
         said.append(f"counts {epochs:.0f} repetitions of a token as new tokens")
     if "serving" in best.ignores:

@@ -15,6 +15,7 @@ from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from llmsys.config.executor import SlurmExecutorConfig
 from llmsys.errors import DataError
+from llmsys.events import read_events
 from tests.helpers import fake_slurm
 from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
 from tests.helpers.process import has_ended, wait_for_pid, wait_until
@@ -99,6 +100,11 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
         require_the_laws_of_an_executor(cluster, tmp_path)
         assert len(ended(list(cluster.run_jobs([partial(meet, tmp_path / "meeting", name, 2) for name in "ab"])))) == 2
         assert len(cluster.nodes) == 2
+        events = cluster.run_jobs([partial(count, 1), partial(count, 2)])
+        assert any(isinstance(event, TaskDone) for event in events)
+        cluster.eager_jobs.next_jobs.append((7, partial(count, 9)))  # which a finished task makes possible
+        early = [event.event for event in events if isinstance(event, EagerTaskEvent)]
+        assert TaskDone(7, {"counted": 9}) in early
         # Both nodes have a worker now, whose start would otherwise take longer than this task may.
         slow = ended(list(cluster.run_jobs([partial(sleep_for_ever, tmp_path / "pid")], seconds=1.0)))
         assert isinstance(slow[0], TaskFailed)
@@ -111,6 +117,7 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
         cluster.close()
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl))
     assert hash_files(tmp_path / "ray") == hash_files(tmp_path / "here")
+    assert any(event.get("ahead") for event in read_events(tmp_path / "ray" / "events.jsonl")), "stages overlap"
 
 
 def test_a_missing_ray_is_named_with_the_command_that_installs_it() -> None:

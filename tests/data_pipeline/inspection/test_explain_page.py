@@ -5,16 +5,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.inspection.dropped_documents import find_dropped_documents, format_dropped_documents, parse_wanted
 from data_pipeline.inspection.explain_page import explain_url, format_explanation
+from data_pipeline.inspection.export_dropped import export_dropped_documents
 from data_pipeline.inspection.threshold_sweep import format_sweep, sweep_threshold
 from data_pipeline.inspection.verify_dataset import verify_dataset
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from launch.main import main
 from llmsys.config.data import CrawlConfig
-from llmsys.errors import DataError
+from llmsys.errors import ConfigError, DataError
 from tests.helpers.tiny_crawl import build_tiny_config, make_crawl
 
 
@@ -70,6 +72,29 @@ def test_a_sweep_that_cannot_be_answered_says_why(dataset: CrawlConfig, question
     with pytest.raises(DataError) as error:
         sweep_threshold(dataset.folder, question)
     assert answer in str(error.value)
+
+
+def test_whole_dropped_documents_are_written_for_other_tools(
+    dataset: CrawlConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["inspect", str(dataset.folder), "--dropped", "rule=gopher_quality,test=words"]
+    assert main([*words, "--output", str(tmp_path / "dropped.jsonl"), "--json"]) == 0
+    count = json.loads(capsys.readouterr().out)["documents"]
+    rows = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
+    total, excerpts = find_dropped_documents(dataset.folder, parse_wanted("rule=gopher_quality,test=words"), count)
+    assert len(rows) == count == total
+    by_id = {row["id"]: row for row in rows}
+    for excerpt in excerpts:
+        row = by_id[excerpt["id"]]
+        assert (row["value"], row["reason"]) == (excerpt["value"], excerpt["reason"])
+        # the manifest counts the bytes of a whole text
+        assert len(row["text"].encode()) == row["bytes"]
+        assert row["text"].startswith(excerpt["text"][:100])
+    assert main([*words, "--output", str(tmp_path / "dropped.parquet")]) == 0
+    assert pq.read_table(tmp_path / "dropped.parquet").column("text").to_pylist() == [row["text"] for row in rows]
+    for name, problem in (("dropped.csv", "ends in no format. Use .parquet"), ("dropped.jsonl", "exists already")):
+        with pytest.raises(ConfigError, match=problem):
+            export_dropped_documents(dataset.folder, {}, tmp_path / name)
 
 
 def test_dropped_documents_are_shown_with_value_and_threshold(

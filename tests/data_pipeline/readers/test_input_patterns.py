@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
-from data_pipeline.readers.input_files import find_inputs, get_input_name, match_files
+from data_pipeline.readers.file_patterns import match_files
+from data_pipeline.readers.input_files import find_inputs, get_input_name
 from data_pipeline.readers.page_reader import read_pages
 from llmsys.config.merge import read_overrides
 from llmsys.errors import ConfigError, DataError

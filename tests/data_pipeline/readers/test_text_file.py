@@ -23,7 +23,12 @@ def read(path: Path, limit: int = 100) -> tuple[list[str], list[str]]:
         ("a.txt", b"latin \xe9", [], "not UTF-8: convert it, such as with iconv -t UTF-8"),
         ("a.txt", b"x" * 200, [], "longer than 100 bytes: split it, one document per file"),
         ("a.txt", b"", [], "empty file"),
-        ("a.txt.gz", gzip.compress(b"packed"), [], "a text file inside another compression: decompress it first"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"packed", mtime=0),
+            [],
+            "a text file inside another compression: decompress it first",
+        ),
         ("a.jsonl", b'{"text": "a row"}\n', ["a row"], ""),
     ],
 )

@@ -7,8 +7,10 @@ import random
 import shutil
 from pathlib import Path
 
+import fsspec  # type: ignore[import-untyped]
 import pytest
 
+from data_pipeline.pipelines import document_pipeline
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
 from data_pipeline.readers.page_reader import read_pages
 from data_pipeline.stages.split_inputs import split_file
@@ -160,3 +162,23 @@ def test_any_size_of_blocks_gives_the_same_dataset_and_a_changed_block_is_done_a
     assert tasks["survey"] == 1
     assert tasks["extract"] <= 2
     assert load_manifest(tmp_path / "blocks").read.records == whole.read.records + 1
+
+
+def test_a_remote_file_is_cut_into_blocks_unless_there_are_many(
+    crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in crawl.iterdir():
+        fsspec.filesystem("memory").pipe(f"/cut/{path.name}", path.read_bytes())
+
+    def prepare(name: str, block_bytes: int) -> int:
+        executor = {"kind": "inline", "block_bytes": block_bytes}
+        config = build_tiny_config(tmp_path / name, ["memory://cut/*.warc.gz"], executor=executor, **PLAIN)
+        prepare_dataset(config, until="documents")
+        return len(list((tmp_path / name / "work" / "extracted").iterdir()))
+
+    files = prepare("whole", 1 << 30)
+    for size in (1_500, 4_000):
+        assert prepare("blocks", size) > files
+        assert outputs(tmp_path / "blocks") == outputs(tmp_path / "whole")
+    monkeypatch.setattr(document_pipeline, "MAX_CUT_REMOTE_FILES", files - 1)
+    assert prepare("many", 1_500) == files

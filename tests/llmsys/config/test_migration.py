@@ -128,7 +128,7 @@ def test_old_keys_of_scale_and_of_language_profiles_are_answered_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["scale", "budget=1e21", "served_tokens=1e9"]) == 2
-    assert "served_tokens: was renamed to inference_tokens." in capsys.readouterr().err
+    assert "served_tokens: was renamed to serve_tokens." in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"perplexity\.head_below was renamed to head_max_perplexity"):
         LanguageProfile(name="x", rules={"perplexity": {"model": "m", "head_below": 3}})
 

@@ -85,9 +85,6 @@ def test_a_ring_has_more_ranks_than_heads() -> None:
         ({"model": MODEL | {"position": {"kind": "relative_bias"}}},
          "layout.context_kind: ring merges attention of keys that arrive one after another, which "
          f"model.position.kind=relative_bias, whose bias of the scores is trained, has no form for. Use {OTHER_HEADS}"),
-        ({"train": {"compile": "block"}},
-         "layout.context_kind: ring is not proven inside of compiled blocks. Use train.compile=none, or "
-         "context_kind=ulysses."),
         ({"model": MODEL | {"dropout": {"attention": 0.1}}},
          f"which model.dropout.attention=0.1 has no form for. Use {OTHER_HEADS}"),
     ],

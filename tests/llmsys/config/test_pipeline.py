@@ -1,9 +1,11 @@
 """The rules of a pipeline: what it takes, and what is refused before start with value, rule and remedy."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from llmsys.config.load import read_config
 from llmsys.config.model import ModelConfig
@@ -40,8 +42,9 @@ MICRO = ["batch.micro_sequences=2", "generation.prompts=[]"]
         ),
         ("layout.pipeline=2 train.noise_scale_every_steps=2", "the gradient noise scale needs each micro-batch"),
         (
-            "layout.pipeline=2 generation.prompts=[Once]",
-            "1 prompts need all layers on one rank. Use generation.prompts=",
+            "layout.pipeline=2 generation.prompts=[Once] model.position.scaling={kind: ntk, factor: 2, "
+            "original_max_position_embeddings: 64}",
+            "scaling.kind=ntk computes a growing text again, which stages do not. Use generation.prompts=",
         ),
         (
             "layout.pipeline=2 model.position={kind: relative_bias}",
@@ -102,6 +105,24 @@ def test_forward_passes_in_flight_are_those_that_torch_holds() -> None:
     schedules = (GPipeScheduleConfig(), OneForwardOneBackwardConfig(), InterleavedScheduleConfig())
     held = {one.kind: [one.count_in_flight(4, rank, 8) for rank in range(4)] for one in schedules}
     assert held == {"gpipe": [8, 8, 8, 8], "1f1b": [4, 3, 2, 1], "interleaved": [11, 9, 7, 5]}
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "micro_batches"), [(4, 2, 4), (4, 2, 16), (4, 3, 8), (2, 2, 3), (4, 2, 3)])
+def test_interleaved_passes_in_flight_follow_from_torchs_order(ranks: int, chunks: int, micro_batches: int) -> None:
+    """Over a whole step, and while the first stage of a rank runs its backward passes."""
+    schedule, rounds = InterleavedScheduleConfig(stages_per_rank=chunks), max(1, micro_batches // ranks)
+    settings = {"pp_group_size": ranks, "n_local_stages": chunks, "_n_microbatches": micro_batches}
+    order: Any = SimpleNamespace(**settings, microbatches_per_round=micro_batches // rounds)
+    for rank in range(ranks):
+        in_flight, most, late = 0, 0, 0
+        for action in filter(None, ScheduleInterleaved1F1B._calculate_single_rank_operations(order, rank)):
+            is_forward = action.computation_type.name == "FORWARD"
+            if not is_forward and action.stage_index == rank:
+                late = max(late, in_flight)
+            in_flight += 1 if is_forward else -1
+            most = max(most, in_flight)
+        assert schedule.count_in_flight(ranks, rank, micro_batches) == most
+        assert schedule.count_late_in_flight(ranks, rank, micro_batches) == late
 
 
 def test_a_layout_without_a_pipeline_is_what_it_was() -> None:

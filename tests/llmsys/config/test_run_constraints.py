@@ -66,7 +66,7 @@ def test_choices_that_do_not_go_together_say_what_does(sections: dict[str, Any],
     ("sections", "on_accelerators"),
     [({}, "block"), ({"engine": {"kind": "deepspeed"}}, "none"), ({"train": {"compile": "none"}}, "none"),
      ({"engine": DDP}, "block"), ({"layout": {"context": 2}}, "block"),
-     ({"layout": {"context": 2, "context_kind": "ring"}}, "none"),
+     ({"layout": {"context": 2, "context_kind": "ring"}}, "block"),
      ({"train": {"activation_checkpoint": "offload"}}, "none"),
      ({"train": {"reproducibility": "bitwise", "threads_per_process": 1}, "batch": {"micro_sequences": 1}}, "none")],
 )  # fmt: skip

@@ -122,7 +122,7 @@ def read_numbered_windows(numbers: list[int]) -> WindowBatch:
     for row, number in enumerate(numbers):
         tokens[row] = 10 + 200 * number + np.arange(LENGTH + 1)
         tokens[row, :20] -= 200
-        tokens[row, 20], documents[row, 20:] = END, 1
+        tokens[row, 20], documents[row, :20], documents[row, 20:] = END, number - 1, number
     return WindowBatch(tokens, documents)
 
 
@@ -162,6 +162,30 @@ def test_half_of_the_second_segments_follow_and_the_others_are_from_other_window
     hidden = made.targets_BT != IGNORED
     assert (hidden.sum(1) == round(0.15 * (LENGTH - 21))).all()
     assert not hidden[(true == CLS) | (true == SEP)].any()
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_segment_that_does_not_follow_is_never_from_the_same_document(is_alone: bool) -> None:
+    """A long document fills most windows. Without any other one, segments follow."""
+
+    def read_long_document(numbers: list[int]) -> WindowBatch:
+        tokens, documents = np.full((len(numbers), LENGTH + 1), 30), np.zeros((len(numbers), LENGTH + 1), np.int64)
+        if not is_alone:
+            tokens[:, -3:], documents[:, -3:] = 40, 1
+        return WindowBatch(tokens, documents)
+
+    numbers, config = list(range(60)), NextSentenceConfig()
+    masker = TokenMasker(config, MASK, END, VOCABULARY, ("f00d", 0))
+    tokens, documents = (torch.from_numpy(array) for array in read_long_document(numbers))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:].clone(), documents[:, :-1])
+    made = SegmentPairs(masker, config, CLS, SEP, read_long_document).mask_batch(batch, numbers)  # type: ignore[arg-type]
+    assert made.next_sentence_B is not None
+    assert made.token_types_BT is not None
+    assert bool(made.next_sentence_B.any()) is not is_alone
+    true = made.targets_BT.where(made.targets_BT != IGNORED, made.tokens_BT)
+    for row in made.next_sentence_B.nonzero()[:, 0].tolist():
+        second = true[row][(made.token_types_BT[row] == 1) & (true[row] != SEP)]
+        assert set(second.tolist()) == {40}
 
 
 def test_pairs_are_a_function_of_seed_and_window_alone() -> None:

@@ -90,3 +90,9 @@ def test_kernels_compute_tiles_of_each_document(key: int) -> None:
         pairs = sum(count_tile_pairs(length, (-1, 0), tile) for length in (100, 300))
         assert count_attention_flops(op, args) == pairs * HEADS * channels
     assert count_attention_flops(SimpleNamespace(_opname="mm"), ()) == 0  # type: ignore[arg-type]
+
+
+def test_products_into_another_dtype_count_like_others() -> None:
+    total, a, b = (torch.empty(shape, device="meta") for shape in ((5, 7), (5, 3), (3, 7)))
+    for op, args in ((torch.ops.aten.mm.dtype, (a, b)), (torch.ops.aten.addmm.dtype, (total, a, b))):
+        assert count_kernel_flops(op, (*args, torch.float32), {}, total) == 2 * 5 * 3 * 7

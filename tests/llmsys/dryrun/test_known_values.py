@@ -1,12 +1,14 @@
 """Laws of known numbers: integer operations on fake tensors agree with the same operations on real ones."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llmsys.dryrun.known_values import attach_known, get_known
 from llmsys.dryrun.operation_watch import OperationWatch
 from llmsys.dryrun.recorder import DryRunRecorder
+from llmsys.parallel.collectives import collectives
+from tests.helpers.fake_ranks import pretend_ranks
 
 
 def count_and_sort(experts: Tensor) -> list[Tensor]:
@@ -50,3 +52,17 @@ def test_a_mask_without_numbers_keeps_every_row() -> None:
     with FakeTensorMode(), OperationWatch(DryRunRecorder()):
         x = torch.randn(6, 3)
         assert x[x[:, 0] > 0].shape == (6, 3)
+
+
+def wait_for_rows() -> tuple[Tensor, Tensor]:
+    pending = collectives.all_to_all_single(torch.zeros(2, 3), [1, 1], [1, 1], distributed.group.WORLD.group_name)
+    return pending, collectives.wait_tensor(pending)
+
+
+def test_rows_that_arrive_take_no_second_place_in_memory() -> None:
+    with pretend_ranks(2):
+        pending, arrived = wait_for_rows()
+        assert arrived.data_ptr() == pending.data_ptr()
+        with FakeTensorMode(), OperationWatch(DryRunRecorder()):
+            pending, arrived = wait_for_rows()
+            assert arrived.untyped_storage()._cdata == pending.untyped_storage()._cdata

@@ -8,12 +8,15 @@ import pytest
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import SMALL_MODEL, RunConfig
 from llmsys.doctor.parity_models import DEEP
+from llmsys.errors import LayoutError
 from llmsys.estimate.activation_memory import IN_EVALUATION
 from llmsys.estimate.device_profile import load_device_profile
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.model_tensors import count_parameters, needs_embedding_copy
-from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.model_tensors import count_parameters, list_model_tensors, needs_embedding_copy
+from llmsys.estimate.peak_memory import estimate_peak_memory, find_largest_micro_batch
 from llmsys.estimate.pipeline_stages import LayerCosts, compute_imbalance, cut_layers, list_rank_stages
+from llmsys.estimate.rank_parameters import BlockWeights, count_gathered_weights
+from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.step_time import estimate_step_time
 
 LENGTH = 16
@@ -95,6 +98,52 @@ def test_a_pipelined_config_is_priced_as_it_runs() -> None:
         late = compute_imbalance(run[0].model, run[1], 512) - 1  # all wait for the rank with the head
         assert step.parts["bubble"] == pytest.approx((share + late) * busy, rel=0.05)
         assert step.ranks == 4
+
+
+def test_auto_takes_micro_batches_that_fill_the_pipeline() -> None:
+    def choose(sequences: int, **layout: Any) -> int:
+        batch = {"sequences": sequences, "micro_sequences": "auto"}
+        config = RunConfig.model_validate({"layout": layout, "batch": batch, "train": {"precision": "bf16"}})
+        return find_largest_micro_batch(config, config.resolve_layout(4), 1 << 40, MemoryProfile()).sequences
+
+    # Four for each rank of the pipeline; where there are fewer sequences, as many as there are.
+    assert choose(64, pipeline=4) == 4
+    assert choose(64, pipeline=2) == 4
+    assert choose(8, pipeline=4) == 1
+    # The rounds of an interleaved schedule are equal, so it takes 3 micro-batches and not 9, 15 or 45.
+    assert choose(90, pipeline=2) == 5
+    assert choose(90, pipeline=2, pipeline_schedule={"kind": "interleaved"}) == 15
+    with pytest.raises(LayoutError, match=r"cuts the 2 sequences of a rank .* Use more batch.sequences"):
+        choose(2, pipeline=4)
+
+
+def test_weights_and_gradients_of_a_backward_are_those_of_the_blocks_of_a_stage() -> None:
+    """Two blocks are gathered where there are two, and another's gradients are reduced from the third one on."""
+
+    def find_items(layers: int, name: str) -> dict[str, int]:
+        config, layout = build_run(pipeline=2, shard=2, layers_per_stage=[layers, 4 - layers])
+        train = config.train.model_copy(update={"activation_checkpoint": "full"})
+        config = config.model_copy(update={"train": train})
+        timeline = estimate_peak_memory(config, layout, system=MemoryProfile(measured="allocated"), pipeline_rank=0)
+        return {item.name: item.bytes for one in timeline.instants if one.name == name for item in one.items}
+
+    weights, reduced = "gathered weights of blocks", "float32 gradients before reduction"
+    last, first = "in the backward of the last block", "in the backward of the first block"
+    block = find_items(1, last)[weights]
+    assert [find_items(layers, last)[weights] // block for layers in (1, 2, 3)] == [1, 2, 2]
+    assert [reduced in find_items(layers, last) for layers in (1, 2, 3)] == [False, False, True]
+    assert [reduced in find_items(layers, first) for layers in (1, 2)] == [False, True]
+
+
+def test_experts_are_reduced_apart_from_their_block() -> None:
+    block = BlockWeights(full=10, travelling=12, staged=0, experts=7)
+    assert [block.count_reduced(follows, begins=True) for follows in (False, True)] == [0, 5]
+    assert block.count_reduced(follows=True, begins=False) == 7
+    layout = ParallelLayout(expert=2).resolve(4, DEEP.model)
+    whole = count_gathered_weights(DEEP.model, layout, list_model_tensors(DEEP.model), MemoryProfile())
+    experts = 3 * 2 * 16 * 32  # two of four experts on a rank, three matrices each
+    assert [whole.select_block("blocks.", layer).block.experts for layer in (0, 1)] == [0, experts]
+    assert whole.block == max(whole.by_block.values())
 
 
 def test_memory_counts_the_passes_in_flight_and_the_buffers_of_messages() -> None:

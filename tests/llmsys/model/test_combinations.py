@@ -8,7 +8,6 @@ import torch
 from pydantic import ValidationError
 
 from llmsys.config.model import ModelConfig
-from llmsys.errors import ConfigError
 from llmsys.estimate.model_tensors import count_parameters
 from llmsys.model.initialization import initialize_parameters
 from llmsys.model.transformer import Transformer
@@ -91,12 +90,6 @@ def test_windows_of_an_encoder_decoder_are_the_decoders() -> None:
     model = Transformer(build_tiny_config(family="encoder_decoder", sliding_window=2))
     assert model.shared.masks.windows == {"sliding_attention": 2}
     assert model.encoder.shared.masks.windows == {"full_attention": None}
-
-
-def test_the_permutation_head_is_counted_and_not_built() -> None:
-    config = build_tiny_config(family="encoder", head={"kind": "permutation"})
-    with pytest.raises(ConfigError, match=r"permutation \(XLNet\) can be estimated but not built"):
-        Transformer(config)
 
 
 def test_dropout_works_in_training_alone() -> None:

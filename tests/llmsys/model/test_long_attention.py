@@ -131,6 +131,14 @@ def test_what_does_not_fit_is_rejected(kind: str, changes: dict[str, Any], messa
         build_tiny_config(**values)
 
 
+@pytest.mark.parametrize("axis", ["tensor", "context", "pipeline"])
+@pytest.mark.parametrize("kind", ["longformer", "linformer"])
+def test_axes_that_cannot_split_it_are_rejected(kind: str, axis: str) -> None:
+    model = build_tiny_config(**LINFORMER | {"attention": {"kind": kind}})
+    with pytest.raises(ValueError, match=rf"layout.{axis}: model.attention.kind={kind} (needs full|does not run)"):
+        RunConfig.model_validate({"model": model, "layout": {axis: 2}})
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -13,10 +13,10 @@ from tests.helpers.sharded_steps import (
     ROWS,
     build_named_batch,
     build_sharded_engine,
+    check_gradients,
     collect_gradients,
     compute_plain_gradients,
 )
-from tests.helpers.tiny_model import compute_relative_error
 
 EXPERTS = "experts, evenness over the batch"
 MANY = "experts, latent attention, multi-token prediction"
@@ -33,8 +33,10 @@ class Compilation(NamedTuple):
 # Model, layout, recomputation, and the number of graphs: kinds of blocks × pieces.
 CASES: list[tuple[str, ParallelLayout, str, int]] = [
     ("llama", ParallelLayout(context=2), "selective", 1),
+    ("llama", ParallelLayout(context=2, context_kind="ring"), "selective", 1),
     (EXPERTS, ParallelLayout(expert=2), "full", 5),
     (MANY, ParallelLayout(tensor=2, expert=2), "selective", 6),
+    ("fp8, experts", ParallelLayout(tensor=2, expert=2), "selective", 5),
 ]
 
 
@@ -68,9 +70,5 @@ def test_compiled_blocks_agree_on_two_ranks_and_are_compiled_once() -> None:
     for case, (found, compilation) in zip(CASES, run_ranks(train_compiled, 2)[0], strict=True):
         name, *_, graphs = case
         assert compilation == Compilation([graphs] * 3, 0, 0), case
-        expected = compute_plain_gradients(name)
-        largest = max(float(value.norm()) for value in expected.values())
-        for key, value in expected.items():
-            ours = torch.from_numpy(found[key])
-            close = compute_relative_error(ours, value) < 2e-5 or float((ours - value).norm()) < 1e-7 * largest
-            assert close, f"{case}: {key} is off by {compute_relative_error(ours, value):.1e}"
+        # Sums in another order move a few values to the next of fp8.
+        check_gradients(case, found, compute_plain_gradients(name), 2e-4 if "fp8" in name else 2e-5)

@@ -2,13 +2,19 @@
 
 import logging
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from llmsys.parallel.device_setup import bind_to_near_processors, parse_processor_list, trim_allocator
+from llmsys.parallel.device_setup import (
+    bind_to_near_processors,
+    parse_processor_list,
+    trim_allocator,
+    warn_about_unused_gpus,
+)
 
 GPU = torch.device("cuda", 3)
 
@@ -76,3 +82,28 @@ def test_a_rank_on_the_cpu_is_left_alone(
     assert (bound, caplog.text, trimmed) == ([], "", [])
     trim_allocator(GPU)
     assert trimmed == ["trimmed"]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cause"),
+    [
+        (None, r"torch 2\.13\.0\+x is a build for CPUs: the CPU is used instead\. Install torch 2\.13\.0 with CUDA"),
+        ("13.0", r"torch 2\.13\.0\+x is built for CUDA 13\.0: the CPU is used instead\. Check nvidia-smi: the driver"),
+    ],
+)
+def test_gpus_that_torch_cannot_use_are_counted_unless_they_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cuda: str | None, cause: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0+x")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    warn_about_unused_gpus(torch.device("cpu"), tmp_path)
+    for number in range(2):
+        (tmp_path / f"gpus/0000:0{number}:00.0").mkdir(parents=True)
+    warn_about_unused_gpus(GPU, tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    warn_about_unused_gpus(torch.device("cpu"), tmp_path)
+    assert not caplog.text
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    warn_about_unused_gpus(torch.device("cpu"), tmp_path)
+    assert re.search(f"this machine has 2 NVIDIA GPUs and {cause}", caplog.text)

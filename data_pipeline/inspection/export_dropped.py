@@ -1,0 +1,68 @@
+"""Write dropped documents with their whole texts to one file: parquet, or JSON lines.
+
+Reads dropped/ of a dataset folder, whose texts are excerpts, and work/extracted/, which has whole texts as they were
+extracted: before lines were removed and Unicode repaired. A page that was never extracted has no text.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from data_pipeline.core.document_schema import DROPPED_SCHEMA
+from data_pipeline.inspection.dropped_documents import describe_no_match, iter_matches
+from data_pipeline.stages.export_documents import open_document_writer
+from llmsys.errors import ConfigError, DataError
+from llmsys.progress import Progress
+from llmsys.token_shards import read_batches
+
+FORMATS = ("parquet", "jsonl.zst", "jsonl")
+_BATCH_ROWS = 1_000
+
+
+def export_dropped_documents(folder: Path, wanted: dict[str, str], output: Path) -> tuple[int, int]:
+    """Write dropped documents, in the order of the input files.
+
+    Args:
+        folder: the dataset folder.
+        wanted: values of stage, rule and test to match.
+        output: file to write; its ending is the format.
+
+    Returns:
+        Number of documents, and how many of them have no text because nothing was extracted from their page.
+
+    Raises:
+        ConfigError: the ending is no format, or the file exists.
+        DataError: nothing matches, or the whole texts were deleted.
+    """
+    form = next((form for form in FORMATS if output.name.endswith(f".{form}")), None)
+    if form is None:
+        raise ConfigError(f"--output {output} ends in no format. Use .{', .'.join(FORMATS[:-1])} or .{FORMATS[-1]}.")
+    if output.exists():
+        raise ConfigError(f"--output {output} exists already. Name another file, or remove it first.")
+    rows = {}
+    for found in iter_matches(folder, wanted):
+        for row in found.to_pylist():
+            rows[row["file"], row["offset"]] = row | {"text": None}
+    if not rows:
+        raise DataError(describe_no_match(folder, wanted))
+    sources = sorted((folder / "work" / "extracted").glob("*.arrow"))
+    if not sources:
+        raise DataError(
+            f"{folder}/work/extracted is gone, which has the whole texts. Make it again: llmsys prepare CONFIG"
+        )
+    total, missing = len(rows), len(rows)
+    schema = pa.schema([*DROPPED_SCHEMA])
+    with open_document_writer(output, form, schema) as write, Progress("export", total=total, unit="document") as shown:
+        for source in sources:
+            for batch in read_batches(source):
+                names = zip(batch.column("file").to_pylist(), batch.column("offset").to_pylist(), strict=True)
+                chosen = [number for number, name in enumerate(names) if name in rows]
+                picked = batch.take(pa.array(chosen, pa.int64())).select(["file", "offset", "text"]).to_pylist()
+                full = [rows.pop((one["file"], one["offset"])) | {"text": one["text"] or ""} for one in picked]
+                missing -= sum(bool(one["text"]) for one in full)
+                write(pa.RecordBatch.from_pylist(full, schema))
+                shown.advance(len(full))
+        left = [row | {"text": ""} for row in rows.values()]  # places that could not be read
+        for start in range(0, len(left), _BATCH_ROWS):
+            write(pa.RecordBatch.from_pylist(left[start : start + _BATCH_ROWS], schema))
+    return total, missing

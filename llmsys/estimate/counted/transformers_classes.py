@@ -1,0 +1,57 @@
+"""Count a config.json as transformers' class has it, where that class differs from the model llmsys builds from it.
+
+Marian keeps its sinusoids as two tables of parameters that are never trained. XLNet maps 2 s distances for each
+sequence on its own, where one row for each of the 2 s - 1 that exist is enough, and the segments only on request.
+"""
+
+from typing import Any
+
+from llmsys.config.run import RunConfig
+
+
+def match_transformers_class(result: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return an estimate with the parameters and operations of transformers' class.
+
+    Args:
+        result: values that `estimate_run` returned for a config.json.
+        config: the config of the run.
+
+    Returns:
+        The same values; `parameters.frozen` is added for Marian, and `full` and `hardware` operations differ for XLNet.
+    """
+    model = config.model
+    if model.family == "encoder_decoder" and model.position.kind == "sinusoidal":
+        tables = 2 * model.max_position_embeddings * model.hidden_size
+        counts = result["parameters"]
+        parts = counts["by_component"] | {"positions": counts["by_component"].get("positions", 0) + tables}
+        more = {"total": counts["total"] + tables, "frozen": tables, "by_component": parts}
+        return result | {"parameters": counts | more}
+    if model.position.kind == "transformer_xl" and model.head.kind == "permutation":
+        return result | {"flops": _match_xlnet(result["flops"], config)}
+    return result
+
+
+def _match_xlnet(flops: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    model, length = config.model, config.batch.sequence_length
+    assert model.position.kind == "transformer_xl", "the caller has looked"
+    sequences, width = config.batch.sequences_per_step, model.num_attention_heads * model.head_dim
+    tokens, layers = sequences * length, model.num_hidden_layers
+    matrix = 2 * layers * model.hidden_size * width
+    # One distance more for every query, and no products with segments, which only token_type_ids ask for.
+    scores = 2 * layers * width * tokens * (1 - model.position.segments)
+    more = matrix * (2 * tokens - (2 * length - 1)) + scores
+    # Sinusoids have no gradient.
+    spared = matrix * 2 * tokens
+    conventions = dict(flops["conventions"])
+    for name in ("full", "hardware"):
+        one = conventions[name]
+        forward, both = one["forward"] + more, one["forward_backward"] + 3 * more - spared
+        attention = one["attention_share"] * one["forward"] + scores
+        conventions[name] = {
+            "forward": forward,
+            "forward_backward": both,
+            "forward_backward_per_token": both / tokens,
+            "attention_share": attention / forward,
+        }
+    shown: dict[str, Any] = conventions[flops["convention"]]
+    return flops | {"conventions": conventions} | shown

@@ -1,0 +1,203 @@
+"""Render one page about several runs: their curves, the config keys that differ, and their scores.
+
+Reads run folders, finished or not; writes one HTML file. Curves are drawn over tokens, training time and FLOPs
+(6 x active parameters x tokens; Kaplan et al. 2020).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from llmsys.errors import DataError
+from llmsys.local_files import write_bytes_atomically
+from llmsys.progress import format_duration
+from llmsys.report.html_markup import Child, Html, build_section, build_table, build_tag, format_amount, format_number
+from llmsys.report.html_page import render_document
+from llmsys.report.plots import (
+    BLUE,
+    GREEN,
+    MAX_POINTS,
+    ORANGE,
+    PURPLE,
+    SMOOTHED_FROM,
+    THINNING_RULE,
+    Figure,
+    Trace,
+    build_line,
+    compute_running_mean,
+    downsample_points,
+)
+from llmsys.report.report_section import ReportSection, build_report_section
+from llmsys.report.run_record import MISSING, RunRecord, is_finite, read_run
+from llmsys.report.run_sections import describe_run_state
+
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+DASHES = ("solid", "dash", "dot", "dashdot")
+MAX_RUNS = len(COLOURS) * len(DASHES)
+# Keys that differ between any two runs and explain no curve.
+NAMES = ("run.name", "run.folder")
+SECONDS_PER_HOUR = 3600.0
+
+
+def write_comparison(folders: Sequence[Path], output: Path) -> Path:
+    """Write the page of several runs.
+
+    Args:
+        folders: Run folders, at least two.
+        output: HTML file to write.
+
+    Returns:
+        `output`.
+
+    Raises:
+        DataError: There are fewer than two runs, too many, or a folder has no steps.
+    """
+    if len(set(folders)) < 2 or len(folders) > MAX_RUNS:
+        raise DataError(f"{len(set(folders))} runs cannot be compared on one page. Give 2 to {MAX_RUNS} run folders.")
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        if not run.curves.step:
+            raise DataError(f"{run.folder} has no logged step, so there is nothing to compare. Leave it out.")
+    titles = _choose_titles(runs)
+    thinned = any(len(run.curves.step) > MAX_POINTS for run in runs)
+    note = build_tag("p", THINNING_RULE, class_="muted") if thinned else None
+    parts = [
+        build_report_section("curves", "Curves", list(_iter_figures(runs, titles)), note),
+        ReportSection("scores", "Scores", build_section("scores", "Scores", _build_scores_table(runs, titles))),
+        ReportSection("config", "Config", build_section("config", "Differing keys", _build_keys_table(runs, titles))),
+    ]
+    best = _find_best(runs, titles)
+    numbers = [("runs", str(len(runs)), ", ".join(titles)), *([("lowest loss", *best)] if best else [])]
+    page = render_document(("comparison", f"{len(runs)} runs"), numbers, [], parts)
+    write_bytes_atomically(output, page.encode("utf-8", errors="replace"))
+    return output
+
+
+def _choose_titles(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the names of the runs; their folders where two have the same name."""
+    names = [run.name for run in runs]
+    return [str(run.folder) if names.count(run.name) > 1 else run.name for run in runs]
+
+
+def _find_best(runs: Sequence[RunRecord], titles: Sequence[str]) -> tuple[str, str] | None:
+    scored = [
+        (event["loss"], title)
+        for run, title in zip(runs, titles, strict=True)
+        if (event := run.last_evaluation) is not None and is_finite(event.get("loss"))
+    ]
+    return (f"{min(scored)[0]:.4f}", f"nats per token, held out: {min(scored)[1]}") if scored else None
+
+
+def _iter_figures(runs: Sequence[RunRecord], titles: Sequence[str]) -> Iterator[Figure]:
+    axes = (
+        ("tokens", "Loss against tokens", "tokens trained", [1.0] * len(runs)),
+        ("time", "Loss against time", "hours of training steps", None),
+        ("flops", "Loss against compute", "FLOPs (6 N D, N active parameters)", [_get_flops(run) for run in runs]),
+    )
+    for name, title, unit, factors in axes:
+        traces: list[Trace] = []
+        for number, run in enumerate(runs):
+            tokens = list(run.curves.columns["tokens"])
+            x = compute_training_hours(run) if factors is None else [factors[number] * one for one in tokens]
+            traces += _build_run_traces(run, titles[number], number, tokens, x)
+        if any(trace["x"] for trace in traces):
+            layout = {
+                "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+                "yaxis": {"title": {"text": "nats per token"}},
+                "showlegend": True,
+                "hovermode": "closest",
+            }
+            caption = "Lines: training loss, long ones as running means. Diamonds: held-out loss."
+            yield Figure(f"plot-{name}", title, traces, layout, caption, 360)
+
+
+def _get_flops(run: RunRecord) -> float:
+    """Return the FLOPs of one token; nan where the run has not recorded its parameters."""
+    active = run.get_start_value("parameters_active")
+    return 6.0 * active if is_finite(active) else MISSING
+
+
+def compute_training_hours(run: RunRecord) -> list[float]:
+    """Return the hours of training steps up to each logged step, at the speed that each of them measured."""
+    tokens, speeds = run.curves.columns["tokens"], run.curves.columns["tokens_per_second"]
+    spent = [
+        (after - before) / speed if speed > 0 else MISSING
+        for (before, after), speed in zip(pairwise([0.0, *tokens]), speeds, strict=True)
+    ]
+    return [seconds / SECONDS_PER_HOUR for seconds in accumulate(spent)]
+
+
+def _build_run_traces(
+    run: RunRecord, title: str, number: int, tokens: Sequence[float], x: Sequence[float]
+) -> list[Trace]:
+    """Return the training loss of a run, and its evaluations as diamonds of the same colour."""
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS)]
+    loss = run.curves.columns["loss"]
+    smooth = len(loss) >= SMOOTHED_FROM
+    points = compute_running_mean(x, loss) if smooth else downsample_points(x, loss)
+    line = build_line(title, *points, colour, markers=len(points[0]) < 30)
+    line["line"] = line["line"] | {"dash": dash}
+    places = dict(zip(tokens, x, strict=True))
+    measured = [
+        (place, event["loss"])
+        for _, event in sorted(run.evaluations.items())
+        if is_finite(event.get("loss")) and is_finite(place := places.get(event.get("tokens", MISSING), MISSING))
+    ]
+    if not measured:
+        return [line]
+    diamonds = build_line(f"{title}, held out", [a for a, _ in measured], [b for _, b in measured], colour)
+    marker = {"color": colour, "size": 9, "symbol": "diamond"}
+    return [line, diamonds | {"mode": "markers", "marker": marker, "showlegend": False}]
+
+
+def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
+    sets = sorted({name for run in runs for name in (run.last_evaluation or {}).get("sets") or {}})
+    head = ("run", "state", "steps", "tokens", "time", "parameters", "loss", "bits per byte", *sets)
+    rows: list[list[Child]] = []
+    for run, title in zip(runs, titles, strict=True):
+        event = run.last_evaluation or {}
+        answers = event.get("sets") or {}
+        tokens, hours = run.curves.get_last_value("tokens"), compute_training_hours(run)[-1]
+        rows.append(
+            [
+                title,
+                describe_run_state(run)[0],
+                format_number(run.curves.step[-1]),
+                format_amount(tokens) if tokens == tokens else "–",
+                format_duration(hours * SECONDS_PER_HOUR) if hours == hours else "–",
+                _format_value(run.get_start_value("parameters"), format_amount),
+                _format_value(event.get("loss"), "{:.4f}".format),
+                _format_value(event.get("bits_per_byte"), "{:.4f}".format),
+                *(_format_value((answers.get(name) or {}).get("accuracy"), "{:.1%}".format) for name in sets),
+            ]
+        )
+    return build_table(head, rows, numeric=range(2, len(head)))
+
+
+def _format_value(value: Any, form: Any) -> str:
+    return str(form(value)) if is_finite(value) else "–"
+
+
+def list_differing_keys(configs: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return the keys whose values differ, with the value of each config; `–` where it has no such key."""
+    flat = [dict(_iter_leaves(config, "")) for config in configs]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    rows = [(key, [values.get(key, "–") for values in flat]) for key in keys if key not in NAMES]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _iter_leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _iter_leaves(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _build_keys_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
+    rows = list_differing_keys([run.config for run in runs])
+    if not rows:
+        return build_tag("p", "Their configs are equal, apart from name and folder.")
+    return build_table(("key", *titles), [(key, *values) for key, values in rows])

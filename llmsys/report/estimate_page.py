@@ -1,0 +1,215 @@
+"""Render the page of an estimate: memory over one step, a roofline of a layer, and a timeline of the step.
+
+Reads the values that `llmsys estimate --json` prints, kernels and a timeline. Writes one HTML file.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.roofline import LayerKernel
+from llmsys.estimate.step_timeline import StepTimeline
+from llmsys.estimate.summary_table import format_count, format_gib
+from llmsys.local_files import write_bytes_atomically
+from llmsys.report.html_markup import Html, build_section, build_table, escape_plot_text, format_amount
+from llmsys.report.html_page import render_document
+from llmsys.report.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    Figure,
+    Trace,
+    build_bars_layout,
+    build_line,
+)
+from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+
+# Categories of memory that have a colour of their own; smaller ones are summed.
+NUM_CATEGORIES = 8
+CATEGORY_COLOURS = (
+    BLUE, ORANGE, GREEN, PURPLE, "theme:note-line", "theme:muted", "theme:ink", "theme:blue-fill", FAINT
+)  # fmt: skip
+ACTIVITY_COLOURS = {"forward": BLUE, "backward": ORANGE, "exchange": GREEN, "update": PURPLE, "bubble": FAINT}
+GIB = 2**30
+
+
+def write_estimate_page(
+    result: dict[str, Any],
+    title: str,
+    path: Path,
+    *,
+    device: DeviceProfile | None = None,
+    kernels: Sequence[LayerKernel] = (),
+    timeline: StepTimeline | None = None,
+) -> Path:
+    """Write the page of an estimate.
+
+    Args:
+        result: values of `estimate_run` or `add_costs`.
+        title: name of the config.
+        path: HTML file to write.
+        device: profile that the run is priced on.
+        kernels: kernels of a layer, for the roofline.
+        timeline: the step laid out in time.
+
+    Returns:
+        `path`.
+    """
+    counts, flops = result["parameters"], result["flops"]
+    numbers: Numbers = [
+        ("parameters", format_count(counts["total"]), f"{format_count(counts['active']['all'])} active per token"),
+        ("FLOPs of a step", format_count(flops["forward_backward"]), flops["convention"]),
+    ]
+    notes = []
+    parts: list[ReportSection] = []
+    if (memory := result["memory"]) is not None:
+        numbers.append(("peak memory per rank", format_gib(memory["peak_bytes"]), memory["peak_instant"]))
+        room = None if device is None else device.memory_bytes
+        parts.append(build_report_section("memory", "Memory over one step", [plot_memory(memory, room)]))
+    else:
+        notes.append("A bare model has no run: no memory of a step, no time.")
+    if device is not None and kernels:
+        parts.append(build_report_section("roofline", "Kernels of a layer", [plot_roofline(kernels, device)],
+                                          _build_kernel_table(kernels)))  # fmt: skip
+    if (time := result.get("time")) is not None:
+        step = time["step_seconds"]
+        numbers.append(
+            ("seconds per step", f"{step['p50']:.3g}", f"P10 to P90: {step['p10']:.3g} to {step['p90']:.3g}")
+        )
+        numbers.append(("utilisation", f"{time['utilisation']['model_causal']:.1%}", "of the peak, in a step"))
+        if timeline is not None:
+            parts.append(build_report_section("timeline", "Timeline of one step", [plot_timeline(timeline, time)],
+                                              _build_parts_table(time)))  # fmt: skip
+    elif device is None:
+        notes.append("No device was given: no roofline and no timeline. Add --device NAME.")
+    rows = [(name, f"{count:,}", f"{count / counts['total']:.1%}") for name, count in counts["by_component"].items()]
+    table = build_table(("component", "parameters", "share"), rows, numeric=(1, 2))
+    parts.append(ReportSection("parameters", "Parameters", build_section("parameters", "Parameters", table)))
+    write_bytes_atomically(path, render_document((title, "estimate"), numbers, notes, parts).encode())
+    return path
+
+
+def plot_memory(memory: dict[str, Any], room: float | None) -> Figure:
+    """Return bytes of a rank by instant and category, the peak marked, with the device's memory as a line."""
+    instants = memory["instants"]
+    totals: dict[str, float] = {}
+    for instant in instants:
+        for name, size in instant["items"].items():
+            totals[name] = max(totals.get(name, 0.0), size)
+    largest = sorted(totals, key=lambda name: -totals[name])[:NUM_CATEGORIES]
+    names = [_mark_peak(one, memory) for one in instants]
+    traces: list[Trace] = []
+    for name, colour in zip([*largest, "everything else"], CATEGORY_COLOURS, strict=False):
+        sizes = [
+            one["items"].get(name, 0.0)
+            if name != "everything else"
+            else sum(size for other, size in one["items"].items() if other not in largest)
+            for one in instants
+        ]
+        traces.append(_build_stacked_bar(name, names, [size / GIB for size in sizes], colour, "GiB"))
+    peak = memory["peak_bytes"] / GIB
+    layout = build_bars_layout("GiB on one rank") | {"barmode": "stack", "showlegend": True, "hovermode": "closest"}
+    layout["shapes"] = [] if room is None else [_build_limit(room / GIB)]
+    caption = f"The peak, {peak:.1f} GiB, is {memory['peak_instant']} (▶)."
+    caption += "" if room is None else f" The dashed line is the {room / GIB:.1f} GiB that a program can allocate."
+    return Figure("plot-memory", "By category", traces, layout, caption, height=120 + 34 * len(names))
+
+
+def _mark_peak(instant: dict[str, Any], memory: dict[str, Any]) -> str:
+    return f"▶ {instant['name']}" if instant["name"] == memory["peak_instant"] else str(instant["name"])
+
+
+def _build_limit(value: float) -> dict[str, Any]:
+    line = {"color": "theme:ink", "width": 1.5, "dash": "dash"}
+    return {"type": "line", "x0": value, "x1": value, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def _build_stacked_bar(name: str, labels: Sequence[str], values: Sequence[float], colour: str, unit: str) -> Trace:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": escape_plot_text(name),
+        "y": [escape_plot_text(label) for label in labels],
+        "x": [round(value, 4) for value in values],
+        "marker": {"color": colour},
+        "hovertemplate": f"%{{y}}: %{{x:.2f}} {unit}<extra>{escape_plot_text(name)}</extra>",
+    }
+
+
+def plot_roofline(kernels: Sequence[LayerKernel], device: DeviceProfile) -> Figure:
+    """Return the roof of a device, and each kernel of a layer below it."""
+    peak, bandwidth = device.get_peak_flops("bf16"), device.memory_bandwidth
+    corner = peak / bandwidth
+    low = min(0.3, *(one.intensity for one in kernels)) / 2
+    high = max(3 * corner, *(2 * one.intensity for one in kernels))
+    roof = build_line("roof: peak and memory", [low, corner, high], [low * bandwidth, peak, peak], ORANGE)
+    dots = build_line("kernels", [one.intensity for one in kernels], [one.rate for one in kernels], BLUE) | {
+        "mode": "markers+text",
+        "text": [str(number) for number in range(1, len(kernels) + 1)],
+        "textposition": ["top center", "bottom center"] * len(kernels),
+        "textfont": {"size": 10, "color": "theme:ink"},
+        "hovertext": [escape_plot_text(one.name) for one in kernels],
+        "marker": {"color": BLUE, "size": 9},
+        "hovertemplate": "%{hovertext}: %{x:.3g} FLOP/byte, %{y:.3s}FLOP/s<extra></extra>",
+    }
+    layout = {
+        "xaxis": {"title": {"text": "operations per byte"}, "type": "log"},
+        "yaxis": {"title": {"text": "FLOP/s"}, "type": "log", "exponentformat": "SI"},
+        "showlegend": True,
+        "hovermode": "closest",
+    }
+    caption = (
+        f"Forward pass of one micro-batch in bf16 on {device.name}. The roof's corner is at {corner:,.0f} operations "
+        "per byte; kernels left of it wait for memory. Rates are from the device profile, numbers as in the table."
+    )
+    return Figure("plot-roofline", "Roofline", [roof, dots], layout, caption, height=420)
+
+
+def _build_kernel_table(kernels: Sequence[LayerKernel]) -> Html:
+    total = sum(one.seconds for one in kernels)
+    rows = [
+        (f"{number}  {one.name}", format_amount(one.flops), format_amount(one.moved_bytes), f"{one.intensity:,.1f}",
+         f"{1e6 * one.seconds:,.1f}", f"{one.seconds / total:.1%}")
+        for number, one in enumerate(kernels, 1)
+    ]  # fmt: skip
+    return build_table(("kernel", "FLOPs", "bytes", "FLOPs/byte", "µs", "share"), rows, numeric=(1, 2, 3, 4, 5))
+
+
+def plot_timeline(timeline: StepTimeline, time: dict[str, Any] | None = None) -> Figure:
+    """Return what every pipeline rank does in one step: passes, bubbles, exchanges, the update."""
+    traces: list[Trace] = []
+    for kind, colour in ACTIVITY_COLOURS.items():
+        found = [one for one in timeline.activities if one.kind == kind]
+        if not found:
+            continue
+        bars = _build_stacked_bar(
+            kind, [f"rank {one.rank}" for one in found], [one.seconds for one in found], colour, "s"
+        )
+        bars |= {
+            "x": [float(f"{one.seconds:.6g}") for one in found],
+            "base": [float(f"{one.start:.6g}") for one in found],
+        }
+        bars |= {"text": [one.text for one in found], "textposition": "none"}
+        traces.append(bars | {"hovertemplate": "%{text}: %{x:.3g} s<extra></extra>"})
+    layout = build_bars_layout("seconds") | {"barmode": "overlay", "showlegend": True, "bargap": 0.15}
+    layout["yaxis"] = layout["yaxis"] | {
+        "categoryorder": "array", "categoryarray": [f"rank {rank}" for rank in range(timeline.ranks)]
+    }  # fmt: skip
+    drawn = "" if timeline.drawn == timeline.micro_batches else f"{timeline.drawn} of "
+    caption = f"{drawn}{timeline.micro_batches} micro-batches on {timeline.ranks} pipeline rank(s), P50. "
+    caption += (
+        "Exchanges are the part that no computation hides; those of tensor, context and experts are in the passes."
+    )
+    if time is not None and (bubble := time["parts_seconds"].get("bubble", 0.0)) > 0:
+        caption += f" The estimate's bubble is {bubble:.3g} s of {time['step_seconds']['p50']:.3g} s."
+    return Figure("plot-timeline", "By rank", traces, layout, caption, height=150 + 34 * timeline.ranks)
+
+
+def _build_parts_table(time: dict[str, Any]) -> Html:
+    whole = sum(time["parts_seconds"].values())
+    parts = sorted(time["parts_seconds"].items(), key=lambda one: -one[1])
+    rows = [(name, f"{seconds:.4g}", f"{seconds / whole:.1%}") for name, seconds in parts if seconds > 0]
+    return build_table(("part of the step", "seconds", "share"), rows, numeric=(1, 2))

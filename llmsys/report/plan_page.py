@@ -1,0 +1,79 @@
+"""Render the page of a plan: the Pareto front of time and memory, the best layouts, and what binds the others.
+
+Reads the values that `llmsys plan --json` prints. Writes one HTML file.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from llmsys.estimate.summary_table import format_gib
+from llmsys.local_files import write_bytes_atomically
+from llmsys.report.html_markup import build_section, build_table, build_tag, escape_plot_text
+from llmsys.report.html_page import render_document
+from llmsys.report.plots import BLUE, ORANGE, Figure, Trace, build_line
+from llmsys.report.report_section import Numbers, ReportSection, build_report_section
+
+GIB = 2**30
+
+
+def write_plan_page(data: dict[str, Any], title: str, path: Path) -> Path:
+    """Write the page of a plan: the Pareto front of time and memory, the best layouts, and what binds the others.
+
+    Args:
+        data: values of `plan_to_dict`.
+        title: name of the config.
+        path: HTML file to write.
+
+    Returns:
+        `path`.
+    """
+    best = data["best"][0]
+    numbers: Numbers = [
+        ("layouts that fit", f"{data['fitting']:,}", f"{data['considered']:,} combinations considered"),
+        ("fastest step", f"{best['step_seconds']['p50']:.3g} s", best["choice"]),
+        ("peak memory per device", format_gib(best["peak_bytes"]), best["peak_instant"]),
+        ("utilisation", f"{best['utilisation']:.1%}", data["device"]),
+    ]
+    head = ("layout", "step P50, s", "tokens/s/device", "utilisation", "peak", "fullest")
+    rows = [
+        (one["choice"], f"{one['step_seconds']['p50']:.3g}", f"{one['tokens_per_second_per_device']:,.0f}",
+         f"{one['utilisation']:.1%}", format_gib(one["peak_bytes"]), one["peak_instant"])
+        for one in _list_shown_layouts(data)
+    ]  # fmt: skip
+    parts = [
+        build_report_section(
+            "front", "Time and memory", [plot_pareto(data)], build_table(head, rows, numeric=(1, 2, 3, 4))
+        )
+    ]
+    if data["rejected"]:
+        table = build_table(("change", "what binds"), [(one["change"], one["reason"]) for one in data["rejected"]])
+        lead = build_tag("p", f"Neighbours of {best['choice']}.")
+        parts.append(ReportSection("rejected", "Rejected", build_section("rejected", "Rejected", lead, table)))
+    titles = (title, f"plan for {data['device']}")
+    write_bytes_atomically(path, render_document(titles, numbers, [], parts).encode())
+    return path
+
+
+def _list_shown_layouts(data: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = {one["choice"]: one for one in [*data["best"], *data["pareto"]]}
+    return sorted(listed.values(), key=lambda one: float(one["step_seconds"]["p50"]))
+
+
+def plot_pareto(data: dict[str, Any]) -> Figure:
+    """Return the layouts that no other beats in both time and memory as a line, and the fastest ones as dots."""
+    front = sorted(data["pareto"], key=lambda one: one["step_seconds"]["p50"])
+    traces: list[Trace] = []
+    for name, rows, colour, mode in (
+        ("Pareto front", front, ORANGE, "lines+markers"), ("fastest", data["best"], BLUE, "markers")
+    ):  # fmt: skip
+        x, y = [one["step_seconds"]["p50"] for one in rows], [one["peak_bytes"] / GIB for one in rows]
+        trace = build_line(name, x, y, colour, markers=True) | {"mode": mode}
+        trace |= {"text": [escape_plot_text(one["choice"]) for one in rows]}
+        traces.append(trace | {"hovertemplate": "%{text}: %{x:.3g} s, %{y:.1f} GiB<extra></extra>"})
+    layout = {
+        "xaxis": {"title": {"text": "seconds per step, P50"}},
+        "yaxis": {"title": {"text": "GiB at the peak"}, "rangemode": "tozero"},
+        "showlegend": True,
+        "hovermode": "closest",
+    }
+    return Figure("plot-pareto", "Pareto front", traces, layout, "Lower and further left is better.", height=380)

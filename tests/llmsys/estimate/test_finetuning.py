@@ -1,0 +1,128 @@
+"""Fine-tuning: parameters and operations against a model of transformers that is frozen or has adapters."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from launch.main import main
+from llmsys.config.load import build_model_config, load_run_config
+from llmsys.config.serving import FinetuneConfig
+from llmsys.estimate.finetuning import count_finetune_flops, estimate_finetuning, select_trained_part
+from llmsys.estimate.run_estimate import estimate_run
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+SEQUENCES, LENGTH = 2, 7
+SUFFIXES = {
+    "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "feed_forward": ("gate_proj", "up_proj", "down_proj"),
+}
+SUFFIXES["all"] = SUFFIXES["attention"] + SUFFIXES["feed_forward"]
+
+
+class Adapted(nn.Module):
+    """A frozen linear map and B A x."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def build_oracle(settings: FinetuneConfig) -> Any:
+    """A Llama of transformers of which only the wanted part is trained."""
+    config = transformers.AutoConfig.for_model(**LLAMA)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    wanted = {
+        "none": lambda name: False,
+        "all": lambda name: True,
+        "norms": lambda name: "norm" in name,
+        "head": lambda name: "lm_head" in name,
+        "last": lambda name: "lm_head" in name or "model.norm" in name
+        or any(f"layers.{3 - i}." in name for i in range(1, settings.layers + 1)),
+    }[settings.train]  # fmt: skip
+    for name, one in model.named_parameters():
+        one.requires_grad = wanted(name)
+    if settings.rank:
+        for name, module in list(model.named_modules()):
+            if name.endswith(SUFFIXES[settings.targets]):
+                parent = model.get_submodule(name.rpartition(".")[0])
+                setattr(parent, name.rpartition(".")[2], Adapted(module, settings.rank))
+    return model
+
+
+CASES = [
+    {"train": "all"}, {"train": "norms"}, {"train": "head"}, {"train": "last"}, {"train": "last", "layers": 2},
+    {"rank": 3}, {"rank": 3, "targets": "attention"}, {"rank": 2, "targets": "feed_forward"},
+    {"rank": 2, "train": "norms"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parameters_and_operations_are_those_that_torch_counts(case: dict[str, Any]) -> None:
+    settings = FinetuneConfig.model_validate(case)
+    ours, model = build_model_config(LLAMA), build_oracle(settings)
+    part = select_trained_part(ours, settings)
+    assert part.parameters + part.adapters == sum(one.numel() for one in model.parameters() if one.requires_grad)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.full((SEQUENCES, LENGTH), 5), use_cache=False).logits.sum().backward()
+    assert sum(count_finetune_flops(ours, settings, SEQUENCES, LENGTH).values()) == counter.get_total_flops()
+
+
+def test_memory_has_states_for_the_trained_part_alone(capsys) -> None:
+    config = load_run_config("train/llama-8b-8xh100")
+    full = estimate_run(config)
+    found = {
+        name: estimate_finetuning(config, FinetuneConfig.model_validate(one), full)["memory"]
+        for name, one in {"all": {"train": "all"}, "lora": {"rank": 16}, "qlora": {"rank": 16, "weights": "int4"},
+                          "last": {"train": "last", "layers": 2}}.items()
+    }  # fmt: skip
+    assert found["all"]["peak_bytes"] == full["memory"]["peak_bytes"], "all of it is the full run"
+    assert found["lora"]["peak_bytes"] < found["all"]["peak_bytes"]
+    # 8.03B weights in 2 bytes and 41,943,040 parameters of adapters, over eight ranks
+    assert found["lora"]["state_bytes"]["frozen weights"] == pytest.approx(2 * 8_030_261_248 / 8)
+    assert found["lora"]["state_bytes"]["moments"] == pytest.approx(8 * 41_943_040 / 8)
+    assert found["qlora"]["peak_bytes"] < found["lora"]["peak_bytes"]
+    saved = {"last": found["last"]["peak_bytes"], "all": found["all"]["peak_bytes"]}
+    assert saved["last"] < 0.5 * saved["all"], "30 of 32 blocks save nothing for backward"
+    assert main(["estimate", "train/llama-8b-8xh100", "--finetune", "rank=16", "--device", "h100-sxm"]) == 0
+    text = capsys.readouterr().out
+    assert "41,943,040  0.52% of all, 41.9M in adapters" in text
+    assert "times as fast as full training" in text
+
+
+def test_a_frozen_part_makes_a_step_faster_and_a_bare_model_has_no_memory(capsys) -> None:
+    words = ["estimate", "train/llama-8b-8xh100", "--device", "h100-sxm", "--json", "--finetune"]
+    speed = {}
+    for settings in ("train=all", "rank=16", "train=last,layers=2", "train=head"):
+        assert main([*words, settings]) == 0
+        speed[settings] = json.loads(capsys.readouterr().out)["finetune"]["speedup"]
+    assert speed["train=all"] == pytest.approx(1)
+    assert 1 < speed["rank=16"] < speed["train=last,layers=2"] < speed["train=head"]
+    assert main(["estimate", "model/llama3.1-8b", "--finetune", "rank=8", "--json"]) == 0
+    assert "memory" not in json.loads(capsys.readouterr().out)["finetune"]
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        ("model/llama3.1-8b", "rank=0", "nothing is trained. Set rank=16, or train=last"),
+        ("model/llama3.1-8b", "train=last,layers=40", "layers=40 is more than num_hidden_layers=32"),
+        ("train/t5-tiny", "rank=4", "needs one stack of blocks"),
+        ("model/llama3.1-8b", "rank=x", "rank"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(config, settings, message, capsys) -> None:
+    assert main(["estimate", config, "--finetune", settings]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""Laws of the local page: it answers this machine alone, streams what `generate` gives, and shows its probabilities."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmsys.config.run import RunConfig
+from llmsys.generate import chat_server
+from llmsys.generate.chat_server import ChatModel, ChatServer
+from llmsys.generate.prompt_completion import build_decoding_params
+from llmsys.generate.text_generation import generate_texts
+from tests.helpers.browser import DARK, needs_chromium, open_page
+from tests.helpers.tiny_model import build_tiny_config, build_tiny_model
+
+LETTERS = "\0abcdefghijklmnopqrstuvwxyz .,!?\n<>'é"
+
+
+class Letters:
+    """One id per character; the end of a document is 0."""
+
+    vocab_size, bos_id, eos_id, fingerprint = len(LETTERS), -1, 0, ""
+
+    def encode(self, text: str) -> list[int]:
+        return [LETTERS.index(letter) for letter in text]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(LETTERS[number] for number in ids)
+
+
+@pytest.fixture
+def chat() -> ChatModel:
+    model = build_tiny_config(vocab_size=len(LETTERS))
+    config = RunConfig.model_validate(
+        {
+            "run": {"name": "tiny </script>"},
+            "model": model.model_dump(),
+            "batch": {"sequence_length": 32},
+            "generation": {"max_new_tokens": 12},
+        }
+    )
+    return ChatModel(build_tiny_model(model), Letters(), config)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def server(chat: ChatModel) -> Iterator[ChatServer]:
+    with ChatServer(chat, 0) as made:
+        thread = threading.Thread(target=made.serve_forever, daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def request(server: ChatServer, body: Any, **headers: str) -> tuple[int, list[dict[str, Any]]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    head = {"Content-Type": "application/json"} | headers
+    connection.request("POST", "/generate", body if isinstance(body, str) else json.dumps(body), head)
+    answer = connection.getresponse()
+    content = answer.read().decode()
+    connection.close()
+    return answer.status, [json.loads(line) for line in content.splitlines()] if answer.status == 200 else []
+
+
+def test_a_text_is_streamed_with_the_models_probabilities(server: ChatServer, chat: ChatModel) -> None:
+    asked = {"text": "the river", "temperature": 0.7, "top_k": 5, "seed": 3, "max_new_tokens": 9}
+    status, lines = request(server, asked)
+    assert status == 200
+    settings = chat.config.generation.model_copy(update={key: asked[key] for key in asked if key != "text"})
+    (expected,) = generate_texts(
+        chat.model, chat.tokenizer, ["the river"], max_new_tokens=9, decoding=build_decoding_params(settings), seed=3
+    )
+    *tokens, end = lines
+    assert "".join(token["text"] for token in tokens) + end["end"] == expected
+    ids = [0, *chat.tokenizer.encode("the river" + expected)]
+    with torch.no_grad():
+        probability_TV = chat.model(torch.tensor([ids]))[0, :, : len(LETTERS)].softmax(-1)
+    for place, token in enumerate(tokens, len(ids) - 1 - len(tokens)):
+        # one forward pass over the whole text gives the same, before temperature and top-k
+        assert token["probability"] == pytest.approx(float(probability_TV[place, ids[place + 1]]), abs=2e-5)
+        assert [share for _, share in token["top"]] == sorted((share for _, share in token["top"]), reverse=True)
+        assert token["top"][0][1] == pytest.approx(float(probability_TV[place].max()), abs=2e-5)
+
+
+def test_wrong_settings_and_requests_are_answered(server: ChatServer) -> None:
+    ((error,),) = (request(server, {"text": "a", "top_p": 3})[1],)
+    assert error["error"].startswith("top_p=3: input should be less than or equal to 1. Correct it")
+    ((error,),) = (request(server, {"text": "a" * 80})[1],)
+    assert "context" in error["error"]
+    assert request(server, "[]")[0] == 400
+    assert request(server, "{")[0] == 400
+    assert request(server, "{}", **{"Content-Type": "text/plain"})[0] == 400
+
+
+def test_no_other_page_and_no_other_machine_can_use_it(server: ChatServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert request(server, {"text": "a"}, Origin="https://evil.example")[0] == 403
+    # a name that an attacker points to 127.0.0.1
+    assert request(server, {"text": "a"}, Host=f"evil.example:{server.server_port}")[0] == 403
+    assert request(server, {"text": "a"}, Origin=server.url.rstrip("/"))[0] == 200
+
+
+@needs_chromium
+@pytest.mark.browser
+def test_the_page_shows_tokens_and_their_alternatives(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use = """
+      generate().then(() => {
+        const token = document.querySelectorAll("#tokens .token")[1];
+        token.click();
+        const all = [...document.querySelectorAll("body *")];
+        const wide = all.filter((one) => one.getBoundingClientRect().right > innerWidth + 1);
+        document.body.dataset.wide = wide.length;
+      });
+    })();
+    </script>"""
+    settings = build_decoding_params(server.chat.config.generation)
+    model = server.chat.model, server.chat.tokenizer
+    (expected,) = generate_texts(*model, ["the old river"], max_new_tokens=12, decoding=settings, seed=0)
+    assert len(expected) > 2
+    page = chat_server.read_page()
+    monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
+    for options in (("--window-size=390,844",), ("--window-size=1280,900", *DARK)):
+        opened = open_page(f"{server.url}#text=the+old+river", tmp_path, *options)
+        assert opened.console == []
+        assert opened.dom.count('class="token"') == len(expected)  # a token is a letter
+        assert 'data-state="ready"' in opened.dom
+        assert 'data-wide="0"' in opened.dom
+        assert opened.dom.count("<tr>") == 6
+        assert "<title>tiny &lt;/script&gt;: llmsys chat</title>" in opened.dom

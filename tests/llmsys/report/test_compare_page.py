@@ -1,0 +1,97 @@
+"""Laws of looking at runs: one page compares them, and a terminal shows one of them while it trains."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from launch.main import main
+from llmsys.errors import DataError
+from llmsys.report.compare_page import compute_training_hours, list_differing_keys, write_comparison
+from llmsys.report.html_page import write_report
+from llmsys.report.run_record import read_run
+from llmsys.report.terminal_view import draw_blocks, format_run_view
+from tests.helpers.browser import DARK, needs_chromium, open_page
+from tests.helpers.example_run import run_events, write_run
+
+
+def write_two_runs(folder: Path) -> list[Path]:
+    first = write_run(folder / "a", run_events(steps=400))
+    second = write_run(folder / "b", run_events(steps=200, layers=0))
+    text = (second / "config.yaml").read_text()
+    (second / "config.yaml").write_text(re.sub("name: .*", "name: smaller", text, count=1) + "\nextra: {key: 7}\n")
+    return [first, second]
+
+
+def test_the_page_has_curves_over_tokens_time_and_flops_scores_and_differing_keys(tmp_path: Path) -> None:
+    page = write_comparison(write_two_runs(tmp_path), tmp_path / "page.html").read_text()
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    assert found is not None
+    by_name = {figure["id"]: figure["traces"] for figure in json.loads(found[1])}
+    assert list(by_name) == ["plot-tokens", "plot-time", "plot-flops"]
+    first = read_run(tmp_path / "a")
+    tokens = list(first.curves.columns["tokens"])
+    # 6 N D with the active parameters, and every event at its speed
+    assert by_name["plot-flops"][0]["x"][-1] == pytest.approx(6 * 4_120_000 * tokens[-1], rel=1e-4)
+    speeds = first.curves.columns["tokens_per_second"]
+    size = tokens[0]
+    assert compute_training_hours(first)[-1] == pytest.approx(sum(size / one for one in speeds) / 3600)
+    names = [trace["name"] for trace in by_name["plot-tokens"]]
+    assert names == ["demo", "demo, held out", "smaller", "smaller, held out"]
+    assert '<td>extra.key</td><td class="">–</td><td class="">7</td>' in page.replace('<td class="">e', "<td>e")
+    assert "Differing keys" in page
+    assert "61.0%" in page
+    assert len(page) < 5_500_000
+
+
+def test_equal_configs_and_runs_that_cannot_be_compared(tmp_path: Path) -> None:
+    config = {"run": {"name": "a", "folder": "x"}, "train": {"tokens": 3, "list": [1, 2]}}
+    other = {"run": {"name": "b", "folder": "y"}, "train": {"tokens": 4, "list": [1, 2]}}
+    assert list_differing_keys([config, other]) == [("train.tokens", ["3", "4"])]
+    run = write_run(tmp_path / "a")
+    started = write_run(tmp_path / "b", run_events()[:1])
+    with pytest.raises(DataError, match=r"b has no logged step, so there is nothing to compare"):
+        write_comparison([run, started], tmp_path / "page.html")
+    with pytest.raises(DataError, match=r"1 runs cannot be compared on one page\. Give 2 to 16"):
+        write_comparison([run, run], tmp_path / "page.html")
+
+
+@needs_chromium
+@pytest.mark.browser
+def test_the_page_is_drawn_on_a_phone_and_a_desk_in_both_colours(tmp_path: Path) -> None:
+    page = write_comparison(write_two_runs(tmp_path), tmp_path / "page.html")
+    for options in (("--window-size=390,844",), ("--window-size=1280,900", *DARK)):
+        opened = open_page(page, tmp_path, *options)
+        assert opened.console == []
+        assert 'data-plots="drawn"' in opened.dom
+        # two lines of training each; diamonds are points and not counted
+        assert opened.marks() == {"plot-tokens": 2, "plot-time": 2, "plot-flops": 2}
+
+
+def test_a_run_is_shown_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [event for event in run_events(steps=400) if event.get("step", 0) <= 200 or event["event"] == "start"]
+    folder = write_run(tmp_path / "run", events)
+    text = format_run_view(read_run(folder), 80)
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith(" "))
+    assert lines["run"].startswith("demo: unfinished")
+    assert "200 of 400 (50%)" in lines["step"]
+    assert re.search(r"18\.\d k a second, .* left", lines["speed"])
+    assert set(lines["loss"]) <= set("▁▂▃▄▅▆▇█")
+    assert lines["loss"][0] == "█"
+    assert "bits per byte" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert main(["watch", str(folder), "--once", "--page"]) == 0
+    # a page of a run that trains loads itself again; that of a finished one does not
+    assert '<meta http-equiv="refresh" content="5">' in (folder / "report.html").read_text()
+    write_run(folder, run_events(steps=400))
+    assert main(["watch", str(folder), "--page", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["state"] == "finished"
+    assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
+    assert write_report(folder, None).is_file()
+
+
+def test_blocks_go_from_the_lowest_to_the_highest_value() -> None:
+    assert draw_blocks([0, 1, 2, 7]) == "▁▂▃█"
+    assert draw_blocks([3.0, 3.0]) == "▁▁"
+    assert draw_blocks([]) == ""

@@ -1,0 +1,64 @@
+"""The pages of estimate, plan and scale in a Chromium as wide as a phone: plots are drawn, the console is silent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.main import main
+from tests.helpers.browser import needs_chromium, open_page
+
+pytestmark = [pytest.mark.browser, needs_chromium]
+
+PHONE = ("--window-size=412,915",)
+
+
+def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str, Any], dict[str, int], str]:
+    """Run a command with --html and return what it prints, the marks of its plots, and its text."""
+    page = folder / "page.html"
+    assert main([*words, "--html", str(page), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["page"] == str(page)
+    opened = open_page(page, folder, *PHONE)
+    assert opened.console == []
+    assert 'data-plots="drawn"' in opened.dom
+    assert "http" not in opened.dom.replace("http-equiv", "").split("<script", maxsplit=1)[0], "nothing is loaded"
+    return printed, opened.marks(), opened.dom
+
+
+def test_an_estimate_shows_memory_roofline_and_timeline(tmp_path, capsys) -> None:
+    words = ["estimate", "train/llama-8b-64xh100", "layout.pipeline=4", "layout.shard=2", "layout.replicate=1"]
+    words += ["batch.sequences=16", "batch.tokens=null", "batch.micro_sequences=1", "--device", "h100-sxm"]
+    printed, marks, dom = open_printed_page([*words, "--gpus", "8"], tmp_path, capsys)
+    assert set(marks) == {"plot-memory", "plot-roofline", "plot-timeline"}
+    assert marks["plot-memory"] >= len(printed["memory"]["instants"]), "a bar for every instant"
+    assert marks["plot-roofline"] == 1, "the roof; kernels are dots"
+    assert marks["plot-timeline"] > 4 * 2 * 8, "a bar for every pass of 8 micro-batches on 4 ranks"
+    assert f"▶ {printed['memory']['peak_instant']}" in dom
+    for text in ("feed_forward.down_proj", "attention (scores and sums)", "8 micro-batches on 4 pipeline rank(s)"):
+        assert text in dom
+
+
+def test_a_bare_model_has_a_page_that_says_what_is_missing(tmp_path, capsys) -> None:
+    page = tmp_path / "page.html"
+    assert main(["estimate", "model/gpt2-small", "--html", str(page)]) == 0
+    text = page.read_text()
+    assert "A bare model has no run" in text
+    assert "Add --device NAME" in text
+
+
+def test_a_plan_shows_the_front(tmp_path, capsys) -> None:
+    printed, marks, dom = open_printed_page(
+        ["plan", "train/llama-1b-1xh200", "gpus=2", "device=h100-sxm"], tmp_path, capsys
+    )
+    assert marks == {"plot-pareto": 1}
+    assert printed["best"][0]["choice"] in dom
+    assert all(one["reason"].split("%")[0] in dom for one in printed["rejected"])
+
+
+def test_scale_shows_every_law(tmp_path, capsys) -> None:
+    words = ["scale", "budget=1e21", "num_experts=64", "serve_tokens=1e10", "highlight=krajewski_2024"]
+    printed, marks, dom = open_printed_page(words, tmp_path, capsys)
+    assert marks == {"plot-optima": 1, "plot-ratio": len(printed["laws"])}
+    assert all(row["law"] in dom for row in printed["laws"])

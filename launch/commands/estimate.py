@@ -2,23 +2,18 @@
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from launch.commands.estimate_request import build_pricing_request, compute_estimate, resolve_cluster
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
 
 if TYPE_CHECKING:
-    from llmsys.config.load import LoadedConfig
     from llmsys.config.model import ModelConfig
     from llmsys.config.run import RunConfig
     from llmsys.config.section import Section
-    from llmsys.estimate.cluster_costs import ClusterCosts
     from llmsys.estimate.device_profile import DeviceProfile
-    from llmsys.estimate.program_run import ProgramRun
-    from llmsys.estimate.run_cost import PricingRequest
 
 # As llmsys.estimate.kernel_context has them, which most estimates do not load.
 MATMUL_DTYPES = ("compute", "fp8", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4")
@@ -93,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = _parse_settings(arguments.finetune, FinetuneConfig, "--finetune")
         result |= {"finetune": estimate_finetuning(resolved.run, wanted, result)}
     if arguments.html is not None:
-        request = _build_pricing_request(arguments)
+        request = build_pricing_request(arguments)
         device = None if request is None else request.device
         result |= {"page": str(_write_page(result, resolved.run, device, arguments))}
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
@@ -136,8 +131,8 @@ def _print_serving(model: "ModelConfig", arguments: argparse.Namespace) -> int:
     from llmsys.estimate.serving import estimate_serving
     from llmsys.estimate.serving_table import format_serving
 
-    request = _build_pricing_request(arguments)
-    cluster = _resolve_cluster(arguments)
+    request = build_pricing_request(arguments)
+    cluster = resolve_cluster(arguments)
     device = None if request is None else request.device
     load = _parse_settings(arguments.serve, ServingConfig, "--serve")
     result = estimate_serving(model, load, device, cluster, arguments.gpus or 1)
@@ -181,132 +176,6 @@ def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespa
     else:
         print(counted.format_counted_estimate(result, tensors))
     return 0
-
-
-def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict[str, Any]]":
-    """Return the config and the estimate that a command line asks for.
-
-    Args:
-        arguments: parsed arguments of the verb.
-
-    Returns:
-        The loaded config, and the values that `--json` prints.
-
-    Raises:
-        LlmsysError: a value of the config or of an option is wrong.
-    """
-    from llmsys.config.load import read_config
-
-    resolved = read_config(arguments.config, arguments.overrides)
-    from llmsys.estimate.run_estimate import estimate_run
-
-    request = _build_pricing_request(arguments)
-    if request is not None:
-        _check_batch(resolved, arguments)
-    _check_documents(resolved, arguments.documents)
-    device = None if request is None else request.device
-    planned = _build_program_run(resolved, arguments, request)
-    result = estimate_run(
-        resolved.run,
-        model_only=resolved.is_model_only and not _has_batch(resolved),
-        has_budget=_has_budget(resolved),
-        documents=arguments.documents,
-        device=device,
-        planned=planned,
-    )
-    if resolved.source.suffix == ".json":
-        from llmsys.estimate.counted.transformers_classes import match_transformers_class
-
-        result = match_transformers_class(result, resolved.run)
-    if request is not None:
-        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
-
-        request = replace(request, planned=planned)
-        result = add_costs(result, resolved.run, request, model_only=not _has_budget(resolved))
-    return resolved, result
-
-
-def _check_documents(resolved: "LoadedConfig", documents: Sequence[int]) -> None:
-    """Raise ConfigError for a document that is longer than all data of the run."""
-    tokens = resolved.run.train.tokens
-    if _has_budget(resolved) and documents and max(documents) > tokens:
-        raise ConfigError(
-            f"--documents {max(documents)}: a document is longer than the {tokens} tokens of the run. Use at most "
-            f"{tokens}, or more train.tokens."
-        )
-
-
-def _has_batch(resolved: "LoadedConfig") -> bool:
-    """Return whether somebody gave a batch; a bare model has none of its own."""
-    given = resolved.run.batch.model_fields_set & {"sequences", "tokens"}
-    return not resolved.is_model_only or bool(given)
-
-
-def _has_budget(resolved: "LoadedConfig") -> bool:
-    return not resolved.is_model_only or "tokens" in resolved.run.train.model_fields_set
-
-
-def _check_batch(resolved: "LoadedConfig", arguments: argparse.Namespace) -> None:
-    if _has_batch(resolved):
-        return
-    example = f"llmsys estimate {arguments.config} --device {arguments.device or 'h100-sxm'} --gpus 64"
-    raise ConfigError(
-        f"{arguments.config} is a bare model without a batch, and the time of a step depends on it. Give one, such as\n"
-        f"  {example} batch.sequence_length=4096 batch.sequences=512\n"
-        f"or, for hours and money, a number of tokens too:\n"
-        f"  {example} batch.sequence_length=4096 batch.sequences=512 train.tokens=1_000_000_000_000"
-    )
-
-
-def _build_program_run(
-    resolved: "LoadedConfig", arguments: argparse.Namespace, request: "PricingRequest | None"
-) -> "ProgramRun | None":
-    """Return the run under the named program; None where neither program, layout nor dtype is named."""
-    named = {"--program": arguments.program, "--layout": arguments.layout, "--matmul-dtype": arguments.matmul_dtype}
-    given = [name for name, value in named.items() if value is not None]
-    if not given:
-        return None
-    for option in ("finetune", "html"):
-        if getattr(arguments, option) is not None:
-            raise ConfigError(f"--{option} shows a run of llmsys itself. Leave out {given[0]}, or --{option}.")
-    if resolved.is_model_only:
-        _check_batch(resolved, arguments)
-    from llmsys.estimate.program_search import plan_program_run
-
-    return plan_program_run(
-        resolved.run,
-        arguments.program,
-        arguments.layout,
-        device=None if request is None else request.device,
-        num_devices=arguments.gpus,
-        matmul_dtype=arguments.matmul_dtype,
-    )
-
-
-def _build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | None":
-    """Return the device and cluster to price the run on; None where neither is named."""
-    if arguments.device is None and arguments.cluster is None:
-        if arguments.gpus is not None or arguments.price_per_hour is not None:
-            given = f"--gpus {arguments.gpus}" if arguments.gpus is not None else "--price-per-hour"
-            raise ConfigError(f"{given} needs a device. Add --device NAME, such as --device h100-sxm.")
-        return None
-    for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
-        if value is not None and not value >= least:
-            raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
-    from llmsys.estimate.device_profile import load_device_profile
-    from llmsys.estimate.run_cost import PricingRequest
-
-    cluster = _resolve_cluster(arguments)
-    gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
-    return PricingRequest(load_device_profile(arguments.device or cluster.device), cluster, gpus)
-
-
-def _resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":
-    from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
-
-    cluster = ClusterCosts() if arguments.cluster is None else load_cluster_costs(arguments.cluster)
-    price = arguments.price_per_hour
-    return cluster if price is None else cluster.model_copy(update={"price_per_hour": price})
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.commands.arguments import split_arguments
+from launch.commands.estimate_request import has_batch
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_layout_check(arguments, resolved, own)
     cluster = _resolve_cluster(own)
     device = cluster.load_device()
-    if not _has_batch(resolved):
+    if not has_batch(resolved):
         raise ConfigError(_format_missing_batch(arguments, own))
     from llmsys.estimate.plan.layout_candidate import PlanTarget
     from llmsys.estimate.plan.layout_search import search_layouts
@@ -69,11 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
         offer = f"\ntry one rank of the fastest torch layout without a GPU: {data['dryrun']}" if data["dryrun"] else ""
         print(f"{format_plan(data)}\n\nstart it: {data['launch']}{offer}")
     return 0
-
-
-def _has_batch(resolved: "LoadedConfig") -> bool:
-    """Return whether somebody gave a batch; a bare model has none of its own."""
-    return not resolved.is_model_only or bool(resolved.run.batch.model_fields_set & {"sequences", "tokens"})
 
 
 def _format_missing_batch(arguments: argparse.Namespace, own: dict[str, str]) -> str:
@@ -242,11 +238,11 @@ def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig",
 
     named = parse_layout(arguments.check)
     devices = _resolve_cluster(own).devices if own.keys() & {"gpus", "cluster"} else None
-    has_batch = _has_batch(resolved)
-    problems = list(find_layout_violations(resolved.run, named, devices, with_batch=has_batch))
+    is_given = has_batch(resolved)
+    problems = list(find_layout_violations(resolved.run, named, devices, with_batch=is_given))
     data: dict[str, Any] = {"legal": not problems, "devices": named.num_devices, "problems": problems}
-    data["remarks"] = list(iter_remarks(resolved.run, named, has_batch=has_batch))
-    if not problems and has_batch and own.keys() - {"program"}:
+    data["remarks"] = list(iter_remarks(resolved.run, named, has_batch=is_given))
+    if not problems and is_given and own.keys() - {"program"}:
         cluster = _resolve_cluster(own | {"gpus": str(named.num_devices)})
         data |= estimate_layout_fit(resolved.run, named, cluster, _load_program(own))
         if arguments.compare:

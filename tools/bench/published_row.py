@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from launch.commands.estimate import compute_estimate
+from launch.commands.estimate_request import compute_estimate
 from launch.main import build_parser
 from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig

@@ -140,6 +140,7 @@ def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | No
 
 
 def resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":
+    """Return the costs of the cluster file, or the defaults, at the price of the command line."""
     from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
 
     cluster = ClusterCosts() if arguments.cluster is None else load_cluster_costs(arguments.cluster)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,9 @@ WORDS = ("estimate", "model/llama3.2-1b", "batch.sequence_length=2048", "batch.s
 README = Path("llmsys") / "estimate" / "README.md"
 
 
-def price(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict]:
+def price(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
     assert main([*WORDS, "--gpus", "8", "--json", *words]) == 0
-    found: dict[str, dict] = json.loads(capsys.readouterr().out)
+    found: dict[str, dict[str, Any]] = json.loads(capsys.readouterr().out)
     return found
 
 

@@ -7,6 +7,7 @@ sequence on its own, where one row for each of the 2 s - 1 that exist is enough,
 from typing import Any
 
 from llmsys.config.run import RunConfig
+from llmsys.estimate.flops import count_flops
 
 
 def match_transformers_class(result: dict[str, Any], config: RunConfig) -> dict[str, Any]:
@@ -42,11 +43,12 @@ def _match_xlnet(flops: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     more = matrix * (2 * tokens - (2 * length - 1)) + scores
     # Sinusoids have no gradient.
     spared = matrix * 2 * tokens
+    count = count_flops(model, length, sequences, "full")  # of one stream: XLNet's second needs target_mapping
+    forward, attention = count.forward + more, count.attention + scores
     conventions = dict(flops["conventions"])
-    for name in ("full", "hardware"):
-        one = conventions[name]
-        forward, both = one["forward"] + more, one["forward_backward"] + 3 * more - spared
-        attention = one["attention_share"] * one["forward"] + scores
+    repeated = conventions["hardware"]["forward_backward"] - conventions["full"]["forward_backward"]
+    for name, again in (("full", 0), ("hardware", repeated)):
+        both = 3 * forward - spared + again
         conventions[name] = {
             "forward": forward,
             "forward_backward": both,

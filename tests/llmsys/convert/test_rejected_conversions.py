@@ -111,8 +111,8 @@ def test_weights_in_another_format_are_named_with_the_way_out(source: Path) -> N
 
 def test_an_unknown_family_is_refused_by_name(source: Path) -> None:
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"model_type": "mamba2"}))
-    assert "'mamba2' is not supported" in refused(source, ConfigError)
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "rwkv"}))
+    assert "'rwkv' is not supported" in refused(source, ConfigError)
 
 
 def test_nothing_is_written_over(source: Path, tmp_path: Path) -> None:

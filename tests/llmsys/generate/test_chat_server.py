@@ -1,7 +1,9 @@
 """Laws of the local page: it answers this machine alone, streams what `generate` gives, and shows its probabilities."""
 
+import html
 import http.client
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,9 +132,13 @@ def test_the_page_shows_tokens_and_their_alternatives(
     page = chat_server.read_page()
     monkeypatch.setattr(chat_server, "read_page", lambda: page.replace("})();\n</script>", use))
     for options in (("--window-size=390,844",), ("--window-size=1280,900", *DARK)):
-        opened = open_page(f"{server.url}#text=the+old+river", tmp_path, *options)
+        for _ in range(10):  # a busy machine may end the browser's time in the middle of an answer
+            opened = open_page(f"{server.url}#text=the+old+river", tmp_path, *options)
+            if 'data-wide="' in opened.dom:
+                break
         assert opened.console == []
-        assert opened.dom.count('class="token"') == len(expected)  # a token is a letter
+        tokens = re.findall(r'class="token"[^>]*>([^<]*)<', opened.dom)
+        assert html.unescape("".join(tokens)) == expected
         assert 'data-state="ready"' in opened.dom
         assert 'data-wide="0"' in opened.dom
         assert opened.dom.count("<tr>") == 6

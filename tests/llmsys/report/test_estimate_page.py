@@ -23,7 +23,7 @@ def open_printed_page(words: list[str], folder: Path, capsys) -> tuple[dict[str,
     opened = open_page(page, folder, *PHONE)
     assert opened.console == []
     assert 'data-plots="drawn"' in opened.dom
-    assert "http" not in opened.dom.replace("http-equiv", "").split("<script", maxsplit=1)[0], "nothing is loaded"
+    assert "default-src &#x27;none&#x27;" in page.read_text(), "nothing is loaded"
     return printed, opened.marks(), opened.dom
 
 
@@ -52,7 +52,8 @@ def test_a_plan_shows_the_front(tmp_path, capsys) -> None:
     printed, marks, dom = open_printed_page(
         ["plan", "train/llama-1b-1xh200", "gpus=2", "device=h100-sxm"], tmp_path, capsys
     )
-    assert marks == {"plot-pareto": 1}
+    assert len(printed["pareto"]) > 1
+    assert marks == {"plot-pareto": 1}, "the front; the fastest layouts are dots"
     assert printed["best"][0]["choice"] in dom
     assert all(one["reason"].split("%")[0] in dom for one in printed["rejected"])
 

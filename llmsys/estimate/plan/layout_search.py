@@ -55,7 +55,7 @@ class SearchLimits:
     most: float
 
 
-SMALL, LARGE = SearchLimits(1.5, 60, float("inf")), SearchLimits(1.15, 30, 240)
+SMALL, LARGE = SearchLimits(1.5, 60, float("inf")), SearchLimits(1.15, 30, 150)
 
 
 def _is_large(place: PlanTarget) -> bool:

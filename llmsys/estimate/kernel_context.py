@@ -1,7 +1,8 @@
 """The inputs of a kernel's seconds: model, layout, device, program, micro-batch and number types.
 
 A product's time is the sum of its operations at the device's best rate and of its bytes, so that thin matrices are slow
-(a roofline without its corner: Williams 2009).
+(a roofline without its corner: Williams 2009). Products of experts, which one kernel computes one after the other, take the
+longer of the two.
 """
 
 from dataclasses import dataclass
@@ -127,7 +128,10 @@ class KernelContext:
             cast = narrow.cast_bytes * rows * inner
         moved = size * (rows * inner + inner * columns + rows * columns)
         operations = 2 * rows * inner * columns / (device.get_peak_flops(number) * reached)
-        return operations + self.estimate_memory_seconds(moved + cast) + device.efficiency.launch_seconds
+        read = self.estimate_memory_seconds(moved)
+        # Rates of grouped kernels were measured on matrices of this size, with their bytes.
+        busy = max(operations, read) if grouped else operations + read
+        return busy + self.estimate_memory_seconds(cast) + device.efficiency.launch_seconds
 
     def estimate_memory_seconds(self, moved_bytes: float) -> float:
         """Seconds that so many bytes take through memory."""

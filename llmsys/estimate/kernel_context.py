@@ -1,8 +1,8 @@
 """The inputs of a kernel's seconds: model, layout, device, program, micro-batch and number types.
 
 A product's time is the sum of its operations at the device's best rate and of its bytes, so that thin matrices are slow
-(a roofline without its corner: Williams 2009). Products of experts, which one kernel computes one after the other, take the
-longer of the two.
+(a roofline without its corner: Williams 2009). Products of experts, which one kernel computes together, take the longer
+of the two.
 """
 
 from dataclasses import dataclass

@@ -43,21 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print", action="store_true", help="write the run bundle and print the commands, but start nothing"
     )
-    parser.add_argument(
-        "--by",
-        choices=tuple(CLUSTERS),
-        help="with --print: print what kubectl apply, sky launch or ray job submit take, for nodes=COUNT",
-    )
-    parser.add_argument(
-        "--image",
-        default="",
-        help="kubernetes, skypilot: image built from containers/Dockerfile (default: llmsys; skypilot: this checkout)",
-    )
-    parser.add_argument(
-        "--volume",
-        default="llmsys",
-        help="kubernetes, skypilot: PersistentVolumeClaim, or volume, that is mounted at /workspace (default: llmsys)",
-    )
+    _add_cluster_arguments(parser)
     parser.add_argument("--no-ssh", action="store_true", help="deepspeed: use one command per host instead of pdsh")
     parser.add_argument(
         "--min-hosts",
@@ -87,6 +73,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="slurm: option to pass to sbatch, such as --sbatch=--time=24:00:00; may be repeated",
+    )
+
+
+def _add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--by",
+        choices=tuple(CLUSTERS),
+        help="with --print: print what kubectl apply, sky launch or ray job submit take, for nodes=COUNT",
+    )
+    parser.add_argument(
+        "--image",
+        default="",
+        help="kubernetes, skypilot: image built from containers/Dockerfile (default: llmsys; skypilot: this checkout)",
+    )
+    parser.add_argument(
+        "--volume",
+        default="llmsys",
+        help="kubernetes, skypilot: PersistentVolumeClaim, or volume, that is mounted at /workspace (default: llmsys)",
     )
 
 

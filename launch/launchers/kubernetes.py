@@ -83,10 +83,18 @@ def format_kubernetes_objects(config: RunConfig, plan: LaunchPlan, gpus: int, im
     }
     if gpus:
         container["resources"] = {"limits": {GPU: str(gpus)}}
-    pod: dict[str, Any] = {
+    pod = _build_pod(container, name, volume) | ({"subdomain": name} if several else {})
+    objects = [_build_config_map(config, name, labels)]
+    objects += [_build_service(name, labels, plan.port)] * several
+    objects.append(_build_job(name, labels, plan, pod))
+    return format_documents(objects)
+
+
+def _build_pod(container: Mapping[str, Any], name: str, volume: str) -> dict[str, Any]:
+    return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "containers": [container],
+        "containers": [dict(container)],
         "volumes": [
             {"name": "config", "configMap": {"name": name}},
             {"name": "workspace", "persistentVolumeClaim": {"claimName": volume}},
@@ -94,12 +102,6 @@ def format_kubernetes_objects(config: RunConfig, plan: LaunchPlan, gpus: int, im
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    if several:
-        pod["subdomain"] = name
-    objects = [_build_config_map(config, name, labels)]
-    objects += [_build_service(name, labels, plan.port)] * several
-    objects.append(_build_job(name, labels, plan, pod))
-    return format_documents(objects)
 
 
 def _build_config_map(config: RunConfig, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -164,12 +166,12 @@ def format_config(config: RunConfig) -> str:
 class _BlockDumper(yaml.SafeDumper):
     """A dumper that writes a text of several lines as a block, as people write scripts."""
 
-    def represent_text(self, text: str) -> yaml.ScalarNode:
+    def build_text_node(self, text: str) -> yaml.ScalarNode:
         """Return the node of a text."""
         return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_BlockDumper.add_representer(str, _BlockDumper.represent_text)
+_BlockDumper.add_representer(str, _BlockDumper.build_text_node)
 
 
 def format_documents(documents: Sequence[Mapping[str, Any]]) -> str:

@@ -60,19 +60,7 @@ def build_launch_plan(
         ConfigError: The batch does not fit the ranks.
     """
     min_hosts = min_hosts or len(hosts)
-    if not 1 <= min_hosts <= len(hosts):
-        raise LaunchError(f"--min-hosts {min_hosts} is not possible with {len(hosts)} hosts. Use 1 to {len(hosts)}.")
-    if min_hosts < len(hosts) and launcher not in ("torchrun", "slurm"):
-        raise LaunchError(
-            f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it started with. Use "
-            "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
-            "hosts of your choice."
-        )
-    if has_standby and launcher not in ("torchrun", "slurm"):
-        raise LaunchError(
-            f"--standby: {launcher} does not restart ranks. Use --launcher torchrun, or leave --standby out: the same "
-            "command continues from the newest checkpoint."
-        )
+    check_launcher(launcher, len(hosts), min_hosts, has_standby=has_standby)
     is_anonymous = hosts[0].name.startswith(ANONYMOUS)
     check_layout(config, hosts, min_hosts, is_anonymous=is_anonymous)
     check_spares(hosts, spares, launcher)
@@ -95,6 +83,23 @@ def build_launch_plan(
         spares=tuple(spares),
         has_standby=has_standby,
     )
+
+
+def check_launcher(launcher: Launcher, num_hosts: int, min_hosts: int, *, has_standby: bool) -> None:
+    """Reject numbers of hosts that are not there, and what a launcher without restarts cannot do."""
+    if not 1 <= min_hosts <= num_hosts:
+        raise LaunchError(f"--min-hosts {min_hosts} is not possible with {num_hosts} hosts. Use 1 to {num_hosts}.")
+    if min_hosts < num_hosts and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it started with. Use "
+            "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
+            "hosts of your choice."
+        )
+    if has_standby and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--standby: {launcher} does not restart ranks. Use --launcher torchrun, or leave --standby out: the same "
+            "command continues from the newest checkpoint."
+        )
 
 
 def check_spares(hosts: Sequence[Host], spares: Sequence[Host], launcher: Launcher) -> None:

@@ -236,7 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     host, _, port = options.meet.rpartition(":")
     try:
         rendezvous = Rendezvous(host, int(port))
-        return run_with_restarts(options.command, rendezvous, options.restarts, options.patience, options.leave_after)
+        return run_with_restarts(
+            options.command, rendezvous, options.restarts, options.patience, options.leave_after, options.standby
+        )
     except KeyboardInterrupt:
         return 130
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read as torch is imported: a lost host is pages of C++ frames
 
-import torch.distributed.elastic.multiprocessing.api as api
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -71,16 +70,18 @@ def use_standby_ranks(standby: StandbyRanks) -> None:
         standby: The processes.
     """
 
-    class Handler(SubprocessHandler):
-        """A process of torch's agent that may have been started before."""
+    start_process = SubprocessHandler._popen
 
-        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> "subprocess.Popen[bytes]":
-            # output that torch writes to files was set when the process began
-            can_take = self._stdout is None and self._stderr is None
-            taken = standby.take(args, env) if can_take else None
-            return super()._popen(args, env) if taken is None else taken
+    def take_or_start(
+        handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        # output that torch writes to files was set when the process began
+        can_take = handler._stdout is None and handler._stderr is None
+        taken = standby.take(args, env) if can_take else None
+        return start_process(handler, args, env) if taken is None else taken
 
-    api.get_subprocess_handler = Handler
+    # the method of torch that starts a worker
+    SubprocessHandler._popen = take_or_start
 
 
 def run_elastic_agent(start: Callable[[], None]) -> int:

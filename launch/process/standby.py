@@ -25,7 +25,11 @@ NAME = Path("/proc/self/comm")
 
 
 def is_standby() -> bool:
-    """Return whether this process was started as a standby and has not begun its work."""
+    """Return whether this process was started as a standby and has not begun its work.
+
+    Returns:
+        True until `wait_for_turn` has returned.
+    """
     return VARIABLE in os.environ
 
 

@@ -260,6 +260,10 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
             ["nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.3:2", "--launcher", "accelerate"],
             "spares=1: accelerate cannot replace a host",
         ),
+        (
+            ["nodes=10.9.8.1:2,10.9.8.2:2", "--standby", "--launcher", "deepspeed"],
+            "--standby: deepspeed does not restart ranks. Use --launcher torchrun",
+        ),
         (["nodes=10.9.8.1:2,10.9.8.1:2"], "is listed 2 times"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -5,14 +5,16 @@ in vain.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch.hosts.hostfile import Host
-from launch.launchers.host_commands import HostCommand
+from launch.launchers.host_commands import HostCommand, build_torchrun_command
 from launch.launchers.launch_plan import build_launch_plan
 from launch.launchers.multi_host import run_commands
 from launch.launchers.restart_agent import Rendezvous, run_with_restarts
+from launch.launchers.restart_agent import main as restart_agent
 from launch.launchers.torchrun import main as torchrun
 from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.config.run import RunConfig
@@ -135,6 +137,17 @@ def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_tha
     rank = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "asked"), str(os.getpid())]
     agent = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
     assert run_with_restarts([sys.executable, "-c", agent, *rank], elsewhere, 3, 100) == STOPPED
+
+
+def test_every_option_of_a_host_reaches_its_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("launch.launchers.restart_agent.run_with_restarts", lambda *words: given.append(words) or 0)
+    config = RunConfig.model_validate({"run": {"name": "toy"}})
+    hosts, spares = [Host("10.9.8.1", 1), Host("10.9.8.2", 1)], [Host("10.9.8.3", 1)]
+    plan = build_launch_plan(config, hosts, "torchrun", 0, 4, 90, spares, has_standby=True)
+    words = list(build_torchrun_command(plan, spares[0]).arguments)
+    assert restart_agent(words[3:]) == 0
+    assert given == [(words[words.index(sys.executable, 1) :], Rendezvous("10.9.8.1", 29500), 4, 90.0, 2, True)]
 
 
 def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed.elastic.multiprocessing.api as api
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from launch.launchers.restart_agent import Rendezvous, run_with_restarts
 from launch.launchers.torchrun import use_standby_ranks
@@ -29,18 +29,18 @@ while not (folder / "end").exists():
 """
 # An agent of one host: it runs a rank, and loses it once.
 AGENT = """
-import os, pathlib, subprocess, sys
+import os, pathlib, subprocess, sys, time
 from launch.process.standby import VARIABLE, wait_for_turn
 folder = pathlib.Path(sys.argv[1])
 if VARIABLE in os.environ:
-    (folder / "prepared").open("a").write(f"{os.getpid()}\n")
+    print(os.getpid(), file=(folder / "prepared").open("a"))
     wait_for_turn()
     (folder / "end").touch()
 rank = subprocess.Popen([sys.executable, str(folder / "train.py"), str(folder)], env=os.environ | {"RANK": "0"})
 while rank.poll() is None and not (folder / "prepared").exists():
-    pass
+    time.sleep(0.05)
 rank.kill() if not (folder / "end").exists() else rank.wait()
-(folder / "agents").open("a").write(f"{os.getpid()}\\n")
+print(os.getpid(), file=(folder / "agents").open("a"))
 sys.exit(0 if (folder / "end").exists() else 3)
 """
 
@@ -79,11 +79,11 @@ def test_a_standby_is_no_rank_until_it_is_given_an_environment(tmp_path: Path, s
 def test_torchs_agent_takes_standbys_first_and_starts_new_processes_then(
     tmp_path: Path, standby: StandbyRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "get_subprocess_handler", api.get_subprocess_handler)
+    monkeypatch.setattr(SubprocessHandler, "_popen", SubprocessHandler._popen)
     use_standby_ranks(standby)
     waiting = [process.pid for process in standby.waiting]
     handlers = [
-        api.get_subprocess_handler(standby.command[0], tuple(standby.command[1:]), {"RANK": rank}, None, None, 0, None)
+        SubprocessHandler(standby.command[0], tuple(standby.command[1:]), {"RANK": rank}, None, None, 0, None)
         for rank in "012"
     ]
     wait_until(lambda: len(list(tmp_path.glob("rank-*"))) == 3, "not every rank began")

@@ -21,6 +21,8 @@ from llmsys.errors import DataError
 
 MODEL_NAME = "tokenizer.model"
 JSON_NAME = "tokenizer.json"
+CODE_NAME = "tokenizer_code.json"
+"""File of a dataset folder that names the class of a tokenizer of the user's own code."""
 
 
 class Tokenizer(Protocol):
@@ -139,6 +141,10 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
     """
     file = find_model_file(path)
     try:
+        if file.name == CODE_NAME:
+            from llmsys.python_tokenizer import read_python_tokenizer
+
+            return read_python_tokenizer(file)
         if file.suffix == ".json":
             from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 
@@ -180,4 +186,5 @@ def find_model_file(path: Path | str) -> Path:
 
         if not (path / MODEL_NAME).is_file() or is_tokenizer_json(path / JSON_NAME):
             return path / JSON_NAME
-    return path / MODEL_NAME
+    code = path / CODE_NAME
+    return code if code.is_file() and not (path / MODEL_NAME).is_file() else path / MODEL_NAME

@@ -137,14 +137,15 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
         A SentencePiece or Hugging Face tokenizer.
 
     Raises:
-        DataError: The file is missing or is not a tokenizer.
+        DataError: The file is missing, is not a tokenizer, or names one of the user's own code.
     """
     file = find_model_file(path)
+    if file.name == CODE_NAME:
+        raise DataError(
+            f"{file} names a tokenizer of your own code, which only commands with its dataset run. In Python use "
+            "data_pipeline.tokenize.tokenizer_files.load_dataset_tokenizer."
+        )
     try:
-        if file.name == CODE_NAME:
-            from llmsys.python_tokenizer import read_python_tokenizer
-
-            return read_python_tokenizer(file)
         if file.suffix == ".json":
             from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
 

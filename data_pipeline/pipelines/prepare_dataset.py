@@ -65,7 +65,7 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
         # A missing tokenizer is reported before the crawl is read, not hours later.
         load_tokenizer(config.tokenizer.path, config.tokenizer.eos_token)
     if until != "documents" and isinstance(config.tokenizer, PythonTokenizerConfig):
-        from llmsys.python_tokenizer import load_python_tokenizer
+        from llmsys.config.python_tokenizer import load_python_tokenizer
 
         load_python_tokenizer(config.tokenizer)
     with lock_folder(data.folder) as lock:

@@ -22,7 +22,15 @@ import sentencepiece
 from llmsys.config.tokenizer import PythonTokenizerConfig, TrainedTokenizerConfig, WordPieceConfig
 from llmsys.special_tokens import CONFIG_NAME
 from llmsys.token_shards import write_bytes_atomically
-from llmsys.tokenizer import CODE_NAME, JSON_NAME, MODEL_NAME, SentencePieceTokenizer, Tokenizer, load_tokenizer
+from llmsys.tokenizer import (
+    CODE_NAME,
+    JSON_NAME,
+    MODEL_NAME,
+    SentencePieceTokenizer,
+    Tokenizer,
+    find_model_file,
+    load_tokenizer,
+)
 
 SENTENCEPIECE_FILES = (MODEL_NAME, "tokenizer.vocab", "made.json")
 JSON_FILES = (JSON_NAME, CONFIG_NAME, "made.json")
@@ -84,6 +92,26 @@ def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made
     return facts
 
 
+def load_dataset_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer of a dataset folder, also one of the user's own code.
+
+    Args:
+        path: the folder's tokenizer folder, or the file in it.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: the file is missing or is not a tokenizer, or the code is not the one that prepared the dataset.
+    """
+    file = find_model_file(path)
+    if file.name != CODE_NAME:
+        return load_tokenizer(file)
+    from llmsys.config.python_tokenizer import read_python_tokenizer
+
+    return read_python_tokenizer(file)
+
+
 def publish_code_tokenizer(folder: Path, config: PythonTokenizerConfig) -> dict[str, Any]:
     """Publish the path and digest of a tokenizer of the user's own code.
 
@@ -94,7 +122,7 @@ def publish_code_tokenizer(folder: Path, config: PythonTokenizerConfig) -> dict[
     Returns:
         `fingerprint`, `vocab_size` and `eos_id`, for later stages.
     """
-    from llmsys.python_tokenizer import load_python_tokenizer, serialize_python_tokenizer
+    from llmsys.config.python_tokenizer import load_python_tokenizer, serialize_python_tokenizer
 
     facts = _get_tokenizer_facts(load_python_tokenizer(config))
     files = {"made.json": _serialize_json(facts), CODE_NAME: serialize_python_tokenizer(config)}

@@ -12,6 +12,7 @@ Invariants:
 - A page above a limit is dropped with the limit, its value and its threshold.
 """
 
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -222,6 +223,6 @@ class ReadConfig(Section):
     )
     reader: PythonReaderConfig | None = Field(
         None,
-        exclude_if=lambda reader: reader is None,  # keys of datasets that were prepared before it
+        exclude_if=not_,  # keys of datasets that were prepared before it
         description="A reader of your own for the files, which are then not split into blocks. Null: by their format.",
     )

@@ -6,6 +6,7 @@ An entry with settings names the fields of its files, or the split and subset of
 
 import json
 from collections.abc import Iterable
+from operator import not_
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
@@ -28,7 +29,7 @@ class InputFilesConfig(Section):
     date_field: str | None = Field(None, description="Field with the time of capture. Null: data.read.date_field.")
     reader: PythonReaderConfig | None = Field(
         None,
-        exclude_if=lambda reader: reader is None,
+        exclude_if=not_,
         description="A reader of your own for these files. Null: data.read.reader.",
     )
     split: str = Field("", description="Split of the dataset folder, such as validation. Empty: train.")

@@ -131,7 +131,7 @@ class FileTokenizerConfig(Section):
 
 
 class PythonTokenizerConfig(PythonCode):
-    """A tokenizer of your own: a class that extends `llmsys.python_tokenizer.PythonTokenizer`.
+    """A tokenizer of your own: a class that extends `llmsys.config.python_tokenizer.PythonTokenizer`.
 
     The dataset folder holds the path and the digest of the code, not the code: it must be at the same path wherever the
     dataset is used.

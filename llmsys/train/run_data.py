@@ -157,7 +157,7 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     if isinstance(config.tokenizer, NoTokenizer):
         return PixelTokenizer()
     if isinstance(config.tokenizer, PythonTokenizerConfig):
-        from llmsys.python_tokenizer import load_python_tokenizer
+        from llmsys.config.python_tokenizer import load_python_tokenizer
 
         return load_python_tokenizer(config.tokenizer)
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))

@@ -74,9 +74,9 @@ def test_whole_tensors_reach_a_rule_that_needs_them(own: Path) -> None:
 def test_its_source_is_a_part_of_the_trajectory(own: Path) -> None:
     config = PythonOptimizerConfig(path=f"{own}:SignMomentum")
     train = {"tokens": 10_000, "precision": "fp32"}
-    before = RunConfig(optimizer=config, train=train).trajectory_settings["optimizer"]  # type: ignore[arg-type]
+    before = RunConfig(optimizer=config, train=train).trajectory_settings["optimizer"]
     own.write_text(TEMPLATE.replace(".sign()", ".tanh()"))
-    after = RunConfig(optimizer=config, train=train).trajectory_settings["optimizer"]  # type: ignore[arg-type]
+    after = RunConfig(optimizer=config, train=train).trajectory_settings["optimizer"]
     assert before["digest"] != after["digest"]
 
 

@@ -187,13 +187,12 @@ def read_python_tokenizer(file: Path) -> LoadedPythonTokenizer:
     Raises:
         DataError: the file is damaged, or the code is not the one that prepared the dataset.
         ConfigError: the code cannot be used.
-        OSError: the file cannot be read.
     """
     try:
         values = json.loads(file.read_bytes())
         digest = values.pop("digest")
         config = PythonTokenizerConfig.model_validate(values)
-    except (ValueError, KeyError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
         raise DataError(f"{file} does not name a tokenizer ({error}). Prepare the dataset again.") from None
     if compute_code_digest(config) != digest:
         raise DataError(

@@ -5,12 +5,17 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from launch.commands.templates.tokenizer import Bytes
 from llmsys.config.load import load_run_config
+from llmsys.config.python_tokenizer import (
+    LoadedPythonTokenizer,
+    check_python_tokenizer,
+    load_python_tokenizer,
+)
 from llmsys.config.run import RunConfig
 from llmsys.config.tokenizer import PythonTokenizerConfig
 from llmsys.errors import ConfigError, DataError
-from llmsys.python_tokenizer import LoadedPythonTokenizer, check_python_tokenizer, load_python_tokenizer
 from llmsys.tokenizer import load_tokenizer
 from llmsys.train.run_data import open_first_source
 from tests.helpers.paths import ROOT
@@ -41,11 +46,14 @@ def test_a_dataset_has_its_ids_and_an_edit_is_noticed() -> None:
     ids = shards.get_tokens(0).tolist()
     assert ids[-1] == 256
     assert "river" in bytes(ids[:-1]).decode() + tokenizer.decode(shards.get_tokens(1).tolist())
-    assert load_tokenizer(Path("made/tokenizer")).fingerprint == tokenizer.fingerprint == manifest.tokenizer_fingerprint
+    stored = load_dataset_tokenizer(Path("made/tokenizer")).fingerprint
+    assert stored == tokenizer.fingerprint == manifest.tokenizer_fingerprint
     Path("own.py").write_text(
         TEMPLATE.replace("return list(", "return list(reversed(list(").replace(".encode())", ".encode())))")
     )
     with pytest.raises(DataError, match=r"own.py:Bytes is not the code that prepared made .*prepare the dataset again"):
+        load_dataset_tokenizer(Path("made/tokenizer"))
+    with pytest.raises(DataError, match="names a tokenizer of your own code"):
         load_tokenizer(Path("made/tokenizer"))
     with pytest.raises(DataError, match="tokenizer"):
         open_first_source(config, "train")

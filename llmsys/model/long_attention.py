@@ -104,9 +104,7 @@ class LongformerAttention(AttentionProjections):
         queries_CRHK = _fold(_pad(q_BTHK, fill), dilation).unflatten(1, (-1, self.radius)).flatten(0, 1)
         blocks = len(queries_CRHK) // rows
         keys_CMHK, values_CMHK = (
-            torch.cat(
-                [self._list_neighbours(_fold(_pad(x, fill), dilation)), _repeat(x[:, :tokens], blocks)], dim=1
-            )
+            torch.cat([self._list_neighbours(_fold(_pad(x, fill), dilation)), _repeat(x[:, :tokens], blocks)], dim=1)
             for x in (k_BTHK, v_BTHK)
         )
         visible_CRM = visible_CRM.repeat(len(queries_CRHK) // len(visible_CRM), 1, 1)

@@ -141,9 +141,9 @@ def test_axes_that_cannot_split_it_are_rejected(kind: str, axis: str) -> None:
 
 def test_a_decoder_has_windows_without_global_tokens_and_no_mixtures() -> None:
     decoder = LINFORMER | {"family": "decoder", "head": {"kind": "lm"}, "embedding": {"norm": True}}
-    with pytest.raises(ValueError, match="1 would see later tokens, which family=decoder predicts. Use 0"):
+    with pytest.raises(ValueError, match=r"1 would see later tokens, which family=decoder predicts\. Use 0"):
         build_tiny_config(**decoder | {"attention": {"kind": "longformer"}})
-    with pytest.raises(ValueError, match="linformer is bidirectional, so family=decoder cannot use it"):
+    with pytest.raises(ValueError, match="linformer is bidirectional, so family=decoder cannot"):
         build_tiny_config(**decoder | {"attention": {"kind": "linformer"}})
 
 

@@ -2,12 +2,14 @@
 
 import base64
 import hashlib
+import lzma
 import re
 
 import pytest
 
 from llmsys.errors import DataError
 from llmsys.report.html_page import write_report
+from llmsys.report.packed_plotly import pack_script
 from tests.helpers.example_run import HOSTILE, run_events, write_dataset, write_run
 
 
@@ -129,3 +131,18 @@ def test_a_damaged_manifest_is_not_called_a_missing_one(tmp_path):
     (tmp_path / "manifest.json").write_text('{"schema_version"')
     with pytest.raises(DataError, match=r"manifest\.json cannot be used"):
         write_report(None, tmp_path)
+
+
+def test_a_page_takes_a_third_of_what_its_library_takes(folders):
+    from plotly.offline import get_plotlyjs
+
+    assert write_report(*folders).stat().st_size < 1_500_000 < len(get_plotlyjs()) / 3
+
+
+def test_a_packed_script_is_the_same_text_and_ends_no_tag():
+    script = "plot('</script>', \"é漢\");" * 99
+    packed = pack_script(script.encode())
+    assert "<" not in packed
+    raw = base64.b85decode(packed.replace(",", "<"))
+    settings = {"id": lzma.FILTER_LZMA1, "lc": 3, "lp": 0, "pb": 0, "dict_size": 1 << 23}
+    assert lzma.decompress(raw, lzma.FORMAT_RAW, filters=[settings]).decode() == script

@@ -238,7 +238,7 @@ def run_command(command: Command, capfd: pytest.CaptureFixture[str], tiny: dict[
     words = [REPLACED.get(word, word) for word in words]
     if "--explain" in words:
         words[words.index("--explain") + 1] = "https://example-0.org/3"
-    status = main([verb, *words, *tiny.get(config, "").split()])
+    status = main([verb, *words, *(tiny.get(config, "").split() if VERBS[verb].takes_config else ())])
     assert status == 0, f"{command.place}: `{command.text}` ended with status {status}: {capfd.readouterr().err}"
 
 

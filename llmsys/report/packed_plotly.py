@@ -7,7 +7,6 @@ import base64
 import hashlib
 import lzma
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from llmsys.local_files import get_cache_folder, write_bytes_atomically

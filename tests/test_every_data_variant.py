@@ -25,6 +25,7 @@ from llmsys.data.multiple_choice import read_questions
 from llmsys.errors import ConfigError, LlmsysError
 from llmsys.report.html_page import write_report
 from llmsys.tokenizer import load_tokenizer
+from tests.helpers.chats import build_chats, write_chats
 from tests.helpers.config_variants import ConfigVariant, build_settings, list_variants
 from tests.helpers.tiny_crawl import make_crawl, write_sentences
 from tests.helpers.tiny_images import write_images
@@ -55,6 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "items.jsonl").write_text(json.dumps({"q": " ".join(write_sentences(choose, 4))}) + "\n")
     (made / "pairs.jsonl").write_text('{"good": "she runs", "bad": "she run"}\n')
     (made / "choices.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 1}\n')
+    write_chats(made / "chats.jsonl", build_chats(20))
+    (made / "chat.jinja").write_text("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+                                     "{% if add_generation_prompt %}assistant:{% endif %}")  # fmt: skip
     (made / "model.arpa").write_text(ARPA)
     (made / "model.bin").write_bytes(b"")
     train_linear_model(["river stone", "old bridge"] * 4, ["good", "bad"] * 4, FeatureConfig(bits=8)).save(

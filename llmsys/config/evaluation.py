@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from llmsys.config.harness import HarnessConfig
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
 # Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller.
@@ -54,7 +55,8 @@ class MinimalPairsConfig(_EvaluationTaskConfig):
     kind: Literal["pairs"] = "pairs"
 
 
-SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig, Field(discriminator="kind")]
+QuestionsConfig = MultipleChoiceConfig | MinimalPairsConfig
+SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig | HarnessConfig, Field(discriminator="kind")]
 
 
 class EvaluationConfig(Section):

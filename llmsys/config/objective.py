@@ -25,14 +25,14 @@ NEEDS = {
     "span_corruption": ("encoder_decoder", "lm", "crawl"),
     "classification": ("encoder", "classification", "labelled"),
 }
-# Further kinds of data that serve in place of a kind.
-ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",)}
+# Further kinds of data that serve in place of a kind, or for an objective.
+ALSO_LEGAL = {"crawl": ("mixture", "tokens"), "labelled": ("images",), "next_token": ("chat",)}
 
 
 def get_needs(kind: str) -> tuple[str, str, tuple[str, ...]]:
     """Return the family and the head that an objective needs, and the legal kinds of its data."""
     family, head, data = NEEDS[kind]
-    return family, head, (data, *ALSO_LEGAL.get(data, ()))
+    return family, head, (data, *ALSO_LEGAL.get(data, ()), *ALSO_LEGAL.get(kind, ()))
 
 
 class _BaseObjectiveConfig(Section):

@@ -111,7 +111,7 @@ class RunConfig(Section):
         yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
         kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
         given = self.model.patches, getattr(self.objective, "augmentation", None)
-        if kinds & {"images", "none", "reversible", "tokens"} or given != (None, None):
+        if kinds & {"images", "none", "reversible", "tokens", "chat"} or given != (None, None):
             yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()

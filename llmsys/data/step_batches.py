@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from llmsys.chat_tokens import StoredChats
 from llmsys.data.batch import Batch, build_batch
 from llmsys.data.length_buckets import LengthBuckets, compute_padding_stats
 from llmsys.data.masking import WindowTransform
@@ -92,6 +93,7 @@ class WindowStepBatches:
     """Windows over packed documents: step n has the sequences that follow those of all steps before it.
 
     With `masking`, some tokens of each window are predicted from all others; otherwise each token from those before it.
+    With `chats`, the windows have stored ids (llmsys/chat_tokens.py).
     """
 
     def __init__(
@@ -102,8 +104,9 @@ class WindowStepBatches:
         separate_documents: bool,
         masking: WindowTransform | None = None,
         deal: Literal["sequential", "balanced"] = "sequential",
+        chats: StoredChats | None = None,
     ) -> None:
-        self.windows, self.plan, self.masking, self.deal = windows, plan, masking, deal
+        self.windows, self.plan, self.masking, self.deal, self.chats = windows, plan, masking, deal, chats
         self.separate_documents = separate_documents
 
     def get_micro_batches(self, step: int, which: slice = ALL) -> list[Batch]:
@@ -148,7 +151,8 @@ class WindowStepBatches:
         return {"kind": "windows", **self.windows.get_packing_stats()}
 
     def _build_batch(self, numbers: NDArray[np.int64]) -> Batch:
-        batch = build_batch(self.windows.get_rows(numbers), separate_documents=self.separate_documents)
+        rows = self.windows.get_rows(numbers)
+        batch = build_batch(rows, separate_documents=self.separate_documents, chats=self.chats)
         return batch if self.masking is None else self.masking.mask_batch(batch, numbers.tolist())
 
 

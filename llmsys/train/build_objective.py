@@ -40,7 +40,7 @@ from llmsys.train.build_transform import (
 from llmsys.train.evaluator import ALONE, Evaluator, RowRanks, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
-from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
+from llmsys.train.run_data import RunData, get_mixture, get_stored_chats, open_first_source, open_run_data
 
 
 def build_step_batches(config: RunConfig, ranks: int, data_rank: int) -> StepBatches:
@@ -91,6 +91,7 @@ def _build_window_steps(
 ) -> WindowStepBatches:
     dataset = open_run_data(config, "train")
     windows, masking = _build_windows(config, dataset), None
+    chats = get_stored_chats(config, dataset)
     if hidden is not None:
         key = (windows.fingerprint, config.run.seed)
         masking = build_transform(config, hidden, dataset.tokenizer, key, windows.get_rows)
@@ -100,6 +101,7 @@ def _build_window_steps(
         separate_documents=config.batch.attention_scope == "document",
         masking=masking,
         deal=config.batch.assignment,
+        chats=chats,
     )
 
 

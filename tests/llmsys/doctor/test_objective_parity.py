@@ -15,7 +15,7 @@ from llmsys.data import sequence_pairs
 from llmsys.data.batch import Batch
 from llmsys.doctor.parity_check import TrajectoryDistance, compare_to_reference
 from llmsys.doctor.parity_matrix import ParityCase
-from llmsys.doctor.parity_models import LABELS, MASKED, TRANSLATION, ParityModel
+from llmsys.doctor.parity_models import CHATS, LABELS, MASKED, TRANSLATION, ParityModel
 from llmsys.doctor.parity_reference import Trajectory, compute_reference_trajectory
 from llmsys.doctor.parity_rows import build_micro_batches, list_rows
 from llmsys.model.transformer import Transformer
@@ -122,6 +122,16 @@ OTHER_ENGINES = (
         )
     }
     | {
+        f"{engine} {layout}, chats": ParityCase(2, engine, layout, "fp32", "none", CHATS, 2)
+        for engine, layout in (
+            ("fsdp", (("tensor", 2),)),
+            ("fsdp", (("pipeline", 2),)),
+            ("bitwise", ()),
+            ("zero-2", ()),
+            ("accelerate", ()),
+        )
+    }
+    | {
         "fsdp expert=2": ParityCase(2, "fsdp", (("expert", 2),), "fp32", "selective", TRANSLATION, 2),
         "ddp": ParityCase(2, "ddp", (), "fp32", "none", TRANSLATION, 2),
         "bitwise": ParityCase(2, "bitwise", (), "fp32", "none", TRANSLATION, 2),
@@ -138,7 +148,7 @@ def expected() -> bytes:
     return pickle.dumps(
         {
             subject.name: compute_reference_trajectory(subject)
-            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE, IMAGES)
+            for subject in (*PARITY_MODELS.values(), TRANSLATION, CHATS, UNIVERSAL, RECURRENT, NEXT_SENTENCE, IMAGES)
         }
     )
 

@@ -220,6 +220,10 @@ class RunConfig(Section):
         train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
         if self.batch.packing != "concatenate":
             batch["packing"] = self.batch.packing
+        if self.batch.length_stages:
+            batch["length_stages"] = stored["batch"]["length_stages"]
+        if self.batch.fill_in_middle is not None:
+            batch["fill_in_middle"] = stored["batch"]["fill_in_middle"]
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on

@@ -103,8 +103,9 @@ def generate_texts(
                 new_ids = _decode_with_beams(first_BV, cache, limits, stops[0], decoding, next_logits)
             case SamplingParams():
                 pick = _build_token_picker(decoding, ids, _build_generators(prompts, seed))
-                calls = on_token, on_logits
-                new_ids = _decode_with_sampling(first_BV, cache, limits, stops, pick, calls, next_logits)
+                new_ids = _decode_with_sampling(
+                    first_BV, cache, limits, stops, pick, (on_token, on_logits), next_logits
+                )
             case unreachable:
                 assert_never(unreachable)
     return [_decode_continuation(tokenizer, old, new) for old, new in zip(ids, new_ids, strict=True)]

@@ -17,6 +17,7 @@ from llmsys.config.objective import (
 )
 from llmsys.config.run import RunConfig
 from llmsys.data.dataset_mixture import MixtureWindows
+from llmsys.data.fill_in_middle import MiddleFiller
 from llmsys.data.fitted_windows import FittedWindows
 from llmsys.data.heldout_batches import HeldoutPairs, MaskedHeldoutWindows
 from llmsys.data.images import ImageCollator, build_image_layout
@@ -34,6 +35,7 @@ from llmsys.train.build_transform import (
     HidingObjective,
     PairObjective,
     build_augmentation,
+    build_middle_filler,
     build_transform,
     get_start_token,
 )
@@ -158,7 +160,12 @@ def _build_source_evaluator(
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:
     """Return the training windows of a dataset, or of a mixture; its stages begin at whole sequences."""
     length, seed = config.batch.sequence_length, config.run.seed
-    packed = [build_source_windows(shards, length, seed, config.batch.packing) for shards in dataset.sources]
+    packed = [
+        build_source_windows(
+            shards, length, seed, config.batch.packing, build_middle_filler(config, shards, dataset.tokenizer)
+        )
+        for shards in dataset.sources
+    ]
     if (mixture := get_mixture(config.data)) is None:
         return packed[0]
     stages = [(-(-tokens // length), weights) for tokens, weights in mixture.stage_weights]  # rounded up
@@ -170,6 +177,7 @@ def build_source_windows(
     length: int,
     seed: int,
     packing: Literal["concatenate", "best_fit", "first_fit"] = "concatenate",
+    middle: MiddleFiller | None = None,
 ) -> SourceWindows:
     """Build the windows of a dataset in the order of its manifest, which keeps the order of older runs.
 
@@ -178,6 +186,7 @@ def build_source_windows(
         length: positions to predict in a window.
         seed: seed of the order.
         packing: `batch.packing`.
+        middle: rearranges documents for fill-in-the-middle.
 
     Returns:
         The windows of all epochs.
@@ -192,7 +201,7 @@ def build_source_windows(
                 f"batch.packing={packing} needs token files with page tables, and {shards.folder} was prepared by an "
                 "earlier version. Run llmsys prepare CONFIG again, or use batch.packing=concatenate."
             )
-        return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing)
+        return FittedWindows(require_paged(shards), length=length, seed=seed, packing=packing, middle=middle)
     match shards.manifest.order:
         case 1:
             return PackedDocuments(shards, length=length, seed=seed)

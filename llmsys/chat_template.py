@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmsys.errors import DataError
 from llmsys.special_tokens import CONFIG_NAME, read_json_object
@@ -215,16 +215,17 @@ def _select_default(value: object) -> str | None:
 def _build_environment() -> "Environment":
     """Return transformers' environment, without its clock."""
     from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.runtime import Macro
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
 
     class AnswerMarks(Extension):
         """The tag `{% generation %}`, whose text gets marks."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
 
         def parse(self, parser: Parser) -> nodes.Node:
             line = next(parser.stream).lineno

@@ -90,10 +90,7 @@ def generate_texts(
     if not prompts:
         return []
     ids, num_prefix = _encode_prompts(tokenizer, prompts, prefix_ids, prompt_ids)
-    limits = [
-        _compute_token_limit(prompt, row, num_prefix, max_new_tokens, model)
-        for prompt, row in zip(prompts, ids, strict=True)
-    ]
+    limits = _compute_token_limits(prompts, ids, num_prefix, max_new_tokens, model)
     stops = (*stop_ids, tokenizer.eos_id) if stop_at_eos else (NO_TOKEN,)
     next_logits = _build_logits_function(model, tokenizer.vocab_size)
     with use_eval_mode(model):
@@ -256,6 +253,13 @@ def _decode_continuation(tokenizer: Tokenizer, old: list[int], new: list[int]) -
     before, text = tokenizer.decode(old), tokenizer.decode(old + new)
     # Without the prefix when an incomplete character at the seam changes its text.
     return text[len(before) :] if text.startswith(before) else tokenizer.decode(new)
+
+
+def _compute_token_limits(
+    prompts: Sequence[str], ids: list[list[int]], num_prefix: int, max_new_tokens: int, model: Transformer
+) -> list[int]:
+    pairs = zip(prompts, ids, strict=True)
+    return [_compute_token_limit(prompt, row, num_prefix, max_new_tokens, model) for prompt, row in pairs]
 
 
 def _compute_token_limit(prompt: str, row: list[int], num_prefix: int, max_new_tokens: int, model: Transformer) -> int:

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 CHATML = (
     "{% for m in messages %}\n{{ '<|im_start|>' + m['role'] + '\\n' }}"
@@ -45,7 +46,7 @@ def mark_answers(source: str) -> str:
 MARKED_TEMPLATES = {name: mark_answers(source) for name, source in PLAIN_TEMPLATES.items()}
 
 
-def build_chats(count: int, seed: int = 0) -> list[dict[str, object]]:
+def build_chats(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Rows of sums: a question, an answer, sometimes a system message and a second turn."""
     draw, rows = random.Random(seed), []
     for number in range(count):
@@ -60,6 +61,6 @@ def build_chats(count: int, seed: int = 0) -> list[dict[str, object]]:
     return rows
 
 
-def write_chats(path: Path, rows: list[dict[str, object]]) -> Path:
+def write_chats(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path

@@ -16,7 +16,7 @@ from llmsys.train.build_objective import build_step_batches
 from tests.helpers.dataset import VOCABULARY, make_dataset
 
 STAGES = "batch.length_stages=[{until_tokens: 200, sequence_length: 8}, {until_tokens: 500, sequence_length: 16}]"
-BATCH = ["batch.sequence_length=32", "batch.sequences=4", "train.tokens=1280"]
+BATCH = ["batch.sequence_length=32", "batch.sequences=4", "train.precision=fp32", "layout.expert=1"]
 
 
 def test_the_length_is_a_function_of_the_tokens_before_a_step() -> None:

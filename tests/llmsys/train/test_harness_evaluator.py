@@ -12,9 +12,7 @@ from llmsys.config.harness import HarnessConfig
 from llmsys.config.load import load_run_config
 from llmsys.config.run import RunConfig
 from llmsys.convert.from_hugging_face import convert_from_hugging_face
-from llmsys.data.harness_rows import HarnessTokenizer, iter_rolling_windows
 from llmsys.errors import ConfigError, DataError
-from llmsys.tokenizer import load_tokenizer
 from llmsys.train.evaluator import ALONE
 from llmsys.train.harness_evaluator import HarnessEvaluator, load_harness_tasks
 from llmsys.train.trained_model import build_logits_function, load_trained_model
@@ -36,7 +34,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("harness")
     torch.manual_seed(0)
     (folder / "hub").mkdir()
-    library, _ = write("llama3", folder / "hub")
+    library = write("llama3", folder / "hub")
     config = transformers.LlamaConfig(
         vocab_size=library.get_vocab_size() + 3, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3,
@@ -123,26 +121,3 @@ def test_a_task_that_cannot_be_scored_is_named_before_training(
 def test_without_the_package_the_way_to_install_it_is_named() -> None:
     with pytest.raises(ConfigError, match=r"needs the package lm_eval.*pip install 'llmsys\[harness\]'"):
         load_harness_tasks(HarnessConfig(tasks=("hellaswag",)))
-
-
-@pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 16, 21])
-def test_rolling_windows_score_every_token_once_with_as_much_context_as_there_is(length: int) -> None:
-    ids, longest = list(range(100, 100 + length)), 8
-    windows = list(iter_rolling_windows(ids, 1, longest))
-    assert [token for _, scored in windows for token in scored] == ids
-    for number, (context, scored) in enumerate(windows):
-        assert len(context) + len(scored) - 1 == (min(length, longest) if number == 0 else longest)
-        first = ids.index(scored[0])
-        assert context == ([1] if first == 0 else ids[first - len(context) : first])
-
-
-def test_tokens_around_a_text_follow_the_harness(tmp_path: Path) -> None:
-    write("llama3", tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    begin = tokenizer.bos_id
-    ours = HarnessTokenizer(tokenizer, begin)
-    plain = tokenizer.encode("the dog")
-    assert ours.encode("the dog") == [begin, *plain]
-    assert ours.encode("<|begin_of_text|>the dog") == [begin, *plain]
-    assert ours.encode_pair("", "the dog") == ([begin], plain)
-    assert ours.encode_pair("the ", "dog") == ([begin, *tokenizer.encode("the")], tokenizer.encode(" dog"))

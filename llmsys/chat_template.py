@@ -72,11 +72,6 @@ class ChatTemplate:
             line = f" in line {number}" if (number := getattr(error, "lineno", None)) else ""
             raise DataError(f"{self.location} is no Jinja template: {error}{line}. Correct it.") from None
 
-    @cached_property
-    def marks_answers(self) -> bool:
-        """True where the template has `{% generation %}`."""
-        return BEGIN in self._render_marked([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])
-
     def check(self) -> None:
         """Raise DataError if the template cannot be compiled, or its answers cannot be found."""
         with contextlib.suppress(MessageError):  # it may want other messages than these

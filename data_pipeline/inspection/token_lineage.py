@@ -57,10 +57,10 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
         raise DataError(f"--token {name}: split {split} has {int(ends[-1]):,} tokens. Use a smaller number.")
     document = int(np.searchsorted(ends, token, side="right"))
     index = token - int(ends[document] - shards.lengths[document])
-    tokenizer, stored = load_tokenizer(folder / "tokenizer"), shards.get_tokens(document)
+    tokenizer, tokens = load_tokenizer(folder / "tokenizer"), shards.get_tokens(document).tolist()
     if shards.manifest.answers:
-        stored = StoredChats(tokenizer.vocab_size, tokenizer.eos_id).split(stored).ids
-    tokens, decode = stored.tolist(), tokenizer.decode
+        tokens = StoredChats(tokenizer.vocab_size, tokenizer.eos_id).split(np.array(tokens)).ids.tolist()
+    decode = tokenizer.decode
     lineage = shards.get_lineage(document)
     return TokenLineage(
         split=split,

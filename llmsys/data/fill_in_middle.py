@@ -5,7 +5,7 @@ Invariants:
 - A rearranged document has its own tokens and three marks. Its end-of-sequence token stays last.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,14 +45,14 @@ class MiddleFiller:
         chosen: NDArray[np.bool_] = self._draw(documents_N, 0) < self.config.rate
         return chosen
 
-    def order_parts(self, tokens_T: NDArray[np.int64], document: int) -> NDArray[np.int64]:
+    def order_parts(self, tokens_T: NDArray[np.integer[Any]], document: int) -> NDArray[np.int64]:
         """Return a chosen document in its new order, (T + MARKS,).
 
         Args:
             tokens_T: Its tokens, the last of which ends it.
             document: Its number.
         """
-        body, end = tokens_T[:-1], tokens_T[-1:]
+        body, end = tokens_T[:-1].astype(np.int64), tokens_T[-1:].astype(np.int64)
         draws = [float(self._draw(np.array([document]), draw)[0]) for draw in (1, 2, 3)]
         first, second = sorted(int(draw * (len(body) + 1)) for draw in draws[:2])
         prefix, middle, suffix = np.split(body, [first, second])

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmsys.arrow_file import Tokens
 from llmsys.data.document_packing import Packing, pack_documents
 from llmsys.data.fill_in_middle import MARKS, MiddleFiller
 from llmsys.data.packed_windows import PADDING, WindowBatch, build_size_error
@@ -168,7 +167,7 @@ class FittedWindows:
             tokens[row, at + 1 :] = tokens[row, at]
         return WindowBatch(tokens, documents)
 
-    def _read_span(self, buffer: PackedBuffer, span: int) -> Tokens:
+    def _read_span(self, buffer: PackedBuffer, span: int) -> NDArray[Any]:
         begin, offset, size = int(buffer.begins[span]), int(buffer.offsets[span]), int(buffer.sizes[span])
         if (filled := self._order_document(buffer, span)) is not None:
             return filled[offset : offset + size]
@@ -181,7 +180,7 @@ class FittedWindows:
         before = (int(buffer.begins[span]) + offset - 1) % self.tokens
         return int(self.stream.read_range(before, before + 1)[0])
 
-    def _order_document(self, buffer: PackedBuffer, span: int) -> Tokens | None:
+    def _order_document(self, buffer: PackedBuffer, span: int) -> NDArray[np.int64] | None:
         """Return the document of a span with its middle last; None where it stays as it is."""
         document = int(buffer.documents[span])
         if self.middle is None or not self.middle.select_documents(np.array([document]))[0]:

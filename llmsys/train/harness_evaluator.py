@@ -8,6 +8,7 @@ Invariants:
 """
 
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Iterator
@@ -78,7 +79,8 @@ class HarnessEvaluator:
         model = HarnessModel(
             compute_logits, device, self.tokenizer, self.longest, self.row_ranks, self.sequences, self.template
         )
-        with _keep_offline(), _keep_random_state():
+        # progress bars of the harness, on every rank and in every evaluation
+        with _keep_offline(), _keep_random_state(), contextlib.redirect_stderr(io.StringIO()):
             results = evaluate(
                 model,
                 self.loaded,

@@ -112,9 +112,9 @@ def test_answers_in_packed_windows_are_learned_as_if_every_chat_were_alone(prepa
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     alone: dict[tuple[int, ...], torch.Tensor] = {}
-    for row in build_chats(60):
-        ids = tokenizer.encode_controls(template.render_chat(row["messages"]).text).ids
-        alone[tuple(ids)] = model(torch.tensor([ids]))[0]
+    for one in build_chats(60):
+        chat = tokenizer.encode_controls(template.render_chat(one["messages"]).text).ids
+        alone[tuple(chat)] = model(torch.tensor([chat]))[0]
     seen = 0
     for batch in build_step_batches(prepared, 1, 0).get_micro_batches(0):
         logits_BTV = model(**batch.to_model_inputs())

@@ -55,7 +55,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     path = folder / "chats.yaml"
     path.write_text(yaml.safe_dump(settings))
-    prepare_dataset(load_run_config(path))
+    prepare_dataset(load_run_config(str(path)))
     assert launch.train.main([str(path)]) == 0
     return path
 
@@ -79,7 +79,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(config: Path, tmp_path: Path) ->
 
 
 def test_prompts_are_messages_in_the_template_and_the_export_has_it(config: Path, tmp_path: Path) -> None:
-    run = load_run_config(config)
+    run = load_run_config(str(config))
     chats = load_chat_format(run)
     assert chats is not None
     text = "<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n"
@@ -115,10 +115,10 @@ def test_chats_and_documents_are_mixed(config: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text(texts)
     words = [f"data={{kind: crawl, folder: {tmp_path / 'texts'}, inputs: [{tmp_path / 'texts.jsonl'}]}}",
              "data.executor.kind=inline", "data.split.heldout_fraction=0.2", "data.language.languages=[]"]  # fmt: skip
-    prepare_dataset(load_run_config(config, words))
+    prepare_dataset(load_run_config(str(config), words))
     sources: list[dict[str, Any]] = [{"folder": str(config.parent / "data"), "weight": 1},
                                      {"folder": str(tmp_path / "texts"), "weight": 1}]  # fmt: skip
-    mixed = load_run_config(config, [f"data={{kind: mixture, sources: {json.dumps(sources)}}}"])
+    mixed = load_run_config(str(config), [f"data={{kind: mixture, sources: {json.dumps(sources)}}}"])
     batches = [one for step in range(4) for one in build_step_batches(mixed, 1, 0).get_micro_batches(step)]
     vocabulary = load_manifest(config.parent / "data").vocab_size
     assert vocabulary is not None
@@ -129,4 +129,4 @@ def test_chats_and_documents_are_mixed(config: Path, tmp_path: Path) -> None:
     assert 0 < min(shares) < 0.6
     words = [f"data={{kind: mixture, sources: {json.dumps(sources)}}}", "batch.attention_scope=window"]
     with pytest.raises(ConfigError, match=r"would show the chats of data each other"):
-        build_step_batches(load_run_config(config, [*words, "batch.packing=concatenate"]), 1, 0)
+        build_step_batches(load_run_config(str(config), [*words, "batch.packing=concatenate"]), 1, 0)

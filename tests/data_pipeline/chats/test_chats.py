@@ -112,7 +112,7 @@ def test_answers_in_packed_windows_are_learned_as_if_every_chat_were_alone(prepa
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     alone: dict[tuple[int, ...], torch.Tensor] = {}
-    for one in build_chats(60):
+    for one in [*build_chats(60), {"messages": [{"role": "user", "content": "x"}, ANSWER]}]:
         chat = tokenizer.encode_controls(template.render_chat(one["messages"]).text).ids
         alone[tuple(chat)] = model(torch.tensor([chat]))[0]
     seen = 0
@@ -130,7 +130,7 @@ def test_answers_in_packed_windows_are_learned_as_if_every_chat_were_alone(prepa
                 assert torch.allclose(logits_BTV[row, places], alone[found[0]], atol=1e-4)
                 targets = batch.targets_BT[row, places]
                 answer = tokenizer.decode(targets[targets != IGNORED].tolist())
-                assert answer.startswith("It is ")
+                assert answer.startswith(("It is ", "y"))
                 assert "What" not in answer
                 assert targets[-1] == IGNORED, "the border is not learned"
                 seen += 1

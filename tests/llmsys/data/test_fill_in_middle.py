@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from llmsys.config.fill_in_middle import FillInMiddleConfig
 from llmsys.config.load import load_run_config
-from llmsys.config.run import RunConfig
 from llmsys.data.batch import IGNORED, build_batch
 from llmsys.data.fill_in_middle import MARKS, MiddleFiller, MiddleTokens
 from llmsys.data.fitted_windows import FittedWindows
@@ -95,7 +94,8 @@ def test_packed_windows_hold_rearranged_documents_whole(tmp_path: Path) -> None:
         for document in documents_T[documents_T >= 0].unique().tolist():
             found[tuple(targets_T[documents_T == document].tolist())] += 1
     assert IGNORED not in {token for document in found for token in document}
-    assert sum((found & expected).values()) >= len(DOCUMENTS) - 12  # a few are cropped at the end of the buffer
+    assert sum((found & expected).values()) > 0.85 * len(DOCUMENTS)  # the buffer is small, and its end is cropped
+    assert all(any(whole[: len(one)] == one for whole in expected) for one in found - expected)
     stats = windows.get_packing_stats()
     assert stats["lost_tokens_per_epoch"] + stats["tokens_per_epoch"] == sum(
         len(one) * n for one, n in expected.items()
@@ -121,6 +121,5 @@ def test_marks_and_packing_are_checked_before_training(tmp_path: Path) -> None:
         ConfigError, match=r"fill_in_middle: documents are rearranged as a whole, and packing=concatenate"
     ):
         load_run_config("train/demo", ["batch.fill_in_middle={}"])
-    plain = RunConfig().trajectory_settings["batch"]
-    assert "fill_in_middle" not in plain
+    assert "fill_in_middle" not in load_run_config("train/demo", settings).trajectory_settings["batch"]
     assert config.trajectory_settings["batch"]["fill_in_middle"]["rate"] == 0.5

@@ -52,6 +52,7 @@ def test_hours_count_short_steps_by_their_own_time() -> None:
         "batch.sequences=8",
         "model.max_position_embeddings=8192",
         "train.tokens=10_000_000",
+        "layout.expert=1",
     ]
     plain = load_run_config("train/demo", long)
     staged = load_run_config(

@@ -7,8 +7,8 @@ from typing import Any
 from llmsys.chat_template import ASSISTANT, ChatTemplate, MessageError, encode_chat, load_chat_template
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError, DataError
-from llmsys.tokenizer import TextTokenizer, load_tokenizer
-from llmsys.train.run_data import get_template_folder, get_tokenizer_path
+from llmsys.tokenizer import TextTokenizer
+from llmsys.train.run_data import get_template_folder, load_file_tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ def load_chat_format(config: RunConfig) -> ChatFormat | None:
     """
     if not is_answered_as_chat(config):
         return None
-    file = get_tokenizer_path(config)
-    tokenizer = load_tokenizer(file, getattr(config.tokenizer, "eos_token", None))
+    tokenizer = load_file_tokenizer(config, "generation.format=chat")
     template = load_chat_template(get_template_folder(config), tokenizer)
     try:
         chat = template.render_chat([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])

@@ -22,10 +22,9 @@ from llmsys.config.harness import HarnessConfig
 from llmsys.config.run import RunConfig
 from llmsys.data.harness_rows import HarnessTokenizer
 from llmsys.errors import ConfigError, DataError
-from llmsys.tokenizer import load_tokenizer
 from llmsys.train.evaluator import LogitsFunction, RowRanks
 from llmsys.train.harness_model import HarnessModel
-from llmsys.train.run_data import get_template_folder, get_tokenizer_path
+from llmsys.train.run_data import get_template_folder, load_file_tokenizer
 
 FEWSHOT_SEED = 1234  # the default of the harness
 
@@ -58,7 +57,7 @@ class HarnessEvaluator:
     def __init__(self, asked: HarnessConfig, config: RunConfig, row_ranks: RowRanks) -> None:
         self.asked, self.row_ranks = asked, row_ranks
         self.longest, self.sequences = config.model.max_position_embeddings, config.evaluation_sequences
-        library = load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
+        library = load_file_tokenizer(config, "evaluation.tasks with kind=harness")
         prefix = library.eos_id if library.bos_id < 0 else library.bos_id
         if asked.prefix_token is not None:
             found = library.find_piece_id(asked.prefix_token)

@@ -21,13 +21,19 @@ from llmsys.config.data import (
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, SentencePieceConfig, WordPieceConfig
+from llmsys.config.tokenizer import (
+    FileTokenizerConfig,
+    NoTokenizer,
+    PythonTokenizerConfig,
+    SentencePieceConfig,
+    WordPieceConfig,
+)
 from llmsys.config.train import GenerationConfig
 from llmsys.data.images import PixelTokenizer
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import combine_fingerprints, load_manifest
 from llmsys.token_shards import TokenShards, open_tokens
-from llmsys.tokenizer import Tokenizer, find_model_file, load_tokenizer
+from llmsys.tokenizer import CODE_NAME, Tokenizer, find_model_file, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,32 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     """
     if isinstance(config.tokenizer, NoTokenizer):
         return PixelTokenizer()
+    if isinstance(config.tokenizer, PythonTokenizerConfig):
+        from llmsys.config.python_tokenizer import load_python_tokenizer
+
+        return load_python_tokenizer(config.tokenizer)
+    return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
+
+
+def load_file_tokenizer(config: RunConfig, purpose: str) -> TextTokenizer:
+    """Load a tokenizer that is a SentencePiece model or a tokenizer.json.
+
+    Args:
+        config: the config of the run.
+        purpose: the setting that needs one, for the message.
+
+    Returns:
+        The tokenizer, which knows the places of its tokens in a text.
+
+    Raises:
+        ConfigError: the tokenizer is one of Python code, or there is none.
+        DataError: the file is missing.
+    """
+    if isinstance(config.tokenizer, NoTokenizer | PythonTokenizerConfig):
+        raise ConfigError(
+            f"tokenizer.kind={config.tokenizer.kind} has no places of control tokens in a text, which {purpose} needs. "
+            "Use a SentencePiece model or a tokenizer.json, or leave it out."
+        )
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
 
@@ -199,6 +231,8 @@ def get_tokenizer_path(config: RunConfig) -> Path:
             return config.data.folder / "tokenizer" / "tokenizer.model"
         case WordPieceConfig():
             return config.data.folder / "tokenizer" / "tokenizer.json"
+        case PythonTokenizerConfig():
+            return config.data.folder / "tokenizer" / CODE_NAME
         case unreachable:
             assert_never(unreachable)
 

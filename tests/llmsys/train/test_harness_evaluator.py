@@ -46,7 +46,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_run_config(folder: Path) -> RunConfig:
-    return load_run_config(str(folder / "run" / "config.yaml"), ["train.precision=fp32", "evaluation.micro_sequences=3"])
+    return load_run_config(
+        str(folder / "run" / "config.yaml"), ["train.precision=fp32", "evaluation.micro_sequences=3"]
+    )
 
 
 def build_asked(folder: Path, **changes: Any) -> HarnessConfig:

@@ -33,7 +33,7 @@ from llmsys.data.images import PixelTokenizer
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import combine_fingerprints, load_manifest
 from llmsys.token_shards import TokenShards, open_tokens
-from llmsys.tokenizer import CODE_NAME, Tokenizer, find_model_file, load_tokenizer
+from llmsys.tokenizer import CODE_NAME, TextTokenizer, Tokenizer, find_model_file, load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from llmsys.errors import DataError
-from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, read_json_object, read_special_tokens
-from llmsys.tokenizer import EncodedSpans
+from llmsys.special_tokens import BYTE_PIECES, CONFIG_NAME, EncodedSpans, read_json_object, read_special_tokens
 
 JSON_NAME = "tokenizer.json"
 NOWHERE = "\uffff"  # a noncharacter: no vocabulary has a piece for it

@@ -12,26 +12,19 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
 from llmsys.errors import DataError
+from llmsys.special_tokens import EncodedSpans
 
 MODEL_NAME = "tokenizer.model"
 JSON_NAME = "tokenizer.json"
 CODE_NAME = "tokenizer_code.json"
 """File of a dataset folder that names the class of a tokenizer of the user's own code."""
-
-
-class EncodedSpans(NamedTuple):
-    """Ids, and for each its first character in the text and the one after its last."""
-
-    ids: list[int]
-    begins: list[int]
-    ends: list[int]
 
 
 class Tokenizer(Protocol):

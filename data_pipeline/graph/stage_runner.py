@@ -175,7 +175,8 @@ class StageRunner:
         self.num_reused += max(0, len(tasks) - len(stage.missing) - self._early[name])
         if stage.missing:
             begin_change(self.folder)
-            self._run_tasks(stage, EagerTasks(self.folder, self.journal, next_stage, self._executor.eager_jobs))
+            queues, seconds = self._executor.eager_jobs, self._task_seconds
+            self._run_tasks(stage, EagerTasks(self.folder, self.journal, next_stage, queues, seconds))
         self._quarantine.remove_others(name, self.journal.list_unfinished(name))
         self.journal.remove_stale_records(name, len(tasks))
         return RecordList(self.journal, name, len(tasks))
@@ -215,19 +216,21 @@ class StageRunner:
         tasks = select_items(stage.tasks, missing)
         jobs = LazySequence(len(missing), lambda number: tasks[number].build_recorded_job(self.folder))
         failures = FailureSummary()
+        # Without the input of a slow task the dataset must still be possible.
+        seconds = self._task_seconds if stage.has_fallbacks else 0
         title, done = eager_tasks.format_title(stage.name), stage.total - float(amounts.sum())
         with Progress(title, stage.total, stage.unit, done=done) as progress:
             display = StageProgress(progress, amounts)
-            for event in run_with_retries(self._executor, jobs, self._config, self._get_timeout_seconds(stage)):
+            for event in run_with_retries(self._executor, jobs, self._config, seconds):
                 display.show_event(event)
                 match event:
                     case EagerTaskEvent():
                         eager_tasks.record_early_result(event)
                     case TaskDone():
-                        index = int(missing[event.index])
-                        record = save_task_result(self.journal, tasks[event.index], stage.code, event.result, index)
+                        index, task = int(missing[event.index]), tasks[event.index]
+                        record = save_task_result(self.journal, task, stage.code, event.result, index)
                         self.num_run += 1
-                        eager_tasks.submit_next(index, record)
+                        eager_tasks.submit_next(task, record)
                     case TaskRetry():
                         _log.warning("task %s will be retried: %s", tasks[event.index].name, event.failed.message)
                     # Where the user must act, no input is to blame, and none is quarantined.
@@ -241,14 +244,13 @@ class StageRunner:
                         assert_never(unreachable)
         self.num_run += sum(eager_tasks.done.values())
         self._early.update(eager_tasks.done)
-        seconds = round(time.monotonic() - began, 3)
         counts = {
             "tasks": len(tasks),
             "failed": failures.count,
             "again": display.retries,
             "ahead": sum(eager_tasks.done.values()),
         }
-        self._events.write("stage", stage=stage.name, **counts, seconds=seconds)
+        self._events.write("stage", stage=stage.name, **counts, seconds=round(time.monotonic() - began, 3))
         if failures.first is not None:
             raise failures.build_error(stage.name, len(stage.tasks))
 
@@ -261,11 +263,9 @@ class StageRunner:
         _log.error("task %s is %s", task.name, reason)
         self.journal.save_record(task.name, "", [], result, index)
 
-    def _get_timeout_seconds(self, stage: "_StageTasks") -> float:
-        """Return the time limit of an attempt: 0 unless the dataset can be made without the input."""
-        if isinstance(self._config, InlineExecutorConfig) or not stage.has_fallbacks:
-            return 0
-        return self._config.task_seconds
+    @property
+    def _task_seconds(self) -> float:
+        return 0 if isinstance(self._config, InlineExecutorConfig) else self._config.task_seconds
 
     def close(self) -> None:
         """Stop the workers."""

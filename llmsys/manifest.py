@@ -25,7 +25,7 @@ from llmsys.manifest_section import (
     TokenBatch,
     TokenIndex,
 )
-from llmsys.received_files import read_received_file
+from llmsys.received_files import RECEIVED
 
 SCHEMA_VERSION = 1
 # Documents or targets to train on and to evaluate; of pairs also their sources, row for row.
@@ -249,7 +249,7 @@ def load_manifest(folder: Path | str) -> Manifest:
 
         fetch_dataset(path.parent, url)
     try:
-        text = read_received_file(path)
+        text = RECEIVED.get(path) or path.read_bytes()
     except FileNotFoundError:
         missing = f"{format_folder(path)} does not exist, so the dataset is incomplete (its manifest is written last)"
         raise DataError(f"{missing}. Run: llmsys prepare CONFIG") from None

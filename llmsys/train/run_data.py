@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-import torch.distributed as dist
-
 from llmsys.config.data import (
     CrawlConfig,
     DataConfig,
@@ -118,16 +116,8 @@ def share_dataset_files(config: RunConfig) -> Iterator[None]:
     Raises:
         DataError: on rank 0, a file is missing or damaged; the other ranks exit with status 2.
     """
-    message: list[dict[Path, bytes]] = [{}]
-
-    def read_files() -> str:
-        message[0] = read_dataset_files(config)
-        return "read"
-
-    if get_world_size() > 1:
-        run_on_rank_zero(read_files)
-        dist.broadcast_object_list(message, src=0)
-    with hold_received_files(message[0]):
+    files = run_on_rank_zero(lambda: read_dataset_files(config)) if get_world_size() > 1 else {}
+    with hold_received_files(files):
         yield
 
 

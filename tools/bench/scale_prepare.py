@@ -21,6 +21,8 @@ import numpy as np
 
 from tools.bench.growth import MAX_MEMORY_EXPONENT, MAX_TIME_EXPONENT, Quantity, run_program
 
+# A block of 16 MB has 104 documents, each with 14 keys; the default of `data.deduplicate.key_filter.keys_per_task`.
+KEYS_PER_BLOCK, KEYS_PER_TASK = 104 * 14, 2_000_000
 BLOCKS, DOCUMENTS, CHUNKS, RANKS, HOSTS = 5_800_000, 10_000_000_000, 14_000_000, 4_096, 512
 
 
@@ -134,6 +136,15 @@ def read_written_bytes() -> int:
     return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["wchar"])
 
 
+def count_exchange_opens(blocks: int) -> float:
+    """Return the files that one comparison by MinHash opens: every block once, and every group by each range."""
+    from data_pipeline.dedup.keys import FILES_PER_GROUP, compute_group_size
+
+    ranges = -(-blocks * KEYS_PER_BLOCK // KEYS_PER_TASK)
+    groups = -(-blocks // compute_group_size(blocks)) if blocks > FILES_PER_GROUP else blocks
+    return blocks + groups * ranges
+
+
 # --- checkpoints ---
 
 
@@ -210,6 +221,7 @@ QUANTITIES = (
     Quantity("near_join_seconds", "s", DOCUMENTS, "documents", 360_000, MAX_TIME_EXPONENT, 1e-1, measure_join, JOIN),
     Quantity("near_join_bytes", "B/document", DOCUMENTS, "documents", 2_000, MAX_PASSES_EXPONENT, 1, measure_join,
              JOIN),
+    Quantity("exchange_opens", "files", BLOCKS, "blocks", 2 * BLOCKS, MAX_TIME_EXPONENT, 1, count_exchange_opens),
     Quantity("save_planning", "s", CHUNKS, "chunks of tensors", 5, MAX_TIME_EXPONENT, 1e-2, measure_save_planning),
     Quantity("load_planning", "s", CHUNKS, "chunks of tensors", 60, MAX_TIME_EXPONENT, 1e-2, measure_index_read),
     Quantity("saved_files", "files/host", HOSTS, "hosts", 32, MAX_MEMORY_EXPONENT, 1, measure_saved_files),

@@ -19,7 +19,7 @@ def open_without_files(rank: int, folder: Path, missing: Path) -> list[Any]:
     """What a rank has of a dataset and how it ends without one. Rank 1 can read no file of them by itself."""
     readable = Path.read_bytes
     if rank:
-        Path.read_bytes = lambda path: missing.joinpath("x").open("rb")  # type: ignore[assignment,misc,return-value]
+        Path.read_bytes = lambda path: missing.joinpath("x").open("rb")  # type: ignore[assignment,return-value]
     with share_dataset_files(open_config(folder)):
         found: list[Any] = [load_manifest(folder).fingerprint, open_tokens(folder, "train").num_tokens]
     for action in (lambda: load_manifest(folder), lambda: share_dataset_files(open_config(missing)).__enter__()):

@@ -192,12 +192,14 @@ class NextStage:
         tasks: Builds the tasks that a finished task of the current stage enables, from the item of its name and its
             record.
         then: The stage after it.
+        is_counted: Its early tasks count in the progress of the current stage, which has the same unit and amounts.
     """
 
     stage: str
     code: str
     tasks: Callable[[str, TaskRecord], Iterable[Task]]
     then: "NextStage | None" = None
+    is_counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,9 @@ class EagerTasks:
             queues.seconds = seconds
             queues.next_jobs.clear()  # jobs of an earlier stage remain if its workers died
             queues.later_jobs.clear()
+        self.is_counted = self.next_stage is not None and self.next_stage.is_counted
         self.done: Counter[str] = Counter()  # by stage
+        self.reused_amount = 0.0  # progress of counted tasks that were done already
         self._steps: dict[int, _SubmittedTask] = {}
         self._submitted = 0
         self._enabled: deque[tuple[NextStage, Iterator[Task]]] = deque()  # not yet built
@@ -233,6 +237,11 @@ class EagerTasks:
             names.append(next_stage.stage)
             next_stage = next_stage.then
         return ", ".join(names)
+
+    def get_progress_amount(self, number: int) -> float:
+        """Return the progress of the current stage that a queued task makes, by its number; 0 if it is not counted."""
+        step = self._steps[number]
+        return step.task.progress_amount if self.is_counted and step.stage is self.next_stage else 0.0
 
     def submit_next(self, task: Task, record: TaskRecord) -> None:
         """Queue the tasks of the next stage that a finished task enables."""
@@ -265,6 +274,7 @@ class EagerTasks:
             if task is None:
                 self._enabled.popleft()
             elif found := self.journal.find_record(task.name, task.compute_key(stage.code)):
+                self.reused_amount += task.progress_amount if self.is_counted and stage is self.next_stage else 0
                 self._add_enabled(stage.then, task, found)
             else:
                 # Executors prefer the next stage: its results enable later ones.

@@ -140,7 +140,8 @@ class DocumentPipeline:
         def build_extract_tasks(name: str, record: TaskRecord) -> Iterator[Task]:
             yield from map(build_extract_task, list_input_blocks(paths[name], name, record.result))
 
-        extract = NextStage("extract", compute_code_version(DOCUMENT_STAGES["extract"]), build_extract_tasks, judge)
+        code = compute_code_version(DOCUMENT_STAGES["extract"])
+        extract = NextStage("extract", code, build_extract_tasks, judge, is_counted=True)
         records = self._run_stage("survey", tasks, "B", extract) if tasks else []
         positions = {path: position for position, (path, _) in enumerate(surveyed)}
         whole = {

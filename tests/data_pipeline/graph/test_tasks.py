@@ -189,6 +189,19 @@ def test_progress_counts_what_was_dropped_ahead_and_takes_back_what_failed(monke
         meter.show_event(TaskDone(0, {}))
     assert [amount for amount, _ in shown] == [0, 0, 0, 0, 10]
     assert [details.get("dropped", 0) for _, details in shown] == [3, 0, 2, 2, 2]
+    assert not meter._drops | meter._amounts
+
+
+def test_progress_of_a_survey_counts_the_blocks_that_are_extracted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Progress("stage", 20, "B") as progress:
+        meter = StageProgress(progress, [10.0], lambda number: 6.0 if number else 0.0)
+        shown: list[float] = []
+        monkeypatch.setattr(progress, "advance", lambda amount, **details: shown.append(amount))
+        for event in (TaskDone(0, {}), EagerTaskEvent(TaskProgress(1, 5, 0)), EagerTaskEvent(TaskDone(1, {}))):
+            meter.show_event(event)
+        meter.show_event(EagerTaskEvent(TaskProgress(0, 5, 0)))
+        meter.update_display(4.0, 0)
+    assert shown == [10, 5, 1, 0, 4]
 
 
 # --- the graph ---

@@ -3,9 +3,8 @@
 Reads nothing; `validation_errors` names our word for a key or value that is not one of ours.
 """
 
-import re
-
 import difflib
+import re
 from collections.abc import Sequence
 
 # Our key by the last part of the key of another trainer.

@@ -46,8 +46,8 @@ def require_enough_saves(config: RunConfig) -> None:
     if count > saves:
         raise ConfigError(
             f"checkpoint.average_last={count} needs as many checkpoints, and {steps} steps with "
-            f"checkpoint.every_steps={every} save {saves}. Use checkpoint.every_steps={max(1, steps // count)} or less, or set "
-            "checkpoint.average_last=0."
+            f"checkpoint.every_steps={every} save {saves}. Use checkpoint.every_steps={max(1, steps // count)} or "
+            "less, or set checkpoint.average_last=0."
         )
 
 

@@ -80,6 +80,7 @@ def test_kubernetes_takes_the_objects_and_torchrun_the_command(capsys: pytest.Ca
     if nodes > 1:  # the first pod's name is that of its Job, its index, and the Service
         assert pod["subdomain"] == objects["Service"]["metadata"]["name"] == objects["Job"]["metadata"]["name"]
         assert objects["Service"]["spec"]["selector"].items() <= labels.items()
+        assert objects["Service"]["spec"]["publishNotReadyAddresses"]
         assert torchrun.local_addr == "$(POD_IP)"
     Path("config.yaml").write_text(objects["ConfigMap"]["data"]["config.yaml"])
     assert load_run_config("config.yaml").batch.sequences == SMALL["batch"]["sequences"]

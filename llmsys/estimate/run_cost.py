@@ -28,6 +28,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.program_run import ProgramRun
 from llmsys.estimate.residual_model import Z90, PercentileInterval, build_log_normal_interval, load_residuals
 from llmsys.estimate.state_memory import resolve_planned_layout
@@ -96,6 +97,25 @@ def _find_checkpoint_seconds(config: RunConfig, step: StepTime) -> float | None:
     return every * step.seconds.p50 if given and every else None
 
 
+def estimate_save_seconds(config: RunConfig, step: StepTime, device: DeviceProfile, cluster: ClusterCosts) -> float:
+    """Estimate the seconds that training waits for a checkpoint.
+
+    Args:
+        config: resolved config of a run.
+        step: time of one step, for its number of ranks.
+        device: profile of the accelerator.
+        cluster: costs, whose `save_seconds` is the wait for the write.
+
+    Returns:
+        With `checkpoint.mode=async` the copy of each rank's share of weights and moments to host memory, if shorter.
+    """
+    if config.checkpoint.mode == "sync":
+        return cluster.save_seconds
+    rule, rows = config.optimizer, list_model_tensors(config.model)
+    state = sum(4 * row.num_elements * (1 + rule.count_moments(row.name, len(row.shape))) for row in rows)
+    return min(cluster.save_seconds, state / step.ranks / device.host_bandwidth)
+
+
 def estimate_evaluation_share(config: RunConfig, step: StepTime) -> float:
     """Estimate the seconds of held-out evaluations over those of all steps.
 
@@ -133,6 +153,7 @@ def estimate_run_cost(
     Raises:
         ConfigError: electricity has a price, and the device's power is unknown.
     """
+    cluster = cluster.model_copy(update={"save_seconds": estimate_save_seconds(config, step, device, cluster)})
     good = estimate_goodput(cluster, step.ranks, _find_checkpoint_seconds(config, step))
     overhead = estimate_evaluation_share(config, step)
     full = config.num_steps if full_steps is None else full_steps
@@ -208,11 +229,12 @@ def add_costs(
     Returns:
         The values with the keys above in place of `unknown`.
     """
-    documents = result["batch"]["documents"] or ()
+    documents, load = result["batch"]["documents"] or (), question.cluster.expert_load
     if question.planned is not None:
-        step = question.planned.estimate_step(question.device, tuple(documents))
+        step = question.planned.estimate_step(question.device, tuple(documents), load)
     else:
-        step = estimate_step_time(config, question.resolve_layout(config), question.device, documents=documents)
+        layout = question.resolve_layout(config)
+        step = estimate_step_time(config, layout, question.device, documents=documents, expert_load=load)
     if model_only:
         unknown = dict.fromkeys(("money", "energy"), "a bare model has no token budget: give train.tokens")
         return result | {"time": _build_time_section(step, question, None), "unknown": unknown}

@@ -164,7 +164,9 @@ class RunRecord:
         elif kind == "experts":
             self.experts.append_event(event)
         elif kind == "norms":
-            self.norms[event["step"]] = event | {key: event[key] for key in ("activation", "gradient", "update", "weight")}
+            self.norms[event["step"]] = event | {
+                key: event[key] for key in ("activation", "gradient", "update", "weight")
+            }
         elif (table := self._tables.get(kind)) is not None:
             table[event["step"]] = event
 

@@ -4,8 +4,8 @@
                                                              │         tokens ─ manifest
                                                              └ tokenizer (before encode)
 
-Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Pairs and images have pipelines
-of their own, see `pair_pipeline.py` and `image_pipeline.py`.
+Reads the `data` and `tokenizer` sections of a run. Writes the dataset folder. Token ids, chats, pairs
+and images have pipelines of their own, such as `pair_pipeline.py`.
 
 Invariants:
     - The bytes do not depend on the number of workers, the order of the inputs, or crashes.
@@ -21,11 +21,11 @@ from data_pipeline.graph.stage_runner import StageRunner
 from data_pipeline.pipelines.build_manifest import build_manifest, publish_manifest
 from data_pipeline.pipelines.document_pipeline import DocumentPipeline, Until
 from data_pipeline.readers.input_files import InputFiles, find_input_files
-from llmsys.config.data import CrawlConfig, TokensConfig
+from llmsys.config.data import ChatConfig, CrawlConfig, TokensConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.tokenizer import FileTokenizerConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, PythonTokenizerConfig
 from llmsys.errors import ConfigError
 from llmsys.local_files import find_folder_url, lock_folder
 from llmsys.manifest import Manifest
@@ -64,6 +64,10 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
         # A missing tokenizer is reported before the crawl is read, not hours later.
         load_tokenizer(config.tokenizer.path, config.tokenizer.eos_token)
+    if until != "documents" and isinstance(config.tokenizer, PythonTokenizerConfig):
+        from llmsys.config.python_tokenizer import load_python_tokenizer
+
+        load_python_tokenizer(config.tokenizer)
     with lock_folder(data.folder) as lock:
         remove_partial_files(data.folder)  # we hold the lock, so no other writer lives
         # A publication that was killed midway is completed before anything else changes.
@@ -87,6 +91,11 @@ def _run_pipeline(config: RunConfig, runner: StageRunner, inputs: InputFiles, un
 
         assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
         return prepare_tokens(data, tokenizer, runner)
+    if isinstance(data, ChatConfig):
+        from data_pipeline.pipelines.chat_pipeline import prepare_chats
+
+        assert isinstance(tokenizer, FileTokenizerConfig)  # a constraint of the config
+        return prepare_chats(data, tokenizer, runner)
     if isinstance(data, ImagesConfig):
         from data_pipeline.pipelines.image_pipeline import prepare_images
 

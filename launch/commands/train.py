@@ -152,10 +152,14 @@ def format_evaluation(result: dict[str, Any]) -> str:
     """Return an evaluation as text: held-out data, each source of a mixture, and each set of questions."""
     sources = (f"{name}: {_format_heldout(one)}" for name, one in result.get("sources", {}).items())
     answers = (_format_answers(name, one) for name, one in result.get("sets", {}).items())
-    return "\n".join([_format_heldout(result), *sources, *answers])
+    metrics = (f"{name}: {one['value']:.6g}" for name, one in result.get("metrics", {}).items())
+    return "\n".join([_format_heldout(result), *metrics, *sources, *answers])
 
 
 def _format_answers(name: str, one: dict[str, Any]) -> str:
+    if "accuracy" not in one:  # a task of the harness, with metrics of its own
+        metrics = (f"{metric} {value:.4f}" for metric, value in one.items() if metric != "questions")
+        return f"{name}: {', '.join(metrics)} ({one['questions']:,} questions)"
     return (
         f"{name}: {one['accuracy']:.2%} of {one['questions']:,} questions right, {one['accuracy_per_byte']:.2%} by "
         f"likelihood per byte, {one['accuracy_per_token']:.2%} per token"

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self, assert_never
 
 from pydantic import Field, model_validator
 
+from llmsys.config.python_code import PythonCode
 from llmsys.config.section import Section, Violation, raise_violations
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -239,6 +240,34 @@ class AdEMAMixConfig(_ElementwiseConfig):
     )
 
 
+class PythonOptimizerConfig(PythonCode, _ElementwiseConfig):
+    """An optimizer of your own: a class that extends `llmsys.optim.python_optimizer.PythonOptimizer`.
+
+    Learning rate, weight decay and clipping are those of every optimizer; the class computes the change of a parameter.
+    """
+
+    kind: Literal["python"] = "python"
+    num_moments: int = Field(1, ge=0, le=3, description="Tensors of state for each parameter, of its shape.")  # type: ignore[misc]
+    elementwise: bool = Field(
+        True,
+        description="Whether an element's change depends on that element alone. false: the class gets whole tensors, "
+        "which only layouts without sharded parameters have.",
+    )
+
+    __hash__ = PythonCode.__hash__
+
+    @model_validator(mode="after")
+    def _check_unused_fields(self) -> Self:
+        fields = type(self).model_fields
+        raise_violations(
+            Violation(name, f"{getattr(self, name)} is not read by kind=python. Use optimizer.options.")
+            for name in ("betas", "eps")
+            if getattr(self, name) != fields[name].default
+        )
+        return self
+
+
 OptimizerConfig = Annotated[
-    AdamWConfig | AdamConfig | MuonConfig | LionConfig | AdEMAMixConfig, Field(discriminator="kind")
+    AdamWConfig | AdamConfig | MuonConfig | LionConfig | AdEMAMixConfig | PythonOptimizerConfig,
+    Field(discriminator="kind"),
 ]

@@ -41,6 +41,7 @@ from llmsys.config.section import Section, Violation, format_choices, raise_viol
 from llmsys.config.tokenizer import (
     FileTokenizerConfig,
     NoTokenizer,
+    PythonTokenizerConfig,
     SentencePieceConfig,
     TokenizerConfig,
     find_weight_violations,
@@ -111,7 +112,7 @@ class RunConfig(Section):
         yield from find_length_violations(self.model, self.batch, self.sequence_lengths)
         kinds = {self.data.kind, self.tokenizer.kind, self.model.residual.kind}
         given = self.model.patches, getattr(self.objective, "augmentation", None)
-        if kinds & {"images", "none", "reversible", "tokens"} or given != (None, None):
+        if kinds & {"images", "none", "reversible", "tokens", "chat"} or given != (None, None):
             yield from find_architecture_violations(self)
         yield from self._find_objective_violations()
         yield from self._find_vocabulary_violations()
@@ -169,7 +170,7 @@ class RunConfig(Section):
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
-        if not both_given or isinstance(self.tokenizer, FileTokenizerConfig | NoTokenizer):
+        if not both_given or isinstance(self.tokenizer, FileTokenizerConfig | NoTokenizer | PythonTokenizerConfig):
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:
@@ -220,6 +221,10 @@ class RunConfig(Section):
         train |= {key: stored["train"][key] for key in ("branch_from", "grow_model") if stored["train"][key]}
         if self.batch.packing != "concatenate":
             batch["packing"] = self.batch.packing
+        if self.batch.length_stages:
+            batch["length_stages"] = stored["batch"]["length_stages"]
+        if self.batch.fill_in_middle is not None:
+            batch["fill_in_middle"] = stored["batch"]["fill_in_middle"]
         if self.batch.ramp is not None:
             batch["ramp"] = stored["batch"]["ramp"]
         if self.train.reproducibility == "bitwise":  # the settings that rounding depends on
@@ -230,8 +235,9 @@ class RunConfig(Section):
             }
         if self.factors.is_active:
             sections["factors"] = stored["factors"]
-        if isinstance(self.schedule, PythonCode):
-            sections["schedule"]["digest"] = compute_code_digest(self.schedule)
+        for name, section in (("schedule", self.schedule), ("optimizer", self.optimizer)):
+            if isinstance(section, PythonCode):
+                sections[name]["digest"] = compute_code_digest(section)
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}

@@ -189,6 +189,12 @@ def find_optimizer_violations(
             f"{optimizer.kind} is not built by engine.kind=deepspeed, which has elementwise optimizers on flat shards. "
             "Use engine.kind=torch, or optimizer.kind=adamw.",
         )
+    if optimizer.kind == "python" and not (optimizer.elementwise or is_replicated(engine)):
+        yield Violation(
+            "optimizer.elementwise",
+            f"false needs whole parameters, which engine.kind={engine.kind} shards over ranks. Use engine.kind=torch "
+            "with engine.data_parallel=ddp, or write an elementwise rule.",
+        )
     if optimizer.kind != "adamw" or optimizer.moments == "fp32":
         return
     if engine.kind == "deepspeed":

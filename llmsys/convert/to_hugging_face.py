@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmsys.chat_template import TEMPLATE_NAME
 from llmsys.config.hugging_face.read_config_json import parse_json
 from llmsys.config.hugging_face.write_config_json import build_config_json
 from llmsys.config.load import load_run_config
@@ -42,7 +43,7 @@ from llmsys.errors import CheckpointError, ConfigError
 from llmsys.log import get_logger
 from llmsys.progress import Progress
 from llmsys.train.checkpoint_average import list_checkpoints_to_average
-from llmsys.train.run_data import get_tokenizer_path
+from llmsys.train.run_data import get_template_folder, get_tokenizer_path
 
 # Largest file, as transformers has it; a single larger tensor gets a file of its own.
 SHARD_BYTES = 5_000_000_000
@@ -243,7 +244,8 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
         write_image_files(folder, writing.model.patches, writing.values | stated)
         return
     model_file = get_tokenizer_path(writing.run)
-    found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)
+    own = writing.run.tokenizer.kind == "python"
+    found, eos_token = model_file.is_file() and not own, getattr(writing.run.tokenizer, "eos_token", None)
     # Without a word about them, transformers takes ids of the family's own vocabulary.
     ids = read_special_token_ids(model_file if found else None, eos_token)
     values = writing.values | {key: token for key, token in ids.items() if writing.values.get(key) is None} | stated
@@ -251,9 +253,11 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
     if writing.model.head.kind == "lm":
         _write_json(folder / GENERATION, build_generation_config(writing.run.generation, values))
     if found:
-        write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token)
+        template = get_template_folder(writing.run) / TEMPLATE_NAME
+        write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token, template)
     else:
-        log.warning("there is no tokenizer at %s: the folder is written without one", model_file)
+        reason = f"{writing.run.tokenizer.kind} has no form that transformers reads" if own else f"no file {model_file}"
+        log.warning("the folder is written without a tokenizer: %s", reason)
 
 
 def build_generation_config(settings: GenerationConfig, values: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from llmsys.config.optimizer import (
     LionConfig,
     MuonConfig,
     OptimizerConfig,
+    PythonOptimizerConfig,
     UpdateRule,
 )
 from llmsys.log import get_logger
@@ -97,7 +98,7 @@ def build_optimizer(
             # fp16 would overflow in the Newton-Schulz products.
             dtype = torch.float32 if compute_dtype == torch.float32 else torch.bfloat16
             members += [Muon(muon, dtype=dtype, apply=apply)] if muon else []
-        case LionConfig() | AdEMAMixConfig():
+        case LionConfig() | AdEMAMixConfig() | PythonOptimizerConfig():
             members.append(ElementwiseOptimizer([*_iter_param_groups(groups, named, "elementwise", alike)], config))
         case unreachable:
             assert_never(unreachable)

@@ -21,6 +21,7 @@ from llmsys.config.optimizer import (
     LionConfig,
     MuonConfig,
     OptimizerConfig,
+    PythonOptimizerConfig,
 )
 from llmsys.errors import ConfigError
 from llmsys.model.local_tensor import get_local_tensor
@@ -28,7 +29,7 @@ from llmsys.model.local_tensor import get_local_tensor
 # Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors.
 CACHED_ELEMENTS = 1 << 16
 
-ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig
+ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig | PythonOptimizerConfig
 
 # Name of each moment in a checkpoint → in the state of an optimizer.
 STATE_KEYS = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "slow_moment": "exp_avg_slow"}
@@ -40,6 +41,11 @@ class ElementwiseRule(Protocol):
     @property
     def moments(self) -> tuple[str, ...]:
         """Names of the moments in a checkpoint."""
+        ...
+
+    @property
+    def is_elementwise(self) -> bool:
+        """False if the change of an element depends on others; only a class of the user's own may do so."""
         ...
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
@@ -60,6 +66,7 @@ class AdamWRule:
 
     config: AdamWConfig
     moments: tuple[str, ...] = ("first_moment", "second_moment")
+    is_elementwise: bool = True
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
@@ -81,6 +88,7 @@ class LionRule:
 
     config: LionConfig
     moments: tuple[str, ...] = ("first_moment",)
+    is_elementwise: bool = True
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
@@ -97,6 +105,7 @@ class AdEMAMixRule:
 
     config: AdEMAMixConfig
     moments: tuple[str, ...] = ("first_moment", "second_moment", "slow_moment")
+    is_elementwise: bool = True
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
@@ -141,7 +150,7 @@ def require_elementwise(config: OptimizerConfig) -> ElementwiseConfig:
                 f"optimizer.kind={config.kind} is not built by this engine. "
                 "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
             )
-        case AdamWConfig() | LionConfig() | AdEMAMixConfig():
+        case AdamWConfig() | LionConfig() | AdEMAMixConfig() | PythonOptimizerConfig():
             return config
         case unreachable:
             assert_never(unreachable)
@@ -163,6 +172,10 @@ def build_elementwise_rule(config: ElementwiseConfig) -> ElementwiseRule:
             return LionRule(config)
         case AdEMAMixConfig():
             return AdEMAMixRule(config)
+        case PythonOptimizerConfig():
+            from llmsys.optim.python_optimizer import LoadedPythonOptimizer
+
+            return LoadedPythonOptimizer(config)
         case unreachable:
             assert_never(unreachable)
 
@@ -191,7 +204,8 @@ def update_parameter(
         gradient_scale: Factor on the gradient.
     """
     size = CACHED_ELEMENTS if parameter.device.type == "cpu" else MAX_UPDATED_ELEMENTS
-    pieces = zip(*(one.view(-1).split(size) for one in (gradient, parameter, *moments)), strict=True)
+    whole = (gradient, parameter, *moments)
+    pieces = zip(*(one.view(-1).split(size) for one in whole), strict=True) if rule.is_elementwise else [whole]
     for piece, weight, *state in pieces:
         scaled = piece if gradient_scale == 1 else piece * gradient_scale
         update = rule.compute_update(scaled, state, step, rate)

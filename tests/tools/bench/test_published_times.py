@@ -71,7 +71,7 @@ def test_no_row_of_a_source_is_in_the_fit_that_predicts_it() -> None:
     assert held[0].interval != fit_class(steps).predict_interval(steps[0])
 
 
-@pytest.mark.parametrize(("kind", "most", "share"), [("dense", 0.10, 0.5), ("moe", 0.15, 0.5), ("run", 0.16, 0.65)])
+@pytest.mark.parametrize(("kind", "most", "share"), [("dense", 0.10, 0.5), ("moe", 0.15, 0.5), ("run", 0.17, 0.7)])
 def test_held_out_sources_are_covered_and_beat_a_constant_utilisation(kind: str, most: float, share: float) -> None:
     own = [row for row in times() if row.kind == kind]
     held = list_held_out_rows(own, select_peers(own[0].kind, times()))

@@ -66,10 +66,7 @@ class DocumentFiles(ManifestSection):
 
 
 class Split(ManifestSection):
-    """The token files of one split and their sums; `bytes` counts the UTF-8 text that the tokens stand for.
-
-    The files are listed in `index`, or in `files` where there is none.
-    """
+    """Token files of a split, in `index` or else in `files`, and their sums; `bytes` counts their UTF-8 text."""
 
     documents: int
     tokens: int
@@ -202,6 +199,7 @@ class Manifest(ManifestSection):
     borders: tuple[ThresholdReport, ...] = ()  # the documents nearest to each threshold
     order: Literal[1, 2] = 1  # of the windows of a run; 2: llmsys/data/stream_windows.py
     labels: tuple[str, ...] = ()  # of labelled texts: a target of one token n means label n
+    answers: dict[SplitName, int] = Field(default_factory=dict)  # tokens with a loss, of chats (llmsys/chat_tokens.py)
     checksum: str = ""  # xxh3_128 (hex) of the file with an empty one; empty again once it was compared
 
 

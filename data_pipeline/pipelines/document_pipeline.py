@@ -105,7 +105,8 @@ class DocumentPipeline:
         outcome.encoded = run_encoding_stage(
             self.data, self._run_stage, outcome.collected, outcome.tokenizer, files.heldout
         )
-        outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, outcome.tokenizer)
+        stored_ids = outcome.tokenizer.result["vocab_size"]
+        outcome.tokens = run_token_stage(self.data, self._run_stage, outcome.encoded, stored_ids)
         outcome.indexes = run_index_stage(self.data, self._run_stage, outcome.tokens)
         return outcome
 

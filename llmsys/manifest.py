@@ -25,6 +25,7 @@ from llmsys.manifest_section import (
     TokenBatch,
     TokenIndex,
 )
+from llmsys.received_files import RECEIVED
 
 SCHEMA_VERSION = 1
 # Documents or targets to train on and to evaluate; of pairs also their sources, row for row.
@@ -246,12 +247,10 @@ def load_manifest(folder: Path | str) -> Manifest:
 
         fetch_dataset(path.parent, url)
     try:
-        text = path.read_bytes()
+        text = RECEIVED.get(path) or path.read_bytes()
     except FileNotFoundError:
-        raise DataError(
-            f"{format_folder(path)} does not exist, so the dataset is incomplete (its manifest is written last). "
-            "Run: llmsys prepare CONFIG"
-        ) from None
+        missing = f"{format_folder(path)} does not exist, so the dataset is incomplete (its manifest is written last)"
+        raise DataError(f"{missing}. Run: llmsys prepare CONFIG") from None
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:

@@ -3,6 +3,8 @@
 Reads manifests, token shards and the tokenizer. Data, tokenizer and model that do not fit each other are rejected.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
@@ -31,7 +33,10 @@ from llmsys.config.tokenizer import (
 from llmsys.config.train import GenerationConfig
 from llmsys.data.images import PixelTokenizer
 from llmsys.errors import ConfigError, DataError
-from llmsys.manifest import combine_fingerprints, load_manifest
+from llmsys.local_files import find_folder_url
+from llmsys.manifest import MANIFEST_NAME, combine_fingerprints, load_manifest
+from llmsys.parallel.process_group import get_world_size, run_on_rank_zero
+from llmsys.received_files import hold_received_files
 from llmsys.token_shards import TokenShards, open_tokens
 from llmsys.tokenizer import CODE_NAME, TextTokenizer, Tokenizer, find_model_file, load_tokenizer
 
@@ -133,6 +138,45 @@ def get_stored_chats(config: RunConfig, dataset: RunData) -> StoredChats | None:
             "Use document."
         )
     return StoredChats(dataset.tokenizer.vocab_size, dataset.tokenizer.eos_id)
+
+
+@contextmanager
+def share_dataset_files(config: RunConfig) -> Iterator[None]:
+    """Read manifests and indexes on rank 0 and send them to all ranks, for `open_run_data`. Collective.
+
+    A remote dataset is copied to each host by one of its processes.
+
+    Args:
+        config: the config of the run.
+
+    Raises:
+        DataError: on rank 0, a file is missing or damaged; the other ranks exit with status 2.
+    """
+    files = run_on_rank_zero(lambda: read_dataset_files(config)) if get_world_size() > 1 else {}
+    with hold_received_files(files):
+        yield
+
+
+def read_dataset_files(config: RunConfig) -> dict[Path, bytes]:
+    """Read the manifests and the indexes of all local datasets of a run.
+
+    Args:
+        config: the config of the run.
+
+    Returns:
+        Contents by path.
+
+    Raises:
+        DataError: a manifest is missing or damaged.
+    """
+    files: dict[Path, bytes] = {}
+    for folder in list_dataset_folders(config.data):
+        if find_folder_url(folder) is None:
+            splits = load_manifest(folder).splits.values()
+            indexes = [folder / "tokens" / split.index.name for split in splits if split.index is not None]
+            # A missing one is named where it is opened.
+            files |= {path: path.read_bytes() for path in (folder / MANIFEST_NAME, *indexes) if path.exists()}
+    return files
 
 
 def _open_mixture_sources(mixture: MixtureConfig, split: str, tokenizer: Tokenizer) -> dict[str, TokenShards]:

@@ -1,7 +1,7 @@
 """Hours, accelerator-hours, money and energy of a whole run, each as P10, P50 and P90, with what was assumed.
 
-In-step time comes from `step_time`, the share of time in useful steps from `goodput`; what real runs lost beyond both is in
-the residual of whole runs, calibrated on named published accelerator-hours.
+In-step time comes from `step_time`, the share of time in useful steps from `goodput`. What real runs lost beyond both
+is in the residual of whole runs, calibrated on named published accelerator-hours.
 
 Time, money and energy of a config on a device, as the parts of an estimate that are unknown without one.
 

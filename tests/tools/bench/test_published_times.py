@@ -11,7 +11,7 @@ import yaml
 
 from llmsys.estimate.program_profile import list_program_names, load_program_profile
 from llmsys.estimate.residual_model import load_residuals
-from tools.bench.estimates import README, UNSEEN, select_priced_rows
+from tools.bench.estimates import README, select_priced_rows
 from tools.bench.estimates_memory import compute_error, is_calibration
 from tools.bench.estimates_time import (
     KINDS,
@@ -24,7 +24,7 @@ from tools.bench.estimates_time import (
     list_held_out_rows,
     select_peers,
 )
-from tools.bench.published import RUNS, SkippedRow, read_rows
+from tools.bench.published import RUNS, UNSEEN, SkippedRow, read_rows
 from tools.bench.published_row import ROOT, PublishedRow, run_estimate
 
 SOURCES = {"moe": 3, "run": 8, "dense": 12}

@@ -9,7 +9,6 @@ Reads a config, a device profile and a cluster's assumptions; gives plain data w
 answers from the estimate's `unknown`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -19,6 +18,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.full_steps import count_full_steps
 from llmsys.estimate.goodput import Goodput, estimate_goodput
 from llmsys.estimate.model_tensors import list_model_tensors
 from llmsys.estimate.program_run import ProgramRun
@@ -188,41 +188,12 @@ def add_costs(
     if model_only:
         unknown = dict.fromkeys(("money", "energy"), "a bare model has no token budget: give train.tokens")
         return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
-    steps = count_full_steps(config, step, question, documents)
+    steps = count_full_steps(config, step, question.device, question.resolve_layout, documents)
     cost = estimate_run_cost(config, step, question.device, question.cluster, steps)
     parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}
     if cost.energy_kwh is None:
         return result | parts | {"unknown": {"energy": f"the profile of {question.device.name} has no watts"}}
     return result | parts | {"energy": _build_energy_section(cost.energy_kwh, cost, question), "unknown": {}}
-
-
-def count_full_steps(config: RunConfig, step: StepTime, question: PricingRequest, documents: Sequence[int]) -> float:
-    """Count the steps of a run in steps of full sequences: those of `batch.length_stages` take less time.
-
-    Args:
-        config: resolved config of a run.
-        step: time of a step of full sequences.
-        question: device and number of devices.
-        documents: lengths of documents in a window; empty for one.
-
-    Returns:
-        Steps, each counted by its time.
-    """
-    batch, total, first = config.batch, config.num_steps, 0
-    counted = 0.0
-    for stage in batch.length_stages:
-        last = min(total, batch.count_steps_for(stage.until_tokens))
-        if last > first:
-            parts = batch.sequence_length // stage.sequence_length
-            micro = batch.micro_sequences if batch.micro_sequences == "auto" else batch.micro_sequences * parts
-            changes = {"sequence_length": stage.sequence_length, "length_stages": (), "tokens": None, "ramp": None}
-            changes |= {"sequences": batch.sequences_per_step * parts, "micro_sequences": micro}
-            shorter = config.model_copy(update={"batch": batch.model_copy(update=changes)})
-            cut = [min(length, stage.sequence_length) for length in documents]
-            one = estimate_step_time(shorter, question.resolve_layout(shorter), question.device, documents=cut)
-            counted += (last - first) * one.seconds.p50 / step.seconds.p50
-            first = last
-    return counted + total - first
 
 
 def _build_time_section(step: StepTime, question: PricingRequest, cost: RunCost | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ if not torch.cuda.is_available():
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE
-from deepspeed.utils import groups
+from deepspeed.utils import groups, safe_get_full_grad
 
 # Users cannot act on DeepSpeed's use of torch's older names.
 warnings.filterwarnings("ignore", message=r".*torch\.distributed\..* is deprecated", category=FutureWarning)
@@ -180,3 +180,9 @@ def build_flat_optimizer(
     if not isinstance(config, AdamWConfig):
         return ElementwiseOptimizer(param_groups, config)
     return torch.optim.AdamW(param_groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def gather_full_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of a parameter before the optimizer step, in any ZeRO stage; None without one. Collective."""
+    gradient: Tensor | None = safe_get_full_grad(parameter)
+    return gradient

@@ -42,7 +42,7 @@ from llmsys.train.auto_micro_batch import resolve_micro_sequences
 from llmsys.train.branch_point import BranchPoint, find_branch_point, load_branch
 from llmsys.train.build_engine import build_engine
 from llmsys.train.build_objective import build_evaluator, build_step_batches
-from llmsys.train.checkpoint_average import average_checkpoints
+from llmsys.train.checkpoint_average import average_checkpoints, require_enough_saves
 from llmsys.train.checkpoint_record import read_record
 from llmsys.train.checkpoint_saver import CheckpointSaver
 from llmsys.train.corruption_check import build_corruption_check, require_comparable_gradients
@@ -132,6 +132,7 @@ def check_config(config: RunConfig, ranks: int) -> str:
     for key in ("matmul_dtype", "expert_matmul_dtype"):
         if (recipe := getattr(config.train, key)) != "compute":
             require_fp8(get_local_device(), recipe, f"train.{key}")
+    require_enough_saves(config)
     if config.train.corruption_check_every_steps:
         require_comparable_gradients(config, get_local_device())
     build_step_batches(config, layout.data_parallel_size, 0)

@@ -138,6 +138,8 @@ class RunConfig(Section):
             yield from rnn.find_train_violations(self.train, getattr(self.engine, "zero_stage", 0))
         yield from find_average_violations(self.train, self.engine, self.checkpoint)
         yield from find_optimizer_violations(self.optimizer, self.engine, self.train)
+        if (parametrization := self.model.parametrization).kind != "standard":
+            yield from parametrization.find_run_violations(self.optimizer.kind, self.schedule.kind)
 
     def _find_axis_violations(self) -> Iterator[Violation]:
         layout, model, length = self.layout, self.model, self.batch.sequence_length
@@ -207,6 +209,8 @@ class RunConfig(Section):
         sections = {name: stored[name] for name in ("model", "objective", "loss", "optimizer", "schedule")}
         if sections["optimizer"].get("moments") == "fp32":  # runs of earlier versions have no other
             del sections["optimizer"]["moments"]
+        if self.model.parametrization.kind == "standard":  # likewise
+            del sections["model"]["parametrization"]
         batch = {key: stored["batch"][key] for key in ("sequence_length", "length_groups", "attend")}
         train = {key: stored["train"][key] for key in ("tokens", "start_from")}
         train["precision"] = self.train.resolved_precision

@@ -80,7 +80,7 @@ class AccelerateEngine:
         named = dict(model.named_parameters())
         # Before accelerate wraps the model: DDP then sums the float32 gradients of the parameters themselves.
         cast_parameters(model, compute_dtype)
-        self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype)
+        self._optimizer = build_optimizer(named, optimizer, compute_dtype=compute_dtype, model=model.config)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list_unused_parameters(model))
         with warnings.catch_warnings():  # torch has a newer name for a setting that accelerate passes on
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)

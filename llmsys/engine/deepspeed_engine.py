@@ -87,7 +87,7 @@ class DeepSpeedEngine:
             materialize_full_parameters(model, meshes, device, initial)
         elementwise = require_elementwise(optimizer)
         self._moments = {name: STATE_KEYS[name] for name in build_elementwise_rule(elementwise).moments}
-        stepper = build_flat_optimizer(dict(model.named_parameters()), self._shapes, meshes, elementwise)
+        stepper = build_flat_optimizer(dict(model.named_parameters()), self._shapes, meshes, elementwise, model.config)
         self._engine = initialize_deepspeed(model, stepper, settings)
         if zero_stage == 0:
             cast_parameters(model, compute_dtype)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import AdamWConfig
 from llmsys.errors import ConfigError
 from llmsys.model.initialization import Initializer
@@ -159,7 +160,11 @@ def materialize_partitioned_parameters(
 
 
 def build_flat_optimizer(
-    named: dict[str, nn.Parameter], shapes: dict[str, torch.Size], meshes: DeviceMeshes, config: ElementwiseConfig
+    named: dict[str, nn.Parameter],
+    shapes: dict[str, torch.Size],
+    meshes: DeviceMeshes,
+    config: ElementwiseConfig,
+    model: ModelConfig,
 ) -> torch.optim.Optimizer:
     """Build an optimizer with the parameter groups of every engine; those of split experts are marked for DeepSpeed.
 
@@ -167,7 +172,7 @@ def build_flat_optimizer(
     """
     like = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
     param_groups: list[dict[str, Any]] = []
-    for group in build_parameter_groups(like.items(), config):
+    for group in build_parameter_groups(like.items(), config, model):
         entry: dict[str, Any] = {
             "params": [named[name] for name in group.names],
             "weight_decay": group.weight_decay,

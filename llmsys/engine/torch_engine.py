@@ -97,6 +97,7 @@ class TorchEngine:
             dict(model.named_parameters()),
             optimizer,
             compute_dtype=compute_dtype,
+            model=model.config,
             apply=map_full_matrices,
             alike=group_by_mesh,
         )

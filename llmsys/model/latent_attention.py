@@ -13,6 +13,7 @@ from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.normalization import RMSNorm
+from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.rotary_embedding import compute_yarn_mscale
 from llmsys.model.scaled_dot_product import compute_attention
 
@@ -96,9 +97,10 @@ def compute_mla_scale(config: ModelConfig, attention: LatentAttentionConfig) -> 
 
     DeepSeek applies that part of YaRN's factor here, where it reaches the channels without rotation too.
     """
+    width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     if attention.scale is not None:
-        return attention.scale
-    scale = float((attention.qk_nope_head_dim + attention.qk_rope_head_dim) ** -0.5)
+        return attention.scale * compute_score_factor(config, width, has_own_scale=True)
+    scale = float(width**-0.5) * compute_score_factor(config, width)
     scaling = config.position.scaling if isinstance(config.position, RopeConfig) else None
     if isinstance(scaling, YarnRopeScalingConfig) and scaling.mscale_all_dim:
         scale *= compute_yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2

@@ -11,6 +11,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.model.attention_mask import LayerMask
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.normalization import build_norm
+from llmsys.model.parametrization import compute_score_factor
 from llmsys.model.scaled_dot_product import compute_attention
 
 # B rows, T query positions, S key positions, D width, H query heads, G key-value heads, K width of a head
@@ -23,7 +24,9 @@ class AttentionProjections(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim, self.heads = config.head_dim, config.num_attention_heads
+        has_own_scale = attention.scale is not None
         self.scale = config.head_dim**-0.5 if attention.scale is None else attention.scale
+        self.scale *= compute_score_factor(config, config.head_dim, has_own_scale=has_own_scale)
         self.softcap, self.clip = attention.logit_softcap, attention.clip
         self.dropout = config.dropout.attention
         hidden, groups = config.hidden_size, config.num_key_value_heads

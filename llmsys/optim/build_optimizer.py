@@ -6,6 +6,7 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
+from llmsys.config.model import ModelConfig
 from llmsys.config.optimizer import (
     AdamConfig,
     AdamWConfig,
@@ -69,6 +70,7 @@ def build_optimizer(
     config: OptimizerConfig,
     *,
     compute_dtype: torch.dtype,
+    model: ModelConfig | None = None,
     apply: Apply = apply_to_each,
     alike: Alike = lambda parameters: [list(parameters)],
 ) -> OptimizersContainer:
@@ -78,13 +80,14 @@ def build_optimizer(
         named: Parameters by name; plain tensors or DTensors.
         config: The `optimizer:` section.
         compute_dtype: Dtype of Muon's matmuls; bfloat16 where it is float16.
+        model: The `model:` section, whose parametrization scales rates. None: the standard one.
         apply: Calls a function on full matrices for Muon, gathering shards where parameters are sharded.
         alike: Sorts parameters into lists that one fused kernel can take.
 
     Returns:
         One container of all optimizers.
     """
-    groups = build_parameter_groups(named.items(), config)
+    groups = build_parameter_groups(named.items(), config, model)
     members: list[torch.optim.Optimizer] = []
     if adamw := list(_iter_param_groups(groups, named, "adamw", alike)):
         members.append(_build_adamw(adamw, config))

@@ -183,11 +183,17 @@ def find_optimizer_violations(
         engine: the `engine:` section.
         train: the `train:` section.
     """
-    if not optimizer.can_update_flat_shards and engine.kind == "deepspeed":
+    if optimizer.kind == "schedule_free" and (engine.kind == "deepspeed" or train.ema_half_life_tokens):
+        text = "needs access to single weights to evaluate their average. Use engine.kind=torch"
+        if engine.kind != "deepspeed":
+            text = "evaluates an average of its own. Use train.ema_half_life_tokens=0"
+        yield Violation("optimizer.kind", f"schedule_free {text}, or optimizer.kind=adamw.")
+    elif not optimizer.can_update_flat_shards and engine.kind == "deepspeed" and engine.zero_stage:
         yield Violation(
             "optimizer.kind",
-            f"{optimizer.kind} is not built by engine.kind=deepspeed, which has elementwise optimizers on flat shards. "
-            "Use engine.kind=torch, or optimizer.kind=adamw.",
+            f"{optimizer.kind} is not built by engine.kind=deepspeed with zero_stage={engine.zero_stage}, which has "
+            "elementwise optimizers on flat shards. Use engine.zero_stage=0, or engine.kind=torch, or "
+            "optimizer.kind=adamw.",
         )
     if optimizer.kind != "adamw" or optimizer.moments == "fp32":
         return

@@ -20,7 +20,7 @@ from llmsys.estimate.communication_time import (
     estimate_pipeline_parallel_seconds,
     estimate_tensor_parallel_seconds,
 )
-from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.device_profile import DeviceProfile, Number
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatchShape, estimate_kernel_seconds
 from llmsys.estimate.model_tensors import list_model_tensors
@@ -55,9 +55,14 @@ def estimate_offload_seconds(bench: KernelContext, pipeline: int) -> float:
 
 
 def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline: int) -> float:
-    """Adam's bytes through memory, or through the host where state lives there."""
+    """Return the seconds of the moments' traffic, through the host where state lives there, and of the matmuls."""
     layout, rows = bench.layout, list_model_tensors(bench.model)
     spread = layout.shard * layout.context if config.engine.shards_optimizer_state else 1
+    # Muon's matrices are assigned to the ranks that share them; SOAP's are gathered, and every rank repeats the work.
+    workers = pipeline * (spread if config.optimizer.kind == "muon" else 1)
+    flops = sum(row.num_copies * config.optimizer.count_step_flops(row.name, row.shape) for row in rows) / workers
+    number: Number = "bf16" if bench.shape.value_bytes == 2 and config.optimizer.kind == "muon" else "fp32"
+    matmuls = flops / (bench.device.get_peak_flops(number) * bench.device.efficiency.products) if flops else 0.0
     dense = sum(row.num_elements for row in rows if not row.is_routed) / (layout.tensor * pipeline * spread)
     sparse = sum(row.num_elements for row in rows if row.is_routed) / (
         pipeline * max(layout.expert, spread * layout.tensor)
@@ -65,7 +70,7 @@ def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline
     moved = (dense + sparse) * config.optimizer.moved_bytes
     if getattr(config.engine, "cpu_offload", "none") != "none":
         return moved / bench.device.host_bandwidth
-    return bench.estimate_memory_seconds(moved)
+    return matmuls + bench.estimate_memory_seconds(moved)
 
 
 @dataclass(frozen=True)

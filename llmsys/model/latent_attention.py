@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from llmsys.config.attention import LatentAttentionConfig
 from llmsys.config.model import ModelConfig
 from llmsys.config.position import RopeConfig, YarnRopeScalingConfig
+from llmsys.model.attention_logits import LogitRecorder
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.local_tensor import get_local_tensor
 from llmsys.model.normalization import RMSNorm
@@ -44,6 +45,7 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(self.latent, self.heads * (self.nope + self.value), bias=False)
         self.o_proj = nn.Linear(self.heads * self.value, width, bias=bias)
         self.has_query_latent = attention.q_lora_rank is not None
+        self.logit_recorder: LogitRecorder | None = None
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
@@ -88,6 +90,8 @@ class MultiHeadLatentAttention(nn.Module):
         return torch.einsum("bthc,hvc->bthv", y_BTHC, values_HVC)
 
     def _compute_masked_attention(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
+        if self.logit_recorder is not None and self.training:
+            self.logit_recorder.record(q, k, self.scale)
         dropout = self.dropout if self.training else 0.0
         return compute_attention(q, k, v, context.masks[self.layer_type], scale=self.scale, dropout=dropout)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from llmsys.config.attention import MultiHeadAttentionConfig
 from llmsys.config.model import ModelConfig
+from llmsys.model.attention_logits import LogitRecorder
 from llmsys.model.attention_mask import LayerMask
 from llmsys.model.forward_context import ForwardContext
 from llmsys.model.normalization import build_norm
@@ -75,6 +76,7 @@ class MultiHeadAttention(AttentionProjections):
         self.layer_type = config.get_layer_type(layer)
         self.rotates = config.uses_rope(layer)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention.sinks else None
+        self.logit_recorder: LogitRecorder | None = None
 
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
@@ -82,6 +84,8 @@ class MultiHeadAttention(AttentionProjections):
         q_BTHK, k_BSGK, v_BSGK = context.rotate_and_cache(
             self.layer_type, self.layer, self.rotates, q_BTHK, k_BTGK, v_BTGK
         )
+        if self.logit_recorder is not None and self.training:
+            self.logit_recorder.record(q_BTHK, k_BSGK, self.scale)
         sinks_H = None if self.sinks is None else self.sinks[context.heads]
         return self._compute_attention_output(q_BTHK, k_BSGK, v_BSGK, context.masks[self.layer_type], sinks_H)
 

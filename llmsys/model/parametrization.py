@@ -197,7 +197,7 @@ def compute_score_factor(config: ModelConfig, head_dim: int, *, has_own_scale: b
             ratio = (mup.base_head_dim or head_dim) / head_dim
             return ratio if has_own_scale else math.sqrt(ratio)
         case UnitScaledConfig() as unit:
-            return unit.attention_multiplier * head_dim**-0.5
+            return float(unit.attention_multiplier * head_dim**-0.5)
         case unreachable:
             assert_never(unreachable)
 

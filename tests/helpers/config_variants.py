@@ -210,7 +210,7 @@ TRAINING_EXAMPLES: dict[str, Settings] = dict([
     _choose(
         "objective", "classification", model__family="encoder", model__head=LABELS, data=LABELLED, batch=PAIR_BATCH
     ),
-    *_choose_each("optimizer", "adamw", "adam", "muon", "lion", "ademamix"),
+    *_choose_each("optimizer", "adamw", "adam", "muon", "lion", "ademamix", "schedule_free", "adafactor", "soap"),
     *_choose_each("schedule", "cosine", "linear", "constant"),
     _choose("schedule", "wsd", {"decay_tokens": 8 * LENGTH}),
     _choose("schedule", "inverse_sqrt", {"warmup_tokens": 8 * LENGTH}),

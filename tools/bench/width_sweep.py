@@ -1,7 +1,7 @@
 """Train one model at several widths and learning rates, and find the best rate of each width.
 
     llmsys prepare train/mup-tiny
-    python tools/bench/width_sweep.py [--widths 32 64 128 256] [--kinds mup standard]
+    python tools/bench/width_sweep.py [--widths 64 96 128 256] [--kinds mup standard]
 
 Every run sees the same batches in the same order. Its score is the mean training loss of the last fifth of the steps.
 Rates are tried in steps of a factor 2 until the lowest score has a neighbour on each side; the best rate is the minimum
@@ -110,7 +110,7 @@ def main() -> int:
     """Run the sweep and print a table for each parametrization."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="train/mup-tiny", help="run to scale (default: %(default)s)")
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256], help="values of model.hidden_size")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 96, 128, 256], help="values of model.hidden_size")
     parser.add_argument(
         "--kinds", nargs="+", choices=("mup", "standard"), default=["mup", "standard"], help="mup: as in the config"
     )

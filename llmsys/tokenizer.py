@@ -21,6 +21,8 @@ from llmsys.errors import DataError
 
 MODEL_NAME = "tokenizer.model"
 JSON_NAME = "tokenizer.json"
+CODE_NAME = "tokenizer_code.json"
+"""File of a dataset folder that names the class of a tokenizer of the user's own code."""
 
 
 class Tokenizer(Protocol):
@@ -135,9 +137,14 @@ def load_tokenizer(path: Path | str, eos_token: str | None = None) -> Tokenizer:
         A SentencePiece or Hugging Face tokenizer.
 
     Raises:
-        DataError: The file is missing or is not a tokenizer.
+        DataError: The file is missing, is not a tokenizer, or names one of the user's own code.
     """
     file = find_model_file(path)
+    if file.name == CODE_NAME:
+        raise DataError(
+            f"{file} names a tokenizer of your own code, which only commands with its dataset run. In Python use "
+            "data_pipeline.tokenize.tokenizer_files.load_dataset_tokenizer."
+        )
     try:
         if file.suffix == ".json":
             from llmsys.hugging_face_tokenizer import HuggingFaceTokenizer
@@ -180,4 +187,5 @@ def find_model_file(path: Path | str) -> Path:
 
         if not (path / MODEL_NAME).is_file() or is_tokenizer_json(path / JSON_NAME):
             return path / JSON_NAME
-    return path / MODEL_NAME
+    code = path / CODE_NAME
+    return code if code.is_file() and not (path / MODEL_NAME).is_file() else path / MODEL_NAME

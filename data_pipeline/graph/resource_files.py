@@ -187,6 +187,11 @@ def require_resource_files(data: CrawlConfig) -> None:
     """
     list_rule_libraries(data)
     list_extractor_versions(data)
+    for entry in (*data.inputs, *data.heldout_inputs, data.read):
+        if not isinstance(entry, str) and entry.reader is not None:
+            from data_pipeline.readers.python_reader import load_python_reader
+
+            load_python_reader(entry.reader)
     for key, path in iter_resource_files(data):
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"

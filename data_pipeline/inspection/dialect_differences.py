@@ -212,7 +212,6 @@ def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
         yield from _iter_rule_inputs(path, data)
     files = InputFiles([], {}) if stored else find_input_files(data)
     for source in files.paths:
-        entry = files.entries.get(source)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "texts.arrow")
             unread = path.with_suffix(".unread")
@@ -222,7 +221,7 @@ def _iter_documents(data: CrawlConfig) -> Iterator[pa.RecordBatch]:
                 output=path,
                 unread=unread,
                 config=data.extract,
-                read=data.read if entry is None else entry.replace_fields(data.read),
+                read=files.get_read_config(source, data.read),
                 urls=data.url,
             )
             yield from _iter_rule_inputs(path, data)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.errors import DataError
 from llmsys.manifest import load_manifest
 from llmsys.manifest_section import format_record_place
 from llmsys.token_shards import open_tokens, read_batches
-from llmsys.tokenizer import load_tokenizer
 
 # Context tokens to show on each side.
 AROUND = 40
@@ -58,7 +58,7 @@ def locate_token(folder: Path, name: str) -> TokenLineage:
     index = token - int(ends[document] - shards.lengths[document])
     tokens = shards.get_tokens(document).tolist()
     lineage = shards.get_lineage(document)
-    decode = load_tokenizer(folder / "tokenizer").decode
+    decode = load_dataset_tokenizer(folder / "tokenizer").decode
     return TokenLineage(
         split=split,
         token=token,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from data_pipeline.inspection.token_samples import DocumentSample, verify_samples
 from data_pipeline.inspection.verify_files import DatasetFinding, verify_document_file, verify_token_file
+from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.errors import DataError
 from llmsys.manifest import DocumentFile, Manifest, Split, TokenFile, compute_dataset_fingerprint, load_manifest
 from llmsys.progress import Progress
 from llmsys.token_file import get_page_table_path
 from llmsys.token_split import iter_token_files
-from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.tokenizer import Tokenizer
 
 SUBFOLDERS = ("documents", "dropped", "tokens")
 
@@ -130,7 +131,7 @@ def _load_dataset_tokenizer(folder: Path, manifest: Manifest, findings: list[Dat
     if manifest.tokenizer_fingerprint is None:
         return None
     try:
-        tokenizer = load_tokenizer(folder / "tokenizer")
+        tokenizer = load_dataset_tokenizer(folder / "tokenizer")
     except DataError as error:
         findings.append(DatasetFinding("tokenizer", "", str(error)))
         return None

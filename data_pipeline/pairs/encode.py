@@ -18,6 +18,7 @@ from data_pipeline.core.funnel import FunnelCounts
 from data_pipeline.executors.base import Report
 from data_pipeline.pairs.read import LineProblem, TextPair, build_dropped_pair_row
 from data_pipeline.tokenize.encode_documents import build_list_array
+from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.token_shards import (
     ArrowFileWriter,
     build_token_schema,
@@ -25,7 +26,7 @@ from llmsys.token_shards import (
     describe_token_file,
     read_batches,
 )
-from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.tokenizer import Tokenizer
 
 STAGE = "tokens"
 Tokens = list[list[int]]
@@ -63,7 +64,7 @@ def encode_pairs(
     Returns:
         Descriptions of both token files, funnel counts, and the number of cut sources.
     """
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_dataset_tokenizer(model)
     schema = build_token_schema(choose_token_dtype(tokenizer.vocab_size))
     tally, cut = FunnelCounts(), 0
     with (

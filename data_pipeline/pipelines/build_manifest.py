@@ -26,6 +26,7 @@ from data_pipeline.pipelines.output_stages import build_splits
 from data_pipeline.stages.apply_rules import list_stage_names
 from data_pipeline.stages.collect import LENGTH_EDGES
 from data_pipeline.tokenize.encode_documents import collect_usage
+from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import sort_inputs
 from llmsys.config.migration import to_recorded_names
@@ -47,7 +48,6 @@ from llmsys.manifest import (
 )
 from llmsys.manifest_section import DecontaminationSummary, ThresholdReport
 from llmsys.token_shards import choose_token_dtype
-from llmsys.tokenizer import load_tokenizer
 
 _log = get_logger(__name__)
 
@@ -214,7 +214,7 @@ def list_funnel_stages(data: CrawlConfig) -> list[str]:
 def _compute_usage(folder: Path, outcome: StageRecords) -> TokenizerUsage | None:
     if outcome.tokenizer is None or outcome.tokens is None:
         return None
-    tokenizer = load_tokenizer(find_output(folder, outcome.tokenizer.outputs[0].name))
+    tokenizer = load_dataset_tokenizer(find_output(folder, outcome.tokenizer.outputs[0].name))
     pieces = [folder / record.outputs[1].name for record in outcome.encoded]
     return collect_usage(tokenizer, [record.result for record in outcome.encoded], pieces)
 

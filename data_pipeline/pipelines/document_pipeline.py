@@ -51,9 +51,9 @@ from data_pipeline.stages.extract_text import extract_file
 from data_pipeline.stages.split_inputs import InputBlock, InputBlockList, split_input_file
 from llmsys.config.cleaning import ReadConfig
 from llmsys.config.data import CrawlConfig
-from llmsys.config.input_files import InputFilesConfig
 from llmsys.config.language import parse_language_rules
 from llmsys.config.migration import to_recorded_names
+from llmsys.config.python_code import compute_code_digest
 from llmsys.config.tokenizer import TokenizerConfig
 from llmsys.local_files import is_remote
 
@@ -74,7 +74,7 @@ class DocumentPipeline:
         """Run the stages up to `until` and return their records. Raise DataError if no document remains."""
         inputs = files.paths
         deduplication = DeduplicationStages(self.data, self.runner, self._run_stage)
-        blocks = self._run_survey_stage(inputs)
+        blocks = self._run_survey_stage(files)
         outcome = StageRecords(inputs=inputs, extracted=self._run_extract_stage(blocks, files, deduplication))
         names: Sequence[str] = LazySequence(len(blocks), lambda index: blocks[index].name)
         extracted, names, _ = drop_quarantined(outcome.extracted, names)
@@ -118,13 +118,18 @@ class DocumentPipeline:
         code = compute_code_version(DOCUMENT_STAGES[name.partition(".")[0]])
         return self.runner.run_stage(name, tasks, unit=unit, code=code, next_stage=next_stage)
 
-    def _run_survey_stage(self, inputs: list[str]) -> Sequence[InputBlock]:
+    def _run_survey_stage(self, files: InputFiles) -> Sequence[InputBlock]:
         """Split long files into blocks. Of many remote files each is one block, identified by its tag or time."""
+        inputs = files.paths
         # The digest tells apart files of one name in different folders.
         named = [(path, f"{get_input_name(path)}-{compute_json_digest(path)[:8]}") for path in inputs]
         size, sizes = self.data.executor.block_bytes, {path: get_input_size(path) for path in inputs if is_remote(path)}
         # To find where records end a file is read once more than to extract it.
         uncut = {path for path, length in sizes.items() if length <= size or len(sizes) > MAX_CUT_REMOTE_FILES}
+        for path in inputs:  # only the user's own reader knows where a record ends
+            if files.get_read_config(path, self.data.read).reader is not None:
+                sizes[path] = get_input_size(path)
+                uncut.add(path)
         surveyed = [(path, name) for path, name in named if path not in uncut]
         tasks = []
         for path, name in surveyed:
@@ -152,15 +157,15 @@ class DocumentPipeline:
         versions = list_extractor_versions(self.data)
 
         @cache
-        def get_settings(entry: InputFilesConfig | None) -> tuple[ReadConfig, list[Any]]:
-            read = self.data.read if entry is None else entry.replace_fields(self.data.read)
+        def get_settings(read: ReadConfig) -> tuple[ReadConfig, list[Any]]:
             data = self.data.model_copy(update={"read": read})
             dumped = to_recorded_names(data.model_dump(mode="json", include={"extract", "read", "url"}), "data")
-            return read, [dumped["extract"], dumped["read"], dumped["url"], *versions]
+            code = [] if read.reader is None else [compute_code_digest(read.reader)]
+            return read, [dumped["extract"], dumped["read"], dumped["url"], *versions, *code]
 
         def build_task(index: int) -> Task:
             block = blocks[index]
-            read, settings = get_settings(files.entries.get(block.source))
+            read, settings = get_settings(files.get_read_config(block.source, self.data.read))
             outputs = [f"work/extracted/{block.name}.arrow", f"work/unread/{block.name}.arrow"]
             job = partial(
                 extract_file,

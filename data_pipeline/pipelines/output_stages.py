@@ -19,7 +19,7 @@ from data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
 from data_pipeline.tokenize.train_sentencepiece import train_document_tokenizer
 from llmsys.config.data import CrawlConfig, TokensConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, TokenizerConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, PythonTokenizerConfig, TokenizerConfig
 from llmsys.manifest import Split, SplitName
 from llmsys.manifest_section import ThresholdReport, TokenIndex
 from llmsys.token_file import get_page_table_path
@@ -34,7 +34,7 @@ def run_tokenizer_stage(
     heldout_files: tuple[str, ...],
 ) -> TaskRecord:
     """Copy the tokenizer that the config names, or train one on the documents. Return its record."""
-    if isinstance(config, FileTokenizerConfig):
+    if isinstance(config, FileTokenizerConfig | PythonTokenizerConfig):
         from data_pipeline.pipelines.copy_tokenizer import build_copy_task
 
         return stage("tokenizer", [build_copy_task(runner, data.folder, config)], "file")[0]

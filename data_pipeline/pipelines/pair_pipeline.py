@@ -27,7 +27,7 @@ from data_pipeline.pipelines.stage_code import PAIR_STAGES, compute_code_version
 from data_pipeline.tokenize.tokenizer_files import list_tokenizer_files
 from llmsys.config.data import LabelledTextConfig, PairsConfig
 from llmsys.config.migration import to_recorded_names
-from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, TokenizerConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, PythonTokenizerConfig, TokenizerConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 
@@ -108,7 +108,7 @@ class PairPipeline:
         return labels
 
     def _run_tokenizer_stage(self, read: list[TaskRecord]) -> TaskRecord:
-        if isinstance(self.tokenizer, FileTokenizerConfig):
+        if isinstance(self.tokenizer, FileTokenizerConfig | PythonTokenizerConfig):
             return self._run_stage("tokenizer", [build_copy_task(self.runner, self.folder, self.tokenizer)], "file")[0]
         assert not isinstance(self.tokenizer, NoTokenizer)  # a config of texts has one
         outputs = [f"tokenizer/{name}" for name in list_tokenizer_files(self.tokenizer)]

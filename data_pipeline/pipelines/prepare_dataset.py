@@ -25,7 +25,7 @@ from llmsys.config.data import CrawlConfig, TokensConfig
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.tokenizer import FileTokenizerConfig
+from llmsys.config.tokenizer import FileTokenizerConfig, PythonTokenizerConfig
 from llmsys.errors import ConfigError
 from llmsys.local_files import find_folder_url, lock_folder
 from llmsys.manifest import Manifest
@@ -64,6 +64,10 @@ def prepare_dataset(config: RunConfig, until: str = "tokens") -> Manifest:
     if until != "documents" and isinstance(config.tokenizer, FileTokenizerConfig):
         # A missing tokenizer is reported before the crawl is read, not hours later.
         load_tokenizer(config.tokenizer.path, config.tokenizer.eos_token)
+    if until != "documents" and isinstance(config.tokenizer, PythonTokenizerConfig):
+        from llmsys.config.python_tokenizer import load_python_tokenizer
+
+        load_python_tokenizer(config.tokenizer)
     with lock_folder(data.folder) as lock:
         remove_partial_files(data.folder)  # we hold the lock, so no other writer lives
         # A publication that was killed midway is completed before anything else changes.

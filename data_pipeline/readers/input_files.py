@@ -21,6 +21,7 @@ from data_pipeline.readers.remote_file import (
     list_remote_files,
     open_remote_folder,
 )
+from llmsys.config.cleaning import ReadConfig
 from llmsys.config.data import CrawlConfig
 from llmsys.config.input_files import FIELDS, InputEntry, InputFilesConfig
 from llmsys.errors import DataError
@@ -60,6 +61,11 @@ class InputFiles:
     paths: list[str]
     entries: dict[str, InputFilesConfig]
     heldout: tuple[str, ...] = ()
+
+    def get_read_config(self, path: str, read: ReadConfig) -> ReadConfig:
+        """Return `data.read` with the fields and the reader of the entry of a file."""
+        entry = self.entries.get(path)
+        return read if entry is None else entry.replace_fields(read)
 
 
 def find_input_files(data: CrawlConfig) -> InputFiles:

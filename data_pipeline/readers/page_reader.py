@@ -88,6 +88,11 @@ def _iter_file_records(
 ) -> Iterator[Page | SkippedRecord | NonPageRecord]:
     if source.size == 0:
         return
+    if config.reader is not None:
+        from data_pipeline.readers.python_reader import read_with_python
+
+        yield from read_with_python(source, limit, config.reader)
+        return
     magic = detect_compression(source)
     kind = _detect_format(source, magic)
     extractor = PageExtractor(source.path, limit, config)

@@ -137,7 +137,8 @@ def _build_json_encoder(tokenizer: Tokenizer) -> ColumnEncoder:
         HuggingFaceTokenizer,
     )  # imported here because its library is not always needed
 
-    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return LibraryEncoder(tokenizer, "only the code of the tokenizer knows where a text can be cut")
     values = tokenizer.to_dict()
     if is_sentencepiece_bpe(values):
         special = (token["content"] for token in values["added_tokens"])  # a text may contain one

@@ -30,13 +30,14 @@ from data_pipeline.core.document_schema import count_text_bytes, hash_positions,
 from data_pipeline.executors.base import Report
 from data_pipeline.text.ragged_arrays import compute_offsets
 from data_pipeline.tokenize.token_cache import RaggedTokens, get_column_buffers
+from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 from llmsys.config.data import CrawlConfig
 from llmsys.errors import DataError
 from llmsys.log import get_logger
 from llmsys.manifest import LanguageUsage, TokenizerUsage
 from llmsys.special_tokens import BYTE_PIECES
 from llmsys.token_shards import ArrowFileWriter, build_token_schema, choose_token_dtype, read_batches
-from llmsys.tokenizer import Tokenizer, load_tokenizer
+from llmsys.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from data_pipeline.tokenize.column_encoder import ColumnEncoder, EncoderKind
@@ -178,7 +179,7 @@ def _load_encoder(model: Path, fingerprint: str, kind: EncoderKind) -> tuple[Tok
     """Load the tokenizer once per process; the fingerprint detects a new model or end token at the same path."""
     from data_pipeline.tokenize.column_encoder import build_column_encoder  # not where the stage is only planned
 
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_dataset_tokenizer(model)
     encoder = build_column_encoder(tokenizer, kind)
     if encoder.reason is not None:
         _log.info("every document is encoded by the tokenizer library: %s", encoder.reason)

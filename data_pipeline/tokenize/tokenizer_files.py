@@ -19,13 +19,22 @@ from typing import Any, Literal
 
 import sentencepiece
 
-from llmsys.config.tokenizer import TrainedTokenizerConfig, WordPieceConfig
+from llmsys.config.tokenizer import PythonTokenizerConfig, TrainedTokenizerConfig, WordPieceConfig
 from llmsys.special_tokens import CONFIG_NAME
 from llmsys.token_shards import write_bytes_atomically
-from llmsys.tokenizer import JSON_NAME, MODEL_NAME, SentencePieceTokenizer, Tokenizer, load_tokenizer
+from llmsys.tokenizer import (
+    CODE_NAME,
+    JSON_NAME,
+    MODEL_NAME,
+    SentencePieceTokenizer,
+    Tokenizer,
+    find_model_file,
+    load_tokenizer,
+)
 
 SENTENCEPIECE_FILES = (MODEL_NAME, "tokenizer.vocab", "made.json")
 JSON_FILES = (JSON_NAME, CONFIG_NAME, "made.json")
+CODE_FILES = (CODE_NAME, "made.json")
 
 
 def list_tokenizer_files(config: TrainedTokenizerConfig) -> tuple[str, ...]:
@@ -57,7 +66,7 @@ def publish_sentencepiece(folder: Path, model: bytes, made: dict[str, Any]) -> d
     facts = _get_tokenizer_facts(tokenizer)
     note = facts | {"sentencepiece": sentencepiece.__version__} | made
     files = {"tokenizer.vocab": pieces.encode(), "made.json": _serialize_json(note), MODEL_NAME: model}
-    _publish_files(folder, files, without=(JSON_NAME, "tokenizer_config.json"))
+    _publish_files(folder, files, without=(JSON_NAME, CONFIG_NAME, CODE_NAME))
     return facts
 
 
@@ -79,7 +88,45 @@ def publish_json_tokenizer(folder: Path, file: Path, eos_token: str | None, made
     note = facts | {"tokenizers": metadata.version("tokenizers")} | made
     # Reversed: the tokenizer itself comes last.
     files = {"made.json": _serialize_json(note)} | dict(reversed(build_tokenizer_files(file, eos_token).items()))
-    _publish_files(folder, files, without=(MODEL_NAME, "tokenizer.vocab"))
+    _publish_files(folder, files, without=(MODEL_NAME, "tokenizer.vocab", CODE_NAME))
+    return facts
+
+
+def load_dataset_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer of a dataset folder, also one of the user's own code.
+
+    Args:
+        path: the folder's tokenizer folder, or the file in it.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: the file is missing or is not a tokenizer, or the code is not the one that prepared the dataset.
+    """
+    file = find_model_file(path)
+    if file.name != CODE_NAME:
+        return load_tokenizer(file)
+    from llmsys.config.python_tokenizer import read_python_tokenizer
+
+    return read_python_tokenizer(file)
+
+
+def publish_code_tokenizer(folder: Path, config: PythonTokenizerConfig) -> dict[str, Any]:
+    """Publish the path and digest of a tokenizer of the user's own code.
+
+    Args:
+        folder: the tokenizer folder.
+        config: the tokenizer section of a run.
+
+    Returns:
+        `fingerprint`, `vocab_size` and `eos_id`, for later stages.
+    """
+    from llmsys.config.python_tokenizer import load_python_tokenizer, serialize_python_tokenizer
+
+    facts = _get_tokenizer_facts(load_python_tokenizer(config))
+    files = {"made.json": _serialize_json(facts), CODE_NAME: serialize_python_tokenizer(config)}
+    _publish_files(folder, files, without=(MODEL_NAME, "tokenizer.vocab", JSON_NAME, CONFIG_NAME))
     return facts
 
 

@@ -18,6 +18,7 @@ TOKENS_HELP = (
     "write the tokens of the dataset SOURCE for another trainer: Megatron-LM (.bin and .idx), nanoGPT (.bin, uint16) "
     "or MosaicML streaming (MDS)"
 )
+TO_HELP = "write the run SOURCE as DESTINATION/model.gguf, for llama.cpp (default: Hugging Face's format)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("source", "float32", "bfloat16", "float16"),
         help="dtype of written weights; source: that of the imported Hugging Face folder (default: as SOURCE has it)",
     )
+    parser.add_argument("--to", choices=("gguf",), help=TO_HELP)
     parser.add_argument("--tokens", choices=("megatron", "nanogpt", "mds"), help=TOKENS_HELP)
     parser.add_argument("--dry-run", action="store_true", help="list the tensor mapping, and write nothing")
     parser.add_argument("--trust-pickle", action="store_true", help=TRUST_HELP)
@@ -57,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     require_absent(arguments.destination)
     is_import = is_hugging_face_folder(arguments.source)
+    if arguments.to == "gguf":
+        return _convert_to_gguf(arguments, is_import)
     if is_import and shard_bytes is not None:
         raise ConfigError(
             "--max-shard-size applies to the conversion to Hugging Face: a llmsys checkpoint is one file. Leave it out."
@@ -81,7 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _convert_tokens(arguments: argparse.Namespace) -> int:
     """Write tokens for another trainer and print where; with --json, as {source, destination, tokens}."""
-    given = {"--dry-run": arguments.dry_run, "--max-shard-size": arguments.max_shard_size, "--dtype": arguments.dtype}
+    given = {
+        "--to": arguments.to,
+        "--dry-run": arguments.dry_run,
+        "--max-shard-size": arguments.max_shard_size,
+        "--dtype": arguments.dtype,
+    }
     if other := next((name for name, value in given.items() if value), None):
         raise ConfigError(f"{other} is for weights, and --tokens writes tokens. Leave one of them out.")
     from llmsys.convert.token_formats import convert_tokens
@@ -89,6 +98,26 @@ def _convert_tokens(arguments: argparse.Namespace) -> int:
     made = convert_tokens(arguments.source, arguments.destination, arguments.tokens)
     result = {"source": str(arguments.source), "destination": str(made), "tokens": arguments.tokens}
     print(json.dumps(result) if arguments.json else f"wrote {made}")
+    return 0
+
+
+def _convert_to_gguf(arguments: argparse.Namespace, is_import: bool) -> int:
+    """Write a GGUF file and print where; with --json, as {source, destination}."""
+    if is_import:
+        raise ConfigError(
+            f"--to gguf writes runs, and {arguments.source} is a Hugging Face folder. Import it first: llmsys convert "
+            f"{arguments.source} RUN"
+        )
+    if arguments.dry_run or arguments.max_shard_size:
+        raise ConfigError(
+            "--dry-run and --max-shard-size are for Hugging Face's format. Leave them out with --to gguf."
+        )
+    from llmsys.convert.gguf_file import convert_to_gguf
+
+    made = convert_to_gguf(arguments.source, arguments.destination, arguments.dtype)
+    print(
+        json.dumps({"source": str(arguments.source), "destination": str(made)}) if arguments.json else f"wrote {made}"
+    )
     return 0
 
 
@@ -107,7 +136,7 @@ def _print_mappings(arguments: argparse.Namespace, is_import: bool, shard_bytes:
 
 def _rewrite_checkpoints(arguments: argparse.Namespace) -> int:
     """Rewrite pickled metadata in place and print which; with --json, as {source, rewritten}."""
-    others = arguments.destination, arguments.max_shard_size, arguments.dtype, arguments.tokens
+    others = arguments.destination, arguments.max_shard_size, arguments.dtype, arguments.tokens, arguments.to
     if arguments.dry_run or any(other is not None for other in others):
         raise ConfigError(
             "--trust-pickle rewrites the checkpoints of SOURCE in place and takes no DESTINATION and no other "

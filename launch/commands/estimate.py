@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from launch.commands.estimate_request import build_pricing_request, compute_estimate, resolve_cluster
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path
 
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from llmsys.config.model import ModelConfig
     from llmsys.config.run import RunConfig
     from llmsys.config.section import Section
-    from llmsys.estimate.cluster_costs import ClusterCosts
     from llmsys.estimate.device_profile import DeviceProfile
-    from llmsys.estimate.run_cost import PricingRequest
+
+# As llmsys.estimate.kernel_context has them, which most estimates do not load.
+MATMUL_DTYPES = ("compute", "fp8", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4")
 
 
 Settings = TypeVar("Settings", bound="Section")
@@ -32,6 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", help="price the run on this device: a profile such as h100-sxm, or a YAML file")
     parser.add_argument("--gpus", type=int, help="number of devices to price the run on (default: launch.processes)")
+    parser.add_argument(
+        "--program", help="training program that runs it: a profile such as megatron, or a YAML file (default: llmsys)"
+    )
+    parser.add_argument(
+        "--layout",
+        metavar="AXES",
+        help="layout of another program, such as tp=8,pp=16,vp=2,dp=64, or auto: the fastest (default: layout.*)",
+    )
+    parser.add_argument(
+        "--matmul-dtype", choices=MATMUL_DTYPES, help="dtype of matmuls in blocks (default: train.matmul_dtype)"
+    )
     parser.add_argument(
         "--cluster", type=parse_local_path, metavar="FILE", help="YAML file with prices, power and failure rates"
     )
@@ -60,25 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         if (found := find_counted_config(arguments.config)) is not None:
             return _count_model(*found, arguments)
-    from llmsys.config.load import read_config
-
-    resolved = read_config(arguments.config, arguments.overrides)
-    from llmsys.estimate.run_estimate import estimate_run, list_tensor_counts
+    from llmsys.estimate.run_estimate import list_tensor_counts
     from llmsys.estimate.summary_table import format_estimate
 
     if arguments.serve is not None:
-        return _print_serving(resolved.run.model, arguments)
-    request = _build_pricing_request(arguments)
-    device = None if request is None else request.device
-    result = estimate_run(resolved.run, model_only=resolved.is_model_only, documents=arguments.documents, device=device)
-    if resolved.source.suffix == ".json":
-        from llmsys.estimate.counted.transformers_classes import match_transformers_class
+        from llmsys.config.load import read_config
 
-        result = match_transformers_class(result, resolved.run)
-    if request is not None:
-        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
-
-        result = add_costs(result, resolved.run, request, model_only=resolved.is_model_only)
+        return _print_serving(read_config(arguments.config, arguments.overrides).run.model, arguments)
+    resolved, result = compute_estimate(arguments)
     if arguments.finetune is not None:
         from llmsys.config.serving import FinetuneConfig
         from llmsys.estimate.finetuning import estimate_finetuning
@@ -86,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = _parse_settings(arguments.finetune, FinetuneConfig, "--finetune")
         result |= {"finetune": estimate_finetuning(resolved.run, wanted, result)}
     if arguments.html is not None:
+        request = build_pricing_request(arguments)
+        device = None if request is None else request.device
         result |= {"page": str(_write_page(result, resolved.run, device, arguments))}
     tensors = list_tensor_counts(resolved.run) if arguments.explain else None
     if arguments.json:
@@ -127,8 +131,8 @@ def _print_serving(model: "ModelConfig", arguments: argparse.Namespace) -> int:
     from llmsys.estimate.serving import estimate_serving
     from llmsys.estimate.serving_table import format_serving
 
-    request = _build_pricing_request(arguments)
-    cluster = _resolve_cluster(arguments)
+    request = build_pricing_request(arguments)
+    cluster = resolve_cluster(arguments)
     device = None if request is None else request.device
     load = _parse_settings(arguments.serve, ServingConfig, "--serve")
     result = estimate_serving(model, load, device, cluster, arguments.gpus or 1)
@@ -172,32 +176,6 @@ def _count_model(path: Path, values: dict[str, Any], arguments: argparse.Namespa
     else:
         print(counted.format_counted_estimate(result, tensors))
     return 0
-
-
-def _build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | None":
-    """Return the device and cluster to price the run on; None where neither is named."""
-    if arguments.device is None and arguments.cluster is None:
-        if arguments.gpus is not None or arguments.price_per_hour is not None:
-            given = f"--gpus {arguments.gpus}" if arguments.gpus is not None else "--price-per-hour"
-            raise ConfigError(f"{given} needs a device. Add --device NAME, such as --device h100-sxm.")
-        return None
-    for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
-        if value is not None and value < least:
-            raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
-    from llmsys.estimate.device_profile import load_device_profile
-    from llmsys.estimate.run_cost import PricingRequest
-
-    cluster = _resolve_cluster(arguments)
-    gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
-    return PricingRequest(load_device_profile(arguments.device or cluster.device), cluster, gpus)
-
-
-def _resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":
-    from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
-
-    cluster = ClusterCosts() if arguments.cluster is None else load_cluster_costs(arguments.cluster)
-    price = arguments.price_per_hour
-    return cluster if price is None else cluster.model_copy(update={"price_per_hour": price})
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

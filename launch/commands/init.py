@@ -8,7 +8,7 @@ from pathlib import Path
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path, write_bytes_atomically
 
-TEMPLATES = ("rule", "extractor", "schedule")
+TEMPLATES = ("rule", "extractor", "reader", "tokenizer", "schedule", "optimizer", "metric")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template",
         choices=TEMPLATES,
-        help="write an example of your own rule, extractor or schedule instead, as a Python file",
+        help="write an example of your own rule, extractor, reader, tokenizer, schedule, optimizer or metric instead, "
+        "as a Python file",
     )
 
 

@@ -1,4 +1,7 @@
-"""Run `llmsys launch`: start a run on its hosts by torchrun, DeepSpeed, accelerate or Slurm, or print the commands."""
+"""Run `llmsys launch`: start a run on its hosts by torchrun, DeepSpeed, accelerate or Slurm, or print the commands.
+
+With `--by` it prints what `kubectl apply`, `sky launch` or `ray job submit` take.
+"""
 
 import argparse
 import json
@@ -18,14 +21,19 @@ if TYPE_CHECKING:
     from launch.launchers.host_commands import Launcher, LaunchPlan
     from llmsys.config.run import RunConfig
 
-OWN_NAMES = ("nodes",)
+OWN_NAMES = ("nodes", "spares", "device")
+# The command that submits the job of a cluster; `-` means that it reads the job from its standard input.
+CLUSTERS = {"kubernetes": "kubectl apply -f -", "skypilot": "sky launch task.yaml", "ray": "sh"}
+ELSEWHERE = ("kubernetes", "skypilot")  # clusters whose hosts share no folder with this one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the launcher's options. nodes= is given among the overrides."""
     parser.epilog = (
         "nodes=HOST:SLOTS,… or nodes=HOSTFILE names the hosts; nodes=COUNT requests that many from Slurm, "
-        f"with launch.processes ranks each.\nlaunch/README.md has a walk-through.\n\n{parser.epilog}"
+        "with launch.processes ranks each.\nspares=1 takes one host more from Slurm, spares=HOST:SLOTS names one: it "
+        "trains in place of a host that fails.\ndevice=h100-sxm names the accelerators for --by skypilot.\n"
+        f"launch/README.md has a walk-through.\n\n{parser.epilog}"
     )
     parser.add_argument(
         "--launcher",
@@ -35,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print", action="store_true", help="write the run bundle and print the commands, but start nothing"
     )
+    _add_cluster_arguments(parser)
     parser.add_argument("--no-ssh", action="store_true", help="deepspeed: use one command per host instead of pdsh")
     parser.add_argument(
         "--min-hosts",
@@ -47,18 +56,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restarts", type=int, default=3, help="torchrun, slurm: restarts of lost ranks per host (default: 3)"
     )
     parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="torchrun, slurm: keep processes that have imported torch for the next restart (0.5 GB of memory a rank)",
+    )
+    parser.add_argument(
         "--patience",
         type=int,
         default=PATIENCE_SECONDS,
         metavar="SECONDS",
         help="torchrun, slurm: seconds to wait for lost hosts (default: %(default)s)",
     )
-    parser.add_argument("--gpus", type=int, help="slurm: accelerators per node (default: its ranks; 0: none)")
+    parser.add_argument("--gpus", type=int, help="slurm, --by: accelerators per node (default: its ranks; 0: none)")
     parser.add_argument(
         "--sbatch",
         action="append",
         default=[],
         help="slurm: option to pass to sbatch, such as --sbatch=--time=24:00:00; may be repeated",
+    )
+
+
+def _add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--by",
+        choices=tuple(CLUSTERS),
+        help="with --print: print what kubectl apply, sky launch or ray job submit take, for nodes=COUNT",
+    )
+    parser.add_argument(
+        "--image",
+        default="",
+        help="kubernetes, skypilot: image built from containers/Dockerfile (default: llmsys; skypilot: this checkout)",
+    )
+    parser.add_argument(
+        "--volume",
+        default="llmsys",
+        help="kubernetes, skypilot: PersistentVolumeClaim, or volume, that is mounted at /workspace (default: llmsys)",
     )
 
 
@@ -77,16 +109,33 @@ def run(arguments: argparse.Namespace) -> int:
     config, nodes = load_run_config(arguments.config, words), own["nodes"]
     count = int(nodes) if nodes.isdigit() else None
     launcher: Launcher = arguments.launcher or ("slurm" if count is not None else NATURAL[config.engine.kind])
-    hosts = parse_nodes(nodes) if count is None else _build_anonymous_hosts(config, count, launcher)
-    plan = build_launch_plan(config, hosts, launcher, arguments.min_hosts, arguments.restarts, arguments.patience)
-    write_run_bundle(config, hosts)
+    if arguments.by:
+        launcher = "torchrun"
+        _check_cluster_job(arguments, own)
+    hosts = parse_nodes(nodes) if count is None else _build_anonymous_hosts(config, count, arguments.by or launcher)
+    plan = build_launch_plan(
+        config,
+        hosts,
+        launcher,
+        arguments.min_hosts,
+        arguments.restarts,
+        arguments.patience,
+        _parse_spares(own.get("spares", ""), hosts, is_anonymous=count is not None),
+        must_resolve=not arguments.print,
+        has_standby=arguments.standby,
+    )
+    if arguments.by not in ELSEWHERE:  # their volume is not mounted here
+        write_run_bundle(config, hosts)
     for name in list_withheld_secrets():
         print(f"llmsys: {name} looks like a secret and is not copied: set it on every host.", file=sys.stderr)
+    if arguments.by:
+        return _print_cluster_job(arguments, config, plan, own.get("device", ""))
     if launcher == "slurm":
         return _submit_slurm_job(arguments, config, plan, count)
     chosen = build_commands(launcher, plan, over_ssh=not arguments.no_ssh and len(hosts) > 1)
     lines = [(command.host, command.format_shell_line(plan)) for command in chosen]
     text = "".join(f"# on {host or 'this host, which reaches the others by pdsh'}:\n{line}\n" for host, line in lines)
+    text += _format_spare_lines(plan)
     # the run folder is shared, and its commands are for their owner alone
     write_bytes_atomically(plan.folder / "run.sh", text.encode(), PRIVATE)
     if arguments.print:
@@ -102,9 +151,63 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _check_cluster_job(arguments: argparse.Namespace, own: dict[str, str]) -> None:
+    """Reject what a cluster's own scheduler decides."""
+    by, nodes = arguments.by, own["nodes"]
+    if not arguments.print:
+        raise LaunchError(f"--by {by} starts nothing. Add --print, and give the output to `{CLUSTERS[by]}`.")
+    if arguments.launcher not in (None, "torchrun"):
+        raise LaunchError(
+            f"--launcher {arguments.launcher}: --by {by} starts the ranks of a host by torchrun. Leave --launcher out."
+        )
+    if not nodes.isdigit():
+        raise LaunchError(
+            f"nodes={nodes} names hosts, but {by} chooses them. Give their number and the ranks of each: nodes=2 "
+            "launch.processes=8."
+        )
+    if "spares" in own:
+        raise LaunchError(
+            f"spares={own['spares']}: {by} itself finds another host for one that fails. Leave spares= out."
+        )
+
+
+def _print_cluster_job(arguments: argparse.Namespace, config: "RunConfig", plan: "LaunchPlan", device: str) -> int:
+    """Print the job of a cluster."""
+    gpus = plan.hosts[0].slots if arguments.gpus is None else arguments.gpus
+    match arguments.by:
+        case "kubernetes":
+            from launch.launchers.kubernetes import format_kubernetes_objects
+
+            text = format_kubernetes_objects(config, plan, gpus, arguments.image, arguments.volume)
+        case "skypilot":
+            from launch.launchers.skypilot import format_skypilot_task
+
+            text = format_skypilot_task(config, plan, gpus, device, arguments.image, arguments.volume)
+        case _:
+            from launch.launchers.ray_job import format_ray_command
+
+            text = format_ray_command(plan, gpus)
+    data = {"job": text, "command": CLUSTERS[arguments.by]}
+    print(json.dumps(data) if arguments.json else text, end="\n" if arguments.json else "")
+    return 0
+
+
+def _parse_spares(text: str, hosts: list[Host], *, is_anonymous: bool) -> list[Host]:
+    """Return the hosts of `spares=`: a number of Slurm's nodes, or names where nodes= has names."""
+    if not text:
+        return []
+    if is_anonymous:
+        if not text.isdigit():
+            raise LaunchError(f"spares={text}: Slurm chooses the nodes. Give a number of spares, such as spares=1.")
+        return [Host(f"{ANONYMOUS}-spare-{number}", hosts[0].slots) for number in range(int(text))]
+    if text.isdigit():
+        raise LaunchError(f"spares={text} is a number, but nodes= has names. Name the spares: spares=third:8.")
+    return parse_nodes(text)
+
+
 def _build_anonymous_hosts(config: "RunConfig", count: int, launcher: str) -> list[Host]:
-    """Return hosts that Slurm will choose, all with launch.processes slots."""
-    if launcher != "slurm":
+    """Return hosts that Slurm or another cluster will choose, all with launch.processes slots."""
+    if launcher not in ("slurm", *CLUSTERS):
         raise LaunchError(f"nodes={count} is a number of hosts, but {launcher} needs their names. Give nodes=first:8,…")
     if count < 1 or config.launch.processes < 1:
         raise LaunchError(
@@ -112,6 +215,15 @@ def _build_anonymous_hosts(config: "RunConfig", count: int, launcher: str) -> li
             "hosts and the ranks of each: nodes=8 launch.processes=8."
         )
     return [Host(f"{ANONYMOUS}-{number}", config.launch.processes) for number in range(count)]
+
+
+def _format_spare_lines(plan: "LaunchPlan") -> str:
+    """Return the command of each spare, as comments: it is run only where a host has failed."""
+    from launch.launchers.host_commands import build_torchrun_command
+
+    lines = [f"# spare {one.name}, in place of a host that has failed:\n# " for one in plan.spares]
+    commands = [build_torchrun_command(plan, one).format_shell_line(plan) for one in plan.spares]
+    return "".join(f"{line}{command}\n" for line, command in zip(lines, commands, strict=True))
 
 
 def _submit_slurm_job(arguments: argparse.Namespace, config: "RunConfig", plan: "LaunchPlan", count: int | None) -> int:

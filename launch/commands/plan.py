@@ -2,26 +2,31 @@
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.commands.arguments import split_arguments
+from launch.commands.estimate_request import has_batch
 from llmsys.errors import ConfigError
 from llmsys.local_files import parse_local_path, require_local_path, write_bytes_atomically
 
 if TYPE_CHECKING:
     from llmsys.config.load import LoadedConfig
 
-OWN_NAMES = ("gpus", "device", "cluster")
+OWN_NAMES = ("gpus", "device", "cluster", "program")
 ILLEGAL, TOO_LARGE = 2, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --check and the output. gpus=, device= and cluster= are given among the overrides."""
     parser.epilog = (
-        f"gpus=N device=NAME describe the cluster, or cluster=FILE with prices and failure rates.\n{parser.epilog}"
+        "gpus=N device=NAME describe the cluster, or cluster=FILE with prices, failure rates and network levels.\n"
+        f"program=NAME,NAME prices other programs too, each in its fastest layout.\n{parser.epilog}"
     )
     parser.add_argument("--check", metavar="LAYOUT", help="check one layout, such as tp=8,cp=1,pp=16,dp=64")
+    parser.add_argument("--compare", action="store_true", help="with --check: also the layout that a plan would choose")
     parser.add_argument("--html", type=parse_local_path, metavar="FILE", help="write a page with the Pareto front")
     parser.add_argument("--top", type=int, default=5, help="number of layouts to print (default: 5)")
     parser.add_argument("--output", type=parse_local_path, help="write a config with the fastest layout")
@@ -35,16 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = read_config(arguments.config, words)
     if arguments.check is not None:
         return _print_layout_check(arguments, resolved, own)
-    from llmsys.estimate.device_profile import load_device_profile
+    cluster = _resolve_cluster(own)
+    device = cluster.load_device()
+    if not has_batch(resolved):
+        raise ConfigError(_format_missing_batch(arguments, own))
     from llmsys.estimate.plan.layout_candidate import PlanTarget
     from llmsys.estimate.plan.layout_search import search_layouts
     from llmsys.estimate.plan.layout_table import format_plan, plan_to_dict
 
-    cluster = _resolve_cluster(own)
-    device = load_device_profile(cluster.device)
-    found = search_layouts(resolved.run, PlanTarget(cluster, device))
+    found = _search(resolved, PlanTarget(cluster, device), search_layouts)
     data = plan_to_dict(found, device, max(1, arguments.top))
-    data["launch"] = _format_launch_command(data["best"][0], cluster.devices, device.node_devices, arguments.output)
+    if "tokens" in resolved.run.train.model_fields_set:
+        data["run"] = _describe_run(found.ranked[0], device, cluster)
+    data["programs"] = [_describe_program(resolved, name, cluster) for name in _list_programs(own)]
+    data["launch"] = _format_launch_command(arguments, words, data["best"][0], cluster.devices, device.node_devices)
     if arguments.output is not None:
         write_bytes_atomically(
             arguments.output, _format_chosen_config(arguments.config, resolved, words, data).encode()
@@ -63,6 +72,61 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _format_missing_batch(arguments: argparse.Namespace, own: dict[str, str]) -> str:
+    words = " ".join([arguments.config, *(f"{name}={value}" for name, value in own.items())])
+    example = f"llmsys plan {words} batch.sequence_length=4096 batch.sequences=512"
+    return (
+        f"{arguments.config} is a bare model without a batch, and the fastest layout depends on it. Give one, such as\n"
+        f"  {example}\nor, for hours and money, a number of tokens too:\n  {example} train.tokens=1_000_000_000_000"
+    )
+
+
+def _search(resolved: "LoadedConfig", place: Any, search_layouts: Any) -> Any:
+    """Return the plan; on a terminal, with a bar of the search."""
+    from llmsys.progress import Progress
+
+    if not sys.stderr.isatty():
+        return search_layouts(resolved.run, place)
+    with Progress("plan", total=1.0, unit="search") as progress:
+        return search_layouts(resolved.run, place, lambda share: progress.advance(share - progress.done))
+
+
+def _list_programs(own: dict[str, str]) -> list[str]:
+    return [name for name in own.get("program", "").split(",") if name]
+
+
+def _describe_run(best: Any, device: Any, cluster: Any) -> dict[str, Any]:
+    """Return hours and money of the whole run in the fastest layout."""
+    from llmsys.estimate.run_cost import estimate_run_cost
+
+    cost = estimate_run_cost(best.config, best.step, device, cluster)
+    return {
+        "hours": cost.hours.to_dict(),
+        "accelerator_hours": cost.accelerator_hours.to_dict(),
+        "amount": cost.money.to_dict(),
+        "currency": cluster.currency,
+    }
+
+
+def _describe_program(resolved: "LoadedConfig", name: str, cluster: Any) -> dict[str, Any]:
+    """Return the fastest layout of another program on the same devices."""
+    from llmsys.estimate.program_search import plan_program_run
+
+    device = cluster.load_device()
+    run = plan_program_run(resolved.run, name, "auto", device=device, num_devices=cluster.devices)
+    step, memory = run.estimate_step(device), run.estimate_memory()
+    return {
+        "program": name,
+        "layout": run.format_layout(),
+        "step_seconds": step.seconds.to_dict(),
+        "tokens_per_second_per_device": step.tokens_per_second_per_device,
+        "utilisation": step.mfu,
+        "peak_bytes": memory.peak_bytes,
+        "driver_bytes": memory.driver_bytes,
+        "peak_instant": memory.peak_instant,
+    }
+
+
 def _resolve_cluster(own: dict[str, str]) -> Any:
     from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
 
@@ -75,18 +139,32 @@ def _resolve_cluster(own: dict[str, str]) -> Any:
     return cluster.model_copy(update={"devices": int(gpus), "device": own.get("device", cluster.device)})
 
 
-def _format_launch_command(best: dict[str, Any], devices: int, node_devices: int, output: Path | None) -> str:
-    """Return the command that starts the best layout; the user replaces HOST and HOSTFILE."""
-    config = output or "CONFIG"
+def _format_launch_command(
+    arguments: argparse.Namespace, words: list[str], best: dict[str, Any], devices: int, node_devices: int
+) -> str:
+    """Return the command that starts the best layout: on this machine, or on as many of Slurm's as it needs."""
+    config = str(arguments.output or arguments.config)
+    chosen = [] if arguments.output is not None else [*words, *_list_layout_words(best)]
     if devices <= node_devices:
-        return f"llmsys train {config} launch.processes={devices}"
+        return shlex.join(["llmsys", "train", config, *chosen, f"launch.processes={devices}"])
     nodes = -(-devices // node_devices)
-    if best["engine"]["kind"] == "deepspeed":
-        return f"deepspeed --hostfile HOSTFILE --module launch.train {config}"
-    return (
-        f"torchrun --nnodes={nodes} --nproc-per-node={node_devices} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 "
-        f"-m launch.train {config}"
-    )
+    per_node = devices // nodes
+    return shlex.join(["llmsys", "launch", config, *chosen, f"nodes={nodes}", f"launch.processes={per_node}"])
+
+
+def _list_layout_words(chosen: dict[str, Any]) -> list[str]:
+    """Return a layout as overrides of a config."""
+    values = {
+        "batch.micro_sequences": chosen["micro_sequences"],
+        "train.activation_checkpoint": chosen["recompute"],
+    }
+    for section in ("engine", "layout"):
+        values |= {f"{section}.{key}": value for key, value in chosen[section].items()}
+    return [
+        f"{key}={json.dumps(value) if isinstance(value, dict) else value}"
+        for key, value in values.items()
+        if value is not None
+    ]
 
 
 def _format_dry_run_command(
@@ -102,13 +180,7 @@ def _format_dry_run_command(
     nodes = -(-cluster.devices // node_devices)
     if arguments.output is not None and fastest is best[0]:
         return format_dry_run_command(str(arguments.output), (), nodes, devices, cluster.device)
-    chosen = {
-        "batch.micro_sequences": fastest["micro_sequences"],
-        "train.activation_checkpoint": fastest["recompute"],
-    }
-    for section in ("engine", "layout"):
-        chosen |= {f"{section}.{key}": value for key, value in fastest[section].items()}
-    overrides = [*words, *(f"{key}={value}" for key, value in chosen.items() if value is not None)]
+    overrides = [*words, *_list_layout_words(fastest)]
     return format_dry_run_command(arguments.config, overrides, nodes, devices, cluster.device)
 
 
@@ -134,7 +206,7 @@ def _format_chosen_config(asked: str, resolved: "LoadedConfig", words: list[str]
     head = (
         f"# Chosen by llmsys plan for {data['device']}: {best['choice']}\n"
         f"# Expected: {seconds['p50']:.3g} s per step ({seconds['p10']:.3g} to {seconds['p90']:.3g}), "
-        f"{best['peak_bytes'] / 2**30:.1f} GiB at most, {best['peak_instant']}\n"
+        f"{(best['peak_bytes'] + best['driver_bytes']) / 2**30:.1f} GiB at most, {best['peak_instant']}\n"
     )
     return head + dump_yaml(values)
 
@@ -161,25 +233,47 @@ def _merge_values(into: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _print_layout_check(arguments: argparse.Namespace, resolved: "LoadedConfig", own: dict[str, str]) -> int:
-    from llmsys.estimate.plan.layout_check import (
-        estimate_layout_fit,
-        find_layout_violations,
-        iter_remarks,
-        parse_layout,
-    )
+    from llmsys.estimate.named_layout import find_layout_violations, parse_layout
+    from llmsys.estimate.plan.layout_check import estimate_layout_fit, iter_remarks
 
     named = parse_layout(arguments.check)
     devices = _resolve_cluster(own).devices if own.keys() & {"gpus", "cluster"} else None
-    with_batch = "batch" in resolved.run.model_fields_set
-    problems = list(find_layout_violations(resolved.run, named, devices, with_batch=with_batch))
+    is_given = has_batch(resolved)
+    problems = list(find_layout_violations(resolved.run, named, devices, with_batch=is_given))
     data: dict[str, Any] = {"legal": not problems, "devices": named.num_devices, "problems": problems}
-    data["remarks"] = list(iter_remarks(resolved.run, named))
-    if not problems and own:
-        data |= estimate_layout_fit(resolved.run, named, _resolve_cluster(own | {"gpus": str(named.num_devices)}))
+    data["remarks"] = list(iter_remarks(resolved.run, named, has_batch=is_given))
+    if not problems and is_given and own.keys() - {"program"}:
+        cluster = _resolve_cluster(own | {"gpus": str(named.num_devices)})
+        data |= estimate_layout_fit(resolved.run, named, cluster, _load_program(own))
+        if arguments.compare:
+            data["own"] = _describe_own_choice(resolved, cluster)
     if arguments.json:
         print(json.dumps(data))
     else:
         print(f"{'legal' if data['legal'] else 'illegal'}: {arguments.check} on {devices or named.num_devices} devices")
-        for line in (*problems, *data["remarks"], *filter(None, [data.get("memory"), data.get("time")])):
+        for line in (*problems, *data["remarks"], *filter(None, [data.get(key) for key in ("memory", "time", "own")])):
             print(f"  {line}")
     return ILLEGAL if problems else TOO_LARGE if data.get("fits") is False else 0
+
+
+def _load_program(own: dict[str, str]) -> Any:
+    from llmsys.estimate.program_profile import load_program_profile
+
+    return load_program_profile(own["program"]) if "program" in own else None
+
+
+def _describe_own_choice(resolved: "LoadedConfig", cluster: Any) -> str:
+    """Return a sentence on the layout that a plan would choose on the same devices."""
+    from llmsys.errors import LayoutError
+    from llmsys.estimate.plan.layout_candidate import PlanTarget
+    from llmsys.estimate.plan.layout_search import search_layouts
+
+    try:
+        best = _search(resolved, PlanTarget(cluster, cluster.load_device()), search_layouts).ranked[0]
+    except LayoutError as error:
+        return f"llmsys has no layout for it: {error}"
+    seconds, peak = best.step.seconds, best.memory.peak_bytes + best.memory.driver_bytes
+    return (
+        f"llmsys would choose {best.choice.format_layout()}: {seconds.p50:.3g} s ({seconds.p10:.3g} to "
+        f"{seconds.p90:.3g}), {peak / 2**30:.1f} GiB"
+    )

@@ -14,10 +14,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_run_config(arguments.config, arguments.overrides)
     from data_pipeline.pipelines.prepare_dataset import train_tokenizer
-    from llmsys.tokenizer import load_tokenizer
+    from data_pipeline.tokenize.tokenizer_files import load_dataset_tokenizer
 
     path = train_tokenizer(config)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_dataset_tokenizer(path)
     result = {"path": str(path), "vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}
     print(json.dumps(result) if arguments.json else f"{path}: {tokenizer.vocab_size:,} pieces")
     return 0

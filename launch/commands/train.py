@@ -153,7 +153,8 @@ def format_evaluation(result: dict[str, Any]) -> str:
     """Return an evaluation as text: held-out data, each source of a mixture, and each set of questions."""
     sources = (f"{name}: {_format_heldout(one)}" for name, one in result.get("sources", {}).items())
     answers = (_format_answers(name, one) for name, one in result.get("sets", {}).items())
-    return "\n".join([_format_heldout(result), *sources, *answers])
+    metrics = (f"{name}: {one['value']:.6g}" for name, one in result.get("metrics", {}).items())
+    return "\n".join([_format_heldout(result), *metrics, *sources, *answers])
 
 
 def _format_answers(name: str, one: dict[str, Any]) -> str:

@@ -106,8 +106,8 @@ def check_clock(host: str, answer: SshResult) -> HostFinding:
 def check_versions(facts: Facts) -> Iterator[HostFinding]:
     """Yield the checks of versions and code. Every host is compared with the most common value; on a tie the first."""
     names = list(next(iter(facts.values()))["versions"])
-    usual = {name: _select_most_common([probe["versions"][name] for probe in facts.values()]) for name in names}
-    code = _select_most_common([probe["code"] for probe in facts.values()])
+    usual = {name: select_most_common([probe["versions"][name] for probe in facts.values()]) for name in names}
+    code = select_most_common([probe["code"] for probe in facts.values()])
     for host, probe in facts.items():
         mine = probe["versions"]
         other = [name for name in names if mine[name] != usual[name]]
@@ -146,7 +146,7 @@ def check_rendezvous_address(host: str, probe: Mapping[str, Any], first: str, se
 def check_devices(facts: Facts, hosts: Sequence[Host]) -> Iterator[HostFinding]:
     """Yield a check of each host's accelerators: at least one per slot, all of one kind, and not in use."""
     kinds = {host: _get_device_kind(probe["devices"]) for host, probe in facts.items() if "devices" in probe}
-    usual = _select_most_common(list(kinds.values())) if kinds else ""
+    usual = select_most_common(list(kinds.values())) if kinds else ""
     slots = {host.name: host.slots for host in hosts}
     for host, probe in facts.items():
         if "devices_problem" in probe:
@@ -182,7 +182,22 @@ def check_disk(host: str, probe: Mapping[str, Any], folder: str, parameters: int
         return HostFinding(
             host, "disk", observation, "Free space, lower checkpoint.keep_last, or set run.folder elsewhere."
         )
-    return HostFinding(host, "disk", f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} wanted")
+    kind = probe["folder"]["file_system"]
+    return HostFinding(host, "disk", f"{free / GIB:.1f} GiB free on {kind}, {wanted / GIB:.1f} wanted")
+
+
+def check_datasets(facts: Facts) -> Iterator[HostFinding]:
+    """Yield the check that every host has the same manifests of datasets. On a tie the first host is right."""
+    digests = {host: probe["data"]["digest"] for host, probe in facts.items() if "data" in probe}
+    usual = select_most_common(list(digests.values())) if digests else ""
+    for host, probe in facts.items():
+        if "data_problem" in probe:
+            yield build_problem(host, "data", probe["data_problem"])
+        elif digests[host] != usual:
+            observation = f"has another dataset: manifests {digests[host]}, on other hosts {usual}"
+            yield HostFinding(host, "data", observation, "Copy one dataset to every host, or share its folder.")
+        else:
+            yield HostFinding(host, "data", f"manifests {usual} on {', '.join(probe['data']['file_systems'])}")
 
 
 def check_shared_folder(host: str, seen: set[str], hosts: Sequence[str], folder: str) -> HostFinding:
@@ -200,9 +215,16 @@ def check_shared_folder(host: str, seen: set[str], hosts: Sequence[str], folder:
 
 def _get_device_kind(probe: Mapping[str, Any]) -> str:
     names = [str(one["name"]) for one in probe["accelerators"]]
-    return _select_most_common(names) if names else NO_ACCELERATOR
+    return select_most_common(names) if names else NO_ACCELERATOR
 
 
-def _select_most_common(values: Sequence[str]) -> str:
-    """Return the most frequent value; on a tie the first."""
+def select_most_common(values: Sequence[str]) -> str:
+    """Return the most frequent value; on a tie the first.
+
+    Args:
+        values: One value per host, at least one.
+
+    Returns:
+        One of them.
+    """
     return Counter(values).most_common(1)[0][0]

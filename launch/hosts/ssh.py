@@ -18,12 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmsys.log import has_secret
+
 CONNECT_SECONDS = 8
 SPARE_SECONDS = 2  # over the remote timeout, so that its status arrives
 # ssh's own status when it cannot connect, and that of timeout(1)
 SSH_FAILED, TIMED_OUT = 255, 124
 CHECKOUT = Path(__file__).resolve().parents[2]
-FORWARDED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+FORWARDED = ("FI_", "GLOO_", "NCCL_")  # beginnings of the variables that decide how hosts talk to each other
 HERE = ("localhost", "127.0.0.1")
 
 REMEDIES = {
@@ -115,7 +117,9 @@ def format_python_command(module: str, words: Sequence[str], environment: Mappin
     Returns:
         One shell line.
     """
-    forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    forwarded = {
+        name: value for name, value in os.environ.items() if name.startswith(FORWARDED) and not has_secret(value)
+    }
     settings = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"} | forwarded | dict(environment or {})
     command = ["env", *(f"{key}={value}" for key, value in settings.items()), sys.executable, "-m", module, *words]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}"

@@ -6,7 +6,8 @@ DeepSpeed's launcher with a hostfile, or `accelerate launch`. Pure functions: th
 
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from launch.hosts.hostfile import Host
 from launch.launchers.local import SCRIPT
 from llmsys.errors import LaunchError
 
+OWN_FAILURES = 2  # a host whose own ranks failed this often in a row leaves its place to a spare
 Launcher = Literal["torchrun", "deepspeed", "accelerate", "slurm"]
 # Default launcher of each engine.
 NATURAL: dict[str, Launcher] = {"torch": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
@@ -33,6 +35,11 @@ class LaunchPlan:
         max_restarts: Restarts of lost ranks, per host.
         patience_seconds: Longest wait for lost hosts.
         outage_seconds: Longest network outage that ranks survive.
+        spares: Hosts that train only in place of a failed one.
+        interpreter: Python of the hosts.
+        script: Script of a rank, on the hosts.
+        config_file: Config that ranks read, on the hosts; "" means that of `folder`.
+        has_standby: The processes of the next restart import torch while the ranks run.
     """
 
     hosts: tuple[Host, ...]
@@ -44,6 +51,11 @@ class LaunchPlan:
     max_restarts: int
     patience_seconds: int
     outage_seconds: int
+    spares: tuple[Host, ...] = ()
+    interpreter: str = field(default_factory=lambda: sys.executable)
+    script: str = str(SCRIPT)
+    config_file: str = ""
+    has_standby: bool = False
 
     @property
     def rendezvous_host(self) -> str:
@@ -58,7 +70,7 @@ class LaunchPlan:
     @property
     def script_arguments(self) -> list[str]:
         """The script of a rank and its config."""
-        return [str(SCRIPT), str(self.folder / "config.yaml")]
+        return [self.script, self.config_file or str(self.folder / "config.yaml")]
 
 
 @dataclass(frozen=True)
@@ -130,13 +142,15 @@ def build_torchrun_arguments(plan: LaunchPlan, slots: int, endpoint: str, identi
     launch/launchers/torchrun.py forwards signals to the ranks; launch/launchers/restart_agent.py restarts lost ones.
     """
     return [
-        sys.executable,
+        plan.interpreter,
         "-m",
         "launch.launchers.restart_agent",
         f"--meet={endpoint}",
         f"--restarts={plan.max_restarts}",
         f"--patience={plan.patience_seconds}",
-        sys.executable,
+        *([f"--leave-after={OWN_FAILURES}"] if plan.spares else []),
+        *(["--standby"] if plan.has_standby else []),
+        plan.interpreter,
         "-m",
         "launch.launchers.torchrun",
         f"--nnodes={plan.min_hosts}:{len(plan.hosts)}",
@@ -153,15 +167,35 @@ def build_torchrun_arguments(plan: LaunchPlan, slots: int, endpoint: str, identi
 
 def build_torchrun_commands(plan: LaunchPlan) -> list[HostCommand]:
     """Return one command for each host; hosts may differ in slots."""
+    return [build_torchrun_command(plan, host) for host in plan.hosts]
+
+
+def build_torchrun_command(plan: LaunchPlan, host: Host) -> HostCommand:
+    """Return the command of one host, which may be a spare.
+
+    Args:
+        plan: The launch.
+        host: The host and its slots.
+
+    Returns:
+        The command.
+    """
     endpoint = f"{plan.rendezvous_host}:{plan.port}"
-    return [
-        HostCommand(
-            host.name,
-            tuple(build_torchrun_arguments(plan, host.slots, endpoint, plan.name, strip_user(host.name))),
-            lasting=True,
-        )
-        for host in plan.hosts
-    ]
+    words = build_torchrun_arguments(plan, host.slots, endpoint, plan.name, strip_user(host.name))
+    return HostCommand(host.name, tuple(words), lasting=True)
+
+
+def join_with_variables(words: Sequence[str], names: Sequence[str]) -> str:
+    """Return words as shell text in which the shell replaces some variables.
+
+    Args:
+        words: Arguments of a command.
+        names: Variables that the shell replaces, without `$`. Words that hold one must hold no other special character.
+
+    Returns:
+        The words, quoted.
+    """
+    return " ".join(f'"{word}"' if any(f"${name}" in word for name in names) else shlex.quote(word) for word in words)
 
 
 def build_accelerate_commands(plan: LaunchPlan) -> list[HostCommand]:

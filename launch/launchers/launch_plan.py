@@ -33,6 +33,10 @@ def build_launch_plan(
     min_hosts: int,
     restarts: int,
     patience_seconds: int = PATIENCE_SECONDS,
+    spares: Sequence[Host] = (),
+    *,
+    must_resolve: bool = True,
+    has_standby: bool = False,
 ) -> LaunchPlan:
     """Check a launch and return its plan.
 
@@ -43,6 +47,9 @@ def build_launch_plan(
         min_hosts: Fewest hosts to continue with; 0 means all.
         restarts: Restarts of lost ranks, per host.
         patience_seconds: How long hosts that lost each other wait to meet again.
+        spares: Hosts that train only in place of a failed one.
+        has_standby: Import torch for the next restart while the ranks run.
+        must_resolve: Reject a name that this host cannot resolve. Commands that are only printed may run elsewhere.
 
     Returns:
         The settings that every command shares.
@@ -53,29 +60,70 @@ def build_launch_plan(
         ConfigError: The batch does not fit the ranks.
     """
     min_hosts = min_hosts or len(hosts)
-    if not 1 <= min_hosts <= len(hosts):
-        raise LaunchError(f"--min-hosts {min_hosts} is not possible with {len(hosts)} hosts. Use 1 to {len(hosts)}.")
-    if min_hosts < len(hosts) and launcher not in ("torchrun", "slurm"):
-        raise LaunchError(
-            f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it started with. Use "
-            "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
-            "hosts of your choice."
-        )
-    check_layout(config, hosts, min_hosts, is_anonymous=hosts[0].name.startswith(ANONYMOUS))
+    check_launcher(launcher, len(hosts), min_hosts, has_standby=has_standby)
+    is_anonymous = hosts[0].name.startswith(ANONYMOUS)
+    check_layout(config, hosts, min_hosts, is_anonymous=is_anonymous)
+    check_spares(hosts, spares, launcher)
+    if launcher != "slurm" and not is_anonymous:
+        check_addresses([*hosts, *spares], must_resolve=must_resolve)
+    port = config.launch.port
+    # a Slurm job derives its port from its id: no node can be asked now
     if launcher != "slurm":
-        check_addresses(hosts)
+        port = (port or PORT) if is_anonymous else choose_rendezvous_port(hosts, port, must_resolve=must_resolve)
     return LaunchPlan(
         hosts=tuple(hosts),
         folder=get_bundle_folder(config),
         working_directory=Path.cwd(),
-        # a Slurm job derives its port from its id: no node can be asked now
-        port=config.launch.port if launcher == "slurm" else choose_rendezvous_port(hosts, config.launch.port),
+        port=port,
         name="".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.run.name),
         min_hosts=min_hosts,
         max_restarts=restarts,
         patience_seconds=patience_seconds,
         outage_seconds=round(config.train.hang_timeout_seconds) or UNWATCHED_SECONDS,
+        spares=tuple(spares),
+        has_standby=has_standby,
     )
+
+
+def check_launcher(launcher: Launcher, num_hosts: int, min_hosts: int, *, has_standby: bool) -> None:
+    """Reject numbers of hosts that are not there, and what a launcher without restarts cannot do."""
+    if not 1 <= min_hosts <= num_hosts:
+        raise LaunchError(f"--min-hosts {min_hosts} is not possible with {num_hosts} hosts. Use 1 to {num_hosts}.")
+    if min_hosts < num_hosts and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--min-hosts {min_hosts}: {launcher} cannot continue with fewer hosts than it started with. Use "
+            "--launcher torchrun or --launcher slurm, or leave --min-hosts out: the same command resumes on "
+            "hosts of your choice."
+        )
+    if has_standby and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--standby: {launcher} does not restart ranks. Use --launcher torchrun, or leave --standby out: the same "
+            "command continues from the newest checkpoint."
+        )
+
+
+def check_spares(hosts: Sequence[Host], spares: Sequence[Host], launcher: Launcher) -> None:
+    """Reject spares that could not take the place of every host, or a launcher that cannot replace one."""
+    if not spares:
+        return
+    if launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"spares={len(spares)}: {launcher} cannot replace a host. Use --launcher torchrun or --launcher slurm, or "
+            "leave spares= out: the same command resumes on hosts of your choice."
+        )
+    if len(hosts) == 1:
+        raise LaunchError(
+            "spares= needs two hosts or more, because the first one holds the rendezvous and cannot be replaced. "
+            "Leave it out."
+        )
+    if len({host.slots for host in (*hosts, *spares)}) > 1:
+        sizes = ", ".join(f"{host.name}:{host.slots}" for host in (*hosts, *spares))
+        raise LaunchError(
+            f"{sizes}: a spare takes the place of any host, so all need the same number of slots. Give spares as many "
+            "slots as the hosts have."
+        )
+    if twice := {host.name for host in hosts} & {host.name for host in spares}:
+        raise LaunchError(f"spares={', '.join(sorted(twice))} is also in nodes=. Name each host once.")
 
 
 def check_layout(config: RunConfig, hosts: Sequence[Host], min_hosts: int, is_anonymous: bool = False) -> None:
@@ -95,12 +143,18 @@ def check_layout(config: RunConfig, hosts: Sequence[Host], min_hosts: int, is_an
             raise type(error)(f"on {count} of {len(hosts)} hosts{each}, {ranks} ranks: {error}{remedy}") from None
 
 
-def check_addresses(hosts: Sequence[Host]) -> None:
+def check_addresses(hosts: Sequence[Host], *, must_resolve: bool) -> None:
     """Reject a name that resolves to loopback: other hosts would look for the ranks on themselves."""
     if len(hosts) == 1:
         return
     for host in hosts:
-        for address in resolve_addresses(strip_user(host.name)):
+        try:
+            found = resolve_addresses(strip_user(host.name))
+        except LaunchError:
+            if must_resolve:
+                raise
+            continue
+        for address in found:
             if is_loopback(address):
                 raise LaunchError(
                     f"{host.name} resolves to {address} on {socket.gethostname()}, a loopback address, which "
@@ -109,10 +163,15 @@ def check_addresses(hosts: Sequence[Host]) -> None:
                 )
 
 
-def choose_rendezvous_port(hosts: Sequence[Host], port: int) -> int:
+def choose_rendezvous_port(hosts: Sequence[Host], port: int, *, must_resolve: bool) -> int:
     """Return the port where ranks meet; raise LaunchError when it is in use. Only this host can be asked."""
     head = strip_user(hosts[0].name)
-    if not is_this_host(head):
+    try:
+        if not is_this_host(head):
+            return port or PORT
+    except LaunchError:
+        if must_resolve:
+            raise
         return port or PORT
     if not port and len(hosts) == 1:
         return find_free_port()

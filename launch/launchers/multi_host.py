@@ -2,7 +2,7 @@
 
 Prints the output of the ranks. SIGTERM, SIGUSR1 and SIGHUP are forwarded to the ranks of every host, which save and
 exit with 75. Ctrl-C ends everything. A host whose connection was lost is connected again as soon as it answers. The
-statuses of the hosts are combined into one status and one message.
+statuses of the hosts are combined into one status and one message. A spare takes the place of a host that has failed.
 """
 
 import math
@@ -16,9 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from launch.hosts.hostfile import Host
 from launch.hosts.network_interfaces import is_this_host
 from launch.hosts.ssh import CONNECT_SECONDS, SSH_FAILED
-from launch.launchers.host_commands import HostCommand, LaunchPlan, strip_user
+from launch.launchers.host_commands import HostCommand, LaunchPlan, build_torchrun_command, strip_user
+from launch.launchers.spare_hosts import RECONNECT_SECONDS, Replacement
 from launch.process.parent_watch import build_child_environment
 from launch.process.signal_forwarding import SECOND_SECONDS, get_signals_to_forward, ignore_own_signals, signal_ranks
 from launch.train import CRASHED, HUNG, LOST_PEER, MENDABLE, STOPPED, UNMET
@@ -61,7 +63,8 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
         LostRankError: Hosts failed; the message names them.
         SystemExit: A rank has printed its own message; this carries its status.
     """
-    processes = [RemoteProcess(command, _start_process(plan, command), time.monotonic()) for command in commands]
+    processes = [_start_remote(plan, command) for command in commands]
+    spares, replacement = list(plan.spares), Replacement(commands[0].host or "")
     asked: dict[int, float] = {}
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
@@ -80,7 +83,11 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
             time.sleep(LOOK_SECONDS)
             for remote in processes:
                 others = any(one.status is None for one in processes if one is not remote)
-                _update_process(plan, remote, keep=others and not asked)
+                reconnect_seconds = min(RECONNECT_SECONDS, plan.patience_seconds) if spares else plan.patience_seconds
+                if _update_process(plan, remote, reconnect_seconds if others and not asked else 0.0):
+                    replacement.add_failure(remote.command.host or "", remote.status or 0)
+            if spares and not asked:
+                _replace_hosts(plan, processes, replacement, spares)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -89,24 +96,46 @@ def run_commands(plan: LaunchPlan, commands: Sequence[HostCommand]) -> int:
     return combine_statuses({remote.command.host or "": remote.status or 0 for remote in processes}, plan)
 
 
-def _update_process(plan: LaunchPlan, remote: RemoteProcess, *, keep: bool) -> None:
-    """Poll a command. With `keep`, start it again where only the connection to its host was lost."""
+def _replace_hosts(
+    plan: LaunchPlan, processes: list[RemoteProcess], replacement: Replacement, spares: list[Host]
+) -> None:
+    """Start a spare in place of each host that has failed, as long as there are spares."""
+    by_host = {remote.command.host or "": remote for remote in processes}
+    ended = {host: remote.status for host, remote in by_host.items() if remote.status is not None}
+    for host in replacement.list_due(ended, by_host.keys() - ended.keys()):
+        if spares:
+            spare = spares.pop(0)
+            message = f"{_describe_failures({host: ended[host]})}; {spare.name} takes its place"
+            print(f"llmsys: {message}", file=sys.stderr, flush=True)
+            processes[processes.index(by_host[host])] = _start_remote(plan, build_torchrun_command(plan, spare))
+
+
+def _start_remote(plan: LaunchPlan, command: HostCommand) -> RemoteProcess:
+    return RemoteProcess(command, _start_process(plan, command), time.monotonic())
+
+
+def _update_process(plan: LaunchPlan, remote: RemoteProcess, reconnect_seconds: float) -> bool:
+    """Poll a command; return whether it has just ended.
+
+    Where only the connection to its host was lost, it is started again for `reconnect_seconds`.
+    """
     if remote.status is not None or (status := remote.process.poll()) is None:
-        return
+        return False
     now = time.monotonic()
-    if status == SSH_FAILED and remote.command.lasting and keep:
+    if status == SSH_FAILED and remote.command.lasting and reconnect_seconds:
         if remote.lost_at is None or now - remote.start_time > 2 * CONNECT_SECONDS:  # an earlier attempt had connected
             remote.lost_at = now
             message = (
-                f"lost the connection to {remote.command.host}; reconnecting for up to {plan.patience_seconds} "
-                "s (--patience)"
+                f"lost the connection to {remote.command.host}; reconnecting for up to {reconnect_seconds:.0f} s "
+                f"({'then a spare takes its place' if reconnect_seconds < plan.patience_seconds else '--patience'})"
             )
             print(f"llmsys: {message}", file=sys.stderr, flush=True)
-        if now - remote.lost_at <= plan.patience_seconds:
+        if now - remote.lost_at <= reconnect_seconds:
             if now - remote.start_time >= AGAIN_SECONDS:
                 remote.process, remote.start_time = _start_process(plan, remote.command, again=True), now
-            return
+            return False
     remote.status = status
+    return True
 
 
 def combine_statuses(statuses: dict[str, int], plan: LaunchPlan) -> int:
@@ -161,7 +190,7 @@ def _start_process(plan: LaunchPlan, command: HostCommand, *, again: bool = Fals
 def _signal_hosts(plan: LaunchPlan, number: int) -> None:
     """Send a signal to the ranks of every host. One rank that receives it is enough, since ranks agree at each step."""
     signal_ranks(str(plan.folder / "config.yaml"), number)
-    for host in plan.hosts:
+    for host in (*plan.hosts, *plan.spares):
         if not is_this_host(strip_user(host.name)):
             with suppress(OSError):
                 forwarded = signal.SIGUSR1 if number == signal.SIGHUP else number  # there, SIGHUP ends ranks at once

@@ -20,6 +20,7 @@ import psutil
 from launch.hosts.network_interfaces import is_this_host
 from launch.process.parent_watch import build_child_environment, die_with_parent
 from launch.process.signal_forwarding import forward_signals, list_descendant_ranks
+from launch.process.standby import VARIABLE as STANDBY
 from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.errors import LaunchError
 from llmsys.log import configure_logging, get_logger
@@ -31,6 +32,8 @@ KNOCK_SECONDS = 5.0
 SHUT_SECONDS = 20.0
 LONGEST_PAUSE_SECONDS = 30.0
 SAY_SECONDS = 10.0
+# Imports of a standby wait until the ranks have made theirs.
+SETTLE_SECONDS = 20.0
 
 log = get_logger("launch.launchers.restart_agent")
 
@@ -59,26 +62,84 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
 
-def run_with_restarts(command: Sequence[str], rendezvous: Rendezvous, restarts: int, patience_seconds: float) -> int:
+class StandbyAgent:
+    """The next agent of a host, started before it is needed, so that a restart waits for no import.
+
+    Without `is_wanted` there is none, and every agent is started when it is needed.
+    """
+
+    def __init__(self, command: Sequence[str], is_wanted: bool) -> None:
+        """Start agents by this command."""
+        self.command, self.is_wanted = command, is_wanted
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> None:
+        """Start the next agent, unless it is there."""
+        if self.is_wanted and self.process is None:
+            environment = build_child_environment() | {STANDBY: "1"}
+            self.process = subprocess.Popen(self.command, env=environment, stdin=subprocess.PIPE)
+
+    def take(self) -> "subprocess.Popen[bytes]":
+        """Return an agent that begins now: the one that was prepared, else a new one."""
+        agent, self.process = self.process, None
+        with suppress(OSError):
+            if agent is not None and agent.stdin is not None and agent.poll() is None:
+                agent.stdin.write(b"\n")
+                agent.stdin.close()
+                return agent
+        # a new process each time: an agent that lost its rendezvous blocks in a call without a timeout
+        return subprocess.Popen(self.command, env=build_child_environment())
+
+    def close(self) -> None:
+        """End the agent that was prepared and not needed."""
+        if self.process is not None:
+            self.process.kill()  # its ranks read the end of their input
+            self.process.wait()
+
+
+def run_with_restarts(
+    command: Sequence[str],
+    rendezvous: Rendezvous,
+    restarts: int,
+    patience_seconds: float,
+    leave_after: int = 0,
+    has_standby: bool = False,
+) -> int:
     """Run the command until it has ended for good; return its last status, or 3 when the hosts did not meet in time.
 
     `restarts` counts ranks that ran and were lost. Hosts that wait for each other are limited by the patience alone.
+    With `leave_after`, a host whose own ranks failed so often in a row ends, so that a spare can take its place.
+    With `has_standby`, the processes of the next restart are started and import torch while the ranks run.
     """
-    with forward_signals() as asked:
-        return _run_attempts(command, rendezvous, restarts, patience_seconds, asked)
+    agents = StandbyAgent(command, has_standby)
+    try:
+        with forward_signals() as asked:
+            return _run_attempts(agents, rendezvous, restarts, patience_seconds, leave_after, asked)
+    finally:
+        agents.close()
 
 
 def _run_attempts(
-    command: Sequence[str], rendezvous: Rendezvous, restarts: int, patience_seconds: float, asked: list[int]
+    agents: StandbyAgent,
+    rendezvous: Rendezvous,
+    restarts: int,
+    patience_seconds: float,
+    leave_after: int,
+    asked: list[int],
 ) -> int:
     """Run `run_with_restarts`. Ranks that were `asked` to stop are not restarted, whatever their exit status."""
-    left, lost_at, pause = restarts, time.monotonic(), 1.0
+    left, lost_at, pause, own_failures = restarts, time.monotonic(), 1.0, 0
     while _wait_for_rendezvous(rendezvous, lost_at + patience_seconds):
-        status, lived_until = _run_attempt(command, rendezvous, lost_at, patience_seconds, asked)
+        status, lived_until = _run_attempt(agents, rendezvous, lost_at, patience_seconds, asked)
         if status in FINAL or asked:
             return status
         # hosts that did not meet have lost no rank, and use up no restart
         if lived_until is not None:
+            # ranks that lost a peer are not the cause
+            own_failures = own_failures + 1 if status != LOST_PEER else 0
+            if leave_after and own_failures >= leave_after and not rendezvous.is_local:
+                log.error("the ranks of this host failed %d times in a row; it leaves its place", own_failures)
+                return status
             if left == 0:
                 if restarts:  # else the ranks have has_warned all
                     log.error(
@@ -113,21 +174,23 @@ def _wait_for_rendezvous(rendezvous: Rendezvous, deadline: float) -> bool:
 
 
 def _run_attempt(
-    command: Sequence[str], rendezvous: Rendezvous, lost_at: float, patience_seconds: float, asked: list[int]
+    agents: StandbyAgent, rendezvous: Rendezvous, lost_at: float, patience_seconds: float, asked: list[int]
 ) -> tuple[int, float | None]:
     """Run one agent; return its status, and when its ranks were last seen (None: the hosts did not meet).
 
     An agent without ranks is killed when the patience is over, or when its rendezvous has been unreachable for
     SHUT_SECONDS. Agent and ranks are gone afterwards.
     """
-    # a new process each time: an agent that lost its rendezvous blocks in a call without a timeout
-    agent = subprocess.Popen(command, env=build_child_environment())
+    agent = agents.take()
     ranks: list[psutil.Process] = []
     lived_until, open_at = None, time.monotonic()
+    settled_at = open_at + SETTLE_SECONDS
     while (status := _wait_for_exit(agent, LOOK_SECONDS)) is None:
         now = time.monotonic()
         if seen := list_descendant_ranks(agent.pid):
             ranks, lived_until, open_at = seen, now, now
+            if now >= settled_at:
+                agents.prepare()
             continue
         # Ranks may take long to come; only an unreachable rendezvous counts as shut.
         open_at = now if rendezvous.is_local or rendezvous.is_open() else open_at
@@ -164,13 +227,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--meet", required=True, help="HOST:PORT of the first host")
     parser.add_argument("--restarts", type=int, required=True, help="number of restarts of lost ranks")
     parser.add_argument("--patience", type=float, required=True, help="seconds to wait for lost hosts")
+    parser.add_argument("--leave-after", type=int, default=0, help="failures of this host's own ranks until it leaves")
+    parser.add_argument("--standby", action="store_true", help="import torch for the next restart in advance")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="command that starts the ranks of this host")
     options = parser.parse_args(arguments)
     die_with_parent()
     configure_logging()
     host, _, port = options.meet.rpartition(":")
     try:
-        return run_with_restarts(options.command, Rendezvous(host, int(port)), options.restarts, options.patience)
+        rendezvous = Rendezvous(host, int(port))
+        return run_with_restarts(
+            options.command, rendezvous, options.restarts, options.patience, options.leave_after, options.standby
+        )
     except KeyboardInterrupt:
         return 130
 

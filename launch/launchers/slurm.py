@@ -2,8 +2,8 @@
 
 One task per node runs torchrun; the rendezvous is on the first node. NOTICE_SECONDS before the time limit Slurm sends
 SIGUSR1 to the batch script, which forwards it to the ranks: they save and exit with 75, and the job is requeued. After
-a node failure Slurm requeues the job itself, unless `min_hosts` nodes are left and continue. Slurm does not notice the
-loss of the first node of such a job, where the script runs: the other nodes then requeue it.
+a node failure Slurm requeues the job itself, unless `min_hosts` nodes are left or a spare takes its place. Slurm does
+not notice the loss of the first node of such a job, where the script runs: the other nodes then requeue it.
 """
 
 import re
@@ -11,7 +11,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.launchers.host_commands import LaunchPlan, build_torchrun_arguments, require_even_slots, strip_user
+from launch.launchers.host_commands import (
+    LaunchPlan,
+    build_torchrun_arguments,
+    join_with_variables,
+    require_even_slots,
+    strip_user,
+)
 from launch.train import STOPPED
 from llmsys.errors import LaunchError
 from llmsys.local_files import LOCK_NAME
@@ -33,8 +39,7 @@ before=$(saved)
 # A node that was cut off may still have ranks, and one of them this run, until it notices.
 [ -z "${{SLURM_RESTART_COUNT:-}}" ] || flock --wait {held} {lock} true
 
-srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=0 --wait=0{stay} \\
-    bash -c {task} &
+{run} &
 step=$!
 trap 'scancel --signal=USR1 "$SLURM_JOB_ID"' USR1  # signals the job's steps, not this script
 trap : TERM  # the steps have it too
@@ -52,6 +57,14 @@ if [ "$status" -eq {stopped} ]; then
 fi
 exit "$status"
 """
+
+RUN = """\
+srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=0 --wait=0{stay} \\
+    bash -c {task}"""
+# One step for each node: a spare takes the place of one that fails.
+RUN_WITH_SPARES = """\
+{python} -m launch.launchers.slurm_hosts --trainers={trainers} --task={task} \\
+    $(scontrol show hostnames "$SLURM_JOB_NODELIST")"""
 
 # A job with --no-kill that loses the node of its script would otherwise idle until its time limit.
 WATCH = """\
@@ -79,7 +92,7 @@ def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int
         LaunchError: Slots differ, or an option holds a secret or several lines.
     """
     slots = require_even_slots(plan.hosts, "a Slurm job")
-    nodes = len(plan.hosts)
+    nodes = len(plan.hosts) + len(plan.spares)
     options = [f"--job-name={plan.name}", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", "--requeue"]
     options += [
         "--open-mode=append",
@@ -88,7 +101,7 @@ def format_sbatch_script(plan: LaunchPlan, *, chosen: bool, gpus: int, port: int
         f"--output={_escape_percent(plan.folder)}/slurm-%j.out",
     ]
     if not chosen:
-        options.append(f"--nodelist={','.join(strip_user(host.name) for host in plan.hosts)}")
+        options.append(f"--nodelist={','.join(strip_user(host.name) for host in (*plan.hosts, *plan.spares))}")
     options += [f"--gpus-per-node={gpus}"] * bool(gpus) + ["--no-kill"] * (plan.min_hosts < nodes) + list(more)
     head = "".join(f"#SBATCH {_quote_option(option)}\n" for option in options)
     return "#!/bin/bash\n" + head + "\n" + _format_job_body(plan, slots, port)
@@ -117,6 +130,11 @@ def _quote_option(option: str) -> str:
 
 def _format_job_body(plan: LaunchPlan, slots: int, port: int) -> str:
     checkpoints: Path = plan.folder.parent / "checkpoints"
+    task, python = shlex.quote(_format_node_task(plan, slots)), shlex.quote(plan.interpreter)
+    if plan.spares:
+        run = RUN_WITH_SPARES.format(python=python, trainers=len(plan.hosts), task=task)
+    else:
+        run = RUN.format(stay=" --no-kill" if plan.min_hosts < len(plan.hosts) else "", task=task)
     return BODY.format(
         enter=f"cd {shlex.quote(str(plan.working_directory))} && . "
         f"{shlex.quote(str(plan.folder / 'environment.sh'))} || exit",
@@ -125,8 +143,7 @@ def _format_job_body(plan: LaunchPlan, slots: int, port: int) -> str:
         checkpoints=shlex.quote(str(checkpoints)),
         held=plan.outage_seconds + AIR_SECONDS,
         lock=shlex.quote(str(plan.folder.parent / LOCK_NAME)),
-        stay=" --no-kill" if plan.min_hosts < len(plan.hosts) else "",
-        task=shlex.quote(_format_node_task(plan, slots)),
+        run=run,
         stopped=STOPPED,
     )
 
@@ -136,7 +153,6 @@ def _format_node_task(plan: LaunchPlan, slots: int) -> str:
     # after a requeue, agents must not meet those of the start before
     identity = "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
     words = build_torchrun_arguments(plan, slots, "$MASTER_HOST:$PORT", identity, "$SLURMD_NODENAME")
-    watch = WATCH.format(seconds=LOOK_SECONDS) if plan.min_hosts < len(plan.hosts) else ""
-    return f"{watch}exec " + " ".join(
-        f'"{word}"' if "$SLURM" in word or "$MASTER" in word else shlex.quote(word) for word in words
-    )
+    may_lose_nodes = plan.min_hosts < len(plan.hosts) or bool(plan.spares)
+    watch = WATCH.format(seconds=LOOK_SECONDS) if may_lose_nodes else ""
+    return f"{watch}exec {join_with_variables(words, ('SLURM', 'MASTER'))}"

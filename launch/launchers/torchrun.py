@@ -9,6 +9,7 @@ were stopped on request.
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
@@ -17,11 +18,13 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read as torch is import
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
 from launch.process.parent_watch import die_with_parent
 from launch.process.signal_forwarding import forward_signals, get_signals_to_forward
+from launch.process.standby import StandbyRanks, is_standby, wait_for_turn
 from launch.train import CRASHED, HUNG, LAUNCHER_REPORTS, LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.log import configure_logging, get_logger
 from llmsys.parallel.rendezvous import bind_rendezvous
@@ -53,7 +56,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.max_restarts:
         print(NO_RESTARTS.format(options.max_restarts), file=sys.stderr)
         return MENDABLE
+    if is_standby():
+        command = [sys.executable, "-u", options.training_script, *options.training_script_args]
+        use_standby_ranks(StandbyRanks(command, int(options.nproc_per_node)))
+        wait_for_turn()
     return run_elastic_agent(lambda: run(options))
+
+
+def use_standby_ranks(standby: StandbyRanks) -> None:
+    """Let torch's agent start ranks as processes that have imported torch, as long as there are some.
+
+    Args:
+        standby: The processes.
+    """
+
+    start_process = SubprocessHandler._popen
+
+    def take_or_start(
+        handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        # output that torch writes to files was set when the process began
+        can_take = handler._stdout is None and handler._stderr is None
+        taken = standby.take(args, env) if can_take else None
+        return start_process(handler, args, env) if taken is None else taken
+
+    # the method of torch that starts a worker
+    SubprocessHandler._popen = take_or_start
 
 
 def run_elastic_agent(start: Callable[[], None]) -> int:

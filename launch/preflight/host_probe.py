@@ -19,7 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launch.preflight.hardware_probe import collect_hardware_facts
 from llmsys.errors import LlmsysError, to_data_error
+from llmsys.local_files import find_folder_url, lock_folder
+from llmsys.manifest_section import MANIFEST_NAME
+from llmsys.mount import find_mount
 from llmsys.port import EVERYWHERE, describe_port_conflict, find_free_port
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "numpy", "pyarrow")
@@ -33,6 +37,8 @@ def collect_host_facts(request: dict[str, Any]) -> dict[str, Any]:
         facts |= _collect_fact("port", lambda: require_port(request["port"]))
     facts |= _collect_fact("free_port", lambda: find_free_port(EVERYWHERE))
     facts |= _collect_fact("folder", lambda: write_marker(Path(request["folder"]), request["marker"], request["rank"]))
+    facts |= _collect_fact("data", lambda: read_datasets(request))
+    facts |= _collect_fact("hardware", collect_hardware_facts)
     facts |= _collect_fact("devices", read_devices)
     facts |= _collect_fact("batch", lambda: read_first_batch(request))
     return facts
@@ -85,14 +91,51 @@ def require_port(wanted: int) -> None:
         )
 
 
-def write_marker(folder: Path, marker: str, rank: int) -> dict[str, int]:
-    """Write a file that the other hosts look for; return the free bytes of its file system."""
+def write_marker(folder: Path, marker: str, rank: int) -> dict[str, Any]:
+    """Write a file that the other hosts read; return the free bytes and the type of its file system."""
     try:
         (folder / marker).mkdir(parents=True, exist_ok=True)
-        (folder / marker / str(rank)).write_text("seen\n")
+        (folder / marker / str(rank)).write_text(format_marker(marker, rank))
+        with lock_folder(folder / marker):  # a run locks its folder
+            pass
     except OSError as error:
         raise to_data_error(error) or error from None
-    return {"free_bytes": shutil.disk_usage(folder).free}
+    return {"free_bytes": shutil.disk_usage(folder).free, "file_system": find_mount(folder)[0]}
+
+
+def format_marker(marker: str, rank: int) -> str:
+    """Return what a host writes into its marker.
+
+    Args:
+        marker: Name of the folder of the markers, new in each preflight.
+        rank: Number of the host.
+
+    Returns:
+        One line, which no earlier preflight wrote.
+    """
+    return f"{marker}:{rank}\n"
+
+
+def read_datasets(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a hash of the manifests of the run's datasets, and the types of the file systems that they are on."""
+    from llmsys.config.data import list_dataset_folders
+    from llmsys.config.load import load_run_config
+
+    digest, kinds = hashlib.blake2b(digest_size=6), []
+    for folder in list_dataset_folders(load_run_config(request["config"], request["overrides"]).data):
+        if (url := find_folder_url(folder)) is not None:
+            digest.update(url.encode())
+            kinds.append(url.partition(":")[0])
+            continue
+        try:
+            digest.update((folder / MANIFEST_NAME).read_bytes())
+        except OSError as error:
+            raise LlmsysError(
+                f"{folder / MANIFEST_NAME} cannot be read ({error.strerror}). Prepare the dataset, copy it to this "
+                "host, or share its folder."
+            ) from None
+        kinds.append(find_mount(folder)[0])
+    return {"digest": digest.hexdigest(), "file_systems": sorted(set(kinds))}
 
 
 def read_devices() -> dict[str, Any]:

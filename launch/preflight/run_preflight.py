@@ -25,6 +25,8 @@ from launch.launchers.host_commands import strip_user
 from launch.launchers.launch_plan import PORT
 from launch.preflight.cluster_checks import check_collectives, check_memory_fit
 from launch.preflight.dry_run_check import DryRunWish, check_dry_run
+from launch.preflight.hardware_checks import check_hardware
+from launch.preflight.host_probe import format_marker
 from llmsys.config.run import RunConfig
 from llmsys.data.step_plan import RunPlan
 from llmsys.errors import LlmsysError
@@ -139,6 +141,7 @@ def _check_facts(
         return
     yield from host_checks.check_versions(facts)
     yield from host_checks.check_devices(facts, request.hosts)
+    yield from check_hardware(facts)
     yield from check_memory_fit(request.config, request.hosts, facts)
     parameters, kept = count_parameters(request.config.model).total, request.config.checkpoint.keep_last
     folder = str(request.run_folder)
@@ -153,20 +156,22 @@ def _check_facts(
             yield HostFinding(
                 name, "dry batch", "{micro_batches} micro-batches for its first rank".format(**probe["batch"])
             )
+    yield from host_checks.check_datasets(facts)
     yield from _check_sharing(request, facts, marker, seconds)
 
 
 def _check_sharing(
     request: PreflightRequest, facts: dict[str, dict[str, Any]], marker: str, seconds: int
 ) -> Iterator[HostFinding]:
-    """Check that each host sees the file of every other. Files are tested by name, because a listing may be cached."""
+    """Check that each host reads what every other wrote. Files are read by name, because a listing may be cached."""
     wrote = [name for name, probe in facts.items() if "folder" in probe]
     numbers = [str(request.host_names.index(name)) for name in wrote]
     folder = shlex.quote(str(request.run_folder / marker))
     # by name, because a listing may be cached
-    look = "; ".join(f"test -e {folder}/{number} && echo {number}" for number in numbers)
+    look = "; ".join(f"cat {folder}/{number} 2>/dev/null" for number in numbers)
     for name, answer in run_on_all_hosts(wrote, lambda _: f"{look}; true", seconds).items():
-        seen = {wrote[numbers.index(one)] for one in answer.output.split() if one in numbers}
+        lines = answer.output.splitlines(keepends=True)
+        seen = {wrote[numbers.index(one)] for one in numbers if format_marker(marker, int(one)) in lines}
         yield host_checks.check_shared_folder(name, seen, wrote, str(request.run_folder))
 
 

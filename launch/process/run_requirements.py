@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from llmsys.config.bitwise_constraints import list_micro_batch_counts, require_ranks
 from llmsys.config.data import list_dataset_folders
+from llmsys.config.optimizer import PythonOptimizerConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.schedule import PythonScheduleConfig
 from llmsys.data.step_plan import RunPlan
@@ -31,6 +32,14 @@ def require_layout(config: RunConfig, ranks: int) -> None:
     """
     if isinstance(config.schedule, PythonScheduleConfig):  # before any rank trains to the step that needs it
         load_python_schedule(config.schedule).compute_multiplier(config.train.tokens, config.train.tokens)
+    if isinstance(config.optimizer, PythonOptimizerConfig):
+        from llmsys.optim.python_optimizer import load_python_optimizer
+
+        load_python_optimizer(config.optimizer)
+    if config.evaluation.metrics:
+        from llmsys.train.python_metric import load_python_metrics
+
+        load_python_metrics(config.evaluation.metrics)
     layout = config.resolve_layout(ranks)
     windows = config.objective.uses_windows
     if config.train.reproducibility == "bitwise":

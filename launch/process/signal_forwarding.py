@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from launch.process.standby import IDLE_NAME
 from llmsys.train.stop_request import HANGUP, HANGUP_ENDS, HANGUP_SAVES, PROFILE_SIGNAL, redirect_dead_terminal
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
@@ -176,7 +177,14 @@ def _send_signal(ranks: list[psutil.Process], number: int) -> None:
 def _is_rank(process: psutil.Process) -> bool:
     """Return whether the process runs launch/train.py itself. Launchers name it too, but after their own script."""
     words = _list_process_arguments(process)
-    return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME
+    return bool(words) and os.path.basename(words[0]) == SCRIPT_NAME and not _is_idle(process)
+
+
+def _is_idle(process: psutil.Process) -> bool:
+    """Return whether the process is a standby that waits for a restart."""
+    with contextlib.suppress(psutil.Error):
+        return process.name() == IDLE_NAME
+    return True
 
 
 def _is_on_this_host(process: psutil.Process) -> bool:

@@ -12,6 +12,7 @@ Invariants:
 - A page above a limit is dropped with the limit, its value and its threshold.
 """
 
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -186,6 +187,14 @@ class PiiReplacementConfig(Section):
 PiiConfig = Annotated[NoPiiReplacement | PiiReplacementConfig, Field(discriminator="kind")]
 
 
+class PythonReaderConfig(PythonCode):
+    """A reader of your own: a class that extends `data_pipeline.readers.python_reader.PythonReader`."""
+
+    kind: Literal["python"] = "python"
+
+    __hash__ = PythonCode.__hash__
+
+
 class ReadConfig(Section):
     """Options for reading crawl files and document files."""
 
@@ -211,4 +220,9 @@ class ReadConfig(Section):
     )
     max_attempts: int = Field(
         5, ge=1, le=100, description="Maximum attempts of a read from remote storage, with delays of 0.5, 1, 2, … s."
+    )
+    reader: PythonReaderConfig | None = Field(
+        None,
+        exclude_if=not_,  # keys of datasets that were prepared before it
+        description="A reader of your own for the files, which are then not split into blocks. Null: by their format.",
     )

@@ -4,6 +4,7 @@ Reads nothing; `validation_errors` names our word for a key or value that is not
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 
 # Our key by the last part of the key of another trainer.
@@ -105,9 +106,15 @@ def suggest_value(key: str, value: str, legal: Sequence[str]) -> str | None:
     return next(iter([*([common] if common in legal else []), *same, *begun, *close]), None)
 
 
-def suggest_number(value: object) -> str | None:
-    """Return the number that a text such as `1B`, `10k` or `5%` means, as YAML; None for another value."""
-    text = str(value).strip().lower().replace(",", "")
+def suggest_number(value: object, is_whole: bool = False) -> str | None:
+    """Return the number that a text such as `1B`, `10k`, `1,5` or `5%` means, as YAML; None for another value."""
+    text = str(value).strip().lower()
+    if is_whole and text.endswith("%"):
+        return None  # of what is not known here
+    # A comma before anything but three digits is a decimal one.
+    text = re.sub(r"^(-?\d+),(\d{1,2}|\d{4,})$", r"\1.\2", text).replace(",", "")
+    if is_whole and "." in text and text[-1].isdigit():
+        return None
     digits, factor = text[:-1], _SUFFIXES.get(text[-1:], 0)
     try:
         if text.endswith("%"):

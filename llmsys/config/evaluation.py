@@ -3,10 +3,11 @@
 Read during training and by `llmsys evaluate`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from llmsys.config.python_code import PythonCode
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
 # Sequences of one forward pass of an evaluation; fewer where evaluation or training micro-batches are smaller.
@@ -14,6 +15,8 @@ MAX_DEFAULT_SEQUENCES = 8
 
 # Positions of a held-out window unless `evaluation.sequence_length` sets more: one rank computes all of them.
 MAX_DEFAULT_LENGTH = 32_768
+
+Named = Any  # an entry with `title`
 
 SUFFIXES = (".gz", ".jsonl", ".json")
 
@@ -57,6 +60,20 @@ class MinimalPairsConfig(_EvaluationTaskConfig):
 SetConfig = Annotated[MultipleChoiceConfig | MinimalPairsConfig, Field(discriminator="kind")]
 
 
+class PythonMetricConfig(PythonCode):
+    """A metric of your own: a class that extends `llmsys.train.python_metric.PythonMetric`, averaged over targets."""
+
+    kind: Literal["python"] = "python"
+    name: str = Field("", description="Name in logs, events and reports. Default: the class in lower case.")
+
+    __hash__ = PythonCode.__hash__
+
+    @property
+    def title(self) -> str:
+        """Name of the metric: `name`, or that of its class."""
+        return self.name or self.class_name.lower()
+
+
 class EvaluationConfig(Section):
     """`evaluation:` — held-out loss and evaluation tasks."""
 
@@ -79,6 +96,9 @@ class EvaluationConfig(Section):
         validate_default=False,
         description="Tasks with questions that a language model answers by likelihood.",
     )
+    metrics: tuple[PythonMetricConfig, ...] = Field(
+        (), validate_default=False, description="Further numbers of each held-out target, computed by classes of yours."
+    )
 
     def resolve_sequence_length(self, training: int) -> int:
         """Return the positions of a held-out window.
@@ -91,13 +111,13 @@ class EvaluationConfig(Section):
         """
         return self.sequence_length or min(training, MAX_DEFAULT_LENGTH)
 
-    @field_validator("tasks")
+    @field_validator("tasks", "metrics")
     @classmethod
-    def _check_task_names(cls, tasks: tuple[SetConfig, ...]) -> tuple[SetConfig, ...]:
-        titles = [task.title for task in tasks]
+    def _check_names(cls, entries: tuple[Named, ...]) -> tuple[Named, ...]:
+        titles = [entry.title for entry in entries]
         raise_violations(
-            Violation(f"{number}.name", f"two sets have the name {title}. Rename one of them.")
+            Violation(f"{number}.name", f"two entries have the name {title}. Rename one of them.")
             for number, title in enumerate(titles)
             if title in titles[:number]
         )
-        return tasks
+        return entries

@@ -71,7 +71,7 @@ def _iter_leaves(section: BaseModel, default: Any, keys: Keys) -> Iterator[tuple
     for name, value, standard in _iter_fields(section, default):
         if isinstance(value, BaseModel):
             yield from _iter_leaves(value, standard, (*keys, name))
-        else:
+        elif name in plain:  # a field may leave itself out
             yield (*keys, name), plain[name], _to_json_value(standard)
 
 
@@ -82,6 +82,8 @@ def _iter_lines(section: BaseModel, default: Any, keys: Keys, origins: Mapping[K
         if isinstance(value, BaseModel):
             yield f"{indent}{name}:"
             yield from _iter_lines(value, standard, (*keys, name), origins)
+            continue
+        if name not in plain:
             continue
         mark = _format_mark(plain[name], _to_json_value(standard), (*keys, name), origins)
         yield from _iter_value_lines(name, plain[name], indent, mark)

@@ -6,14 +6,15 @@ An entry with settings names the fields of its files, or the split and subset of
 
 import json
 from collections.abc import Iterable
+from operator import not_
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from llmsys.config.cleaning import ReadConfig
+from llmsys.config.cleaning import PythonReaderConfig, ReadConfig
 from llmsys.config.section import Section
 
-FIELDS = ("text_field", "url_field", "id_field", "date_field")
+FIELDS = ("text_field", "url_field", "id_field", "date_field", "reader")
 
 
 class InputFilesConfig(Section):
@@ -26,11 +27,16 @@ class InputFilesConfig(Section):
     url_field: str | None = Field(None, description="Field with the URL. Null: data.read.url_field.")
     id_field: str | None = Field(None, description="Field with the id. Null: data.read.id_field.")
     date_field: str | None = Field(None, description="Field with the time of capture. Null: data.read.date_field.")
+    reader: PythonReaderConfig | None = Field(
+        None,
+        exclude_if=not_,
+        description="A reader of your own for these files. Null: data.read.reader.",
+    )
     split: str = Field("", description="Split of the dataset folder, such as validation. Empty: train.")
     subset: str = Field("", description="Subset (config) of the dataset folder. Empty: its default one.")
 
     def replace_fields(self, read: ReadConfig) -> ReadConfig:
-        """Return the options of reading with the names of this entry's fields."""
+        """Return the options of reading with the fields and the reader of this entry."""
         own = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
         return read.model_copy(update=own)
 

@@ -1,6 +1,6 @@
 """Attention over long sequences (`model.attention`): Longformer and Linformer, and the union of all kinds.
 
-Both are bidirectional. They read documents and padding themselves, without a table of all pairs.
+Linformer is bidirectional. Both read documents and padding themselves, without a table of all pairs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ class _LongAttentionConfig(BaseAttentionConfig):
     """Projections as in multi-head attention, with an own rule for the pairs."""
 
     has_own_mask: ClassVar[bool] = True
+    families: ClassVar[tuple[str, ...]] = ("encoder",)
     positions: ClassVar[tuple[str, ...]] = ("learned", "sinusoidal", "none")
     qkv_bias: bool = Field(False, description="Add a bias to the query, key and value projections.")
     output_bias: bool = Field(False, description="Add a bias to the output projection.")
@@ -58,11 +59,10 @@ class _LongAttentionConfig(BaseAttentionConfig):
     ) -> Iterator[Violation]:
         """Yield what the kind cannot be combined with."""
         kind: str = type(self).model_fields["kind"].default
-        if family != "encoder":
-            use = "sliding_window" if kind == "longformer" else "multi_head"
-            yield Violation(
-                "attention.kind", f"{kind} is bidirectional, so family={family} cannot use it. Use {use}, or encoder."
-            )
+        if family not in self.families:
+            reason = "has no cross-attention" if "decoder" in self.families else "is bidirectional"
+            text = f"{kind} {reason}, so family={family} cannot use it. Use multi_head, or {self.families[-1]}."
+            yield Violation("attention.kind", text)
         if window is not None:
             yield Violation("sliding_window", f"attention.kind={kind} has keys of its own choice. Leave it out.")
         if position not in self.positions:
@@ -74,10 +74,11 @@ class LongformerAttentionConfig(_LongAttentionConfig):
     """Sliding windows, dilated by head, and global tokens (Beltagy 2020, arXiv:2004.05150).
 
     The first `num_global_tokens` positions of a row see every position, with projections of their own, and every
-    position sees them.
+    position sees them. A decoder has none of these, and sees the first half of a window and itself (4.1).
     """
 
     kind: Literal["longformer"] = "longformer"
+    families: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     windows: tuple[int, ...] = Field(
         (512,), min_length=1, description="Positions of a window, half of them on each side; repeated over the layers."
     )
@@ -89,6 +90,10 @@ class LongformerAttentionConfig(_LongAttentionConfig):
     def get_radius(self, layer: int) -> int:
         """Return the positions of layer `layer`'s window on each side."""
         return self.windows[layer % len(self.windows)] // 2
+
+    def count_block_keys(self, layer: int, *, is_causal: bool) -> int:
+        """Return the keys of a block of half a window: its own, those before, and in an encoder those after."""
+        return (2 if is_causal else 3) * self.get_radius(layer) + self.num_global_tokens
 
     def list_dilations(self, heads: int) -> list[int]:
         """Return the dilation of every head."""
@@ -114,16 +119,16 @@ class LongformerAttentionConfig(_LongAttentionConfig):
             length: positions of the row.
             documents: lengths of its documents, to count visible pairs; None: all that the blocks of a window compute.
         """
-        radius, tokens = self.get_radius(layer), self.num_global_tokens
-        pairs = 0
+        radius, tokens, is_causal = self.get_radius(layer), self.num_global_tokens, model.family == "decoder"
+        keys, pairs = self.count_block_keys(layer, is_causal=is_causal), 0
         for dilation in self.list_dilations(model.num_attention_heads):
             if documents is None:
                 padded = -(-length // (radius * dilation)) * radius * dilation
-                pairs += padded * (3 * radius + tokens) + tokens * length
+                pairs += padded * keys + tokens * length
             else:
                 seen = min(tokens, documents[0])
                 local = [documents[0] - seen, *documents[1:]]
-                pairs += sum(_count_band_pairs(one, radius, dilation) for one in local)
+                pairs += sum(_count_band_pairs(one, radius, dilation, 1 if is_causal else 2) for one in local)
                 pairs += seen * (local[0] + documents[0])
         return 2 * model.head_dim * pairs
 
@@ -141,13 +146,16 @@ class LongformerAttentionConfig(_LongAttentionConfig):
         tokens = shape.compute_sharded_bytes(scores.heads * scores.key_channels)
         yield SavedTensor("queries", tokens, "product", is_saved=are_queries_saved)
         yield SavedTensor("keys and values", 2 * tokens, "product", is_saved=False)
-        radius, leading = self.windows[0] // 2, self.num_global_tokens
-        windows = int(2 * (3 * radius + leading) / radius * tokens)
+        leading, keys = self.num_global_tokens, self.count_block_keys(0, is_causal=scores.is_causal)
+        windows = int(2 * keys / self.get_radius(0) * tokens)
         yield SavedTensor("keys and values of windows", windows, "pointwise", is_saved=are_keys_saved)
+        calls = len(set(self.list_dilations(scores.heads)))
+        yield SavedTensor("visible keys of windows", calls * shape.sequences * shape.length * keys, "pointwise")
         if leading:
             own = tokens * leading // shape.length
             yield SavedTensor("global queries", own, "product", is_saved=are_queries_saved)
             yield SavedTensor("global keys and values", 2 * tokens, "product", is_saved=are_keys_saved)
+        if leading or calls > 1:
             yield SavedTensor("output of global tokens and windows", tokens, "pointwise")
 
     def list_score_blocks(
@@ -157,7 +165,7 @@ class LongformerAttentionConfig(_LongAttentionConfig):
         radius, dilations = self.get_radius(layer), self.list_dilations(scores.heads)
         blocks = []
         for dilation in dict.fromkeys(dilations):
-            heads, keys = dilations.count(dilation), 3 * radius + self.num_global_tokens
+            heads, keys = dilations.count(dilation), self.count_block_keys(layer, is_causal=scores.is_causal)
             count = -(-shape.length // (radius * dilation)) * dilation * shape.sequences
             own = replace(scores, heads=heads, key_value_heads=heads, keys=keys)
             blocks.append((own, replace(shape, sequences=count, length=radius), True))
@@ -170,6 +178,9 @@ class LongformerAttentionConfig(_LongAttentionConfig):
     ) -> Iterator[Violation]:
         """Yield what the kind cannot be combined with, and windows without a middle."""
         yield from super().find_violations(model, family=family, position=position, window=window)
+        if family == "decoder" and self.num_global_tokens:
+            text = f"{self.num_global_tokens} would see later tokens, which family=decoder predicts. Use 0."
+            yield Violation("attention.num_global_tokens", text)
         if odd := [one for one in self.windows if one < 2 or one % 2]:
             yield Violation("attention.windows", f"{odd[0]} has no two halves. Use {max(2, odd[0] + 1)}.")
         if min(self.dilations) < 1:
@@ -179,10 +190,10 @@ class LongformerAttentionConfig(_LongAttentionConfig):
             yield Violation("num_key_value_heads", f"longformer has a key for each of the {heads} heads. Leave it out.")
 
 
-def _count_band_pairs(length: int, radius: int, dilation: int) -> int:
-    """Return the pairs of positions at distances 0, dilation, …, radius · dilation."""
+def _count_band_pairs(length: int, radius: int, dilation: int, sides: int) -> int:
+    """Return the pairs of positions at distances 0, dilation, …, radius · dilation, on one side or on two."""
     reach = min(radius, max(0, length - 1) // dilation)
-    return length + 2 * (reach * length - dilation * reach * (reach + 1) // 2)
+    return length + sides * (reach * length - dilation * reach * (reach + 1) // 2)
 
 
 class LinformerAttentionConfig(_LongAttentionConfig):

@@ -58,7 +58,7 @@ class ModelConfig(Section):
     vocab_size: int = Field(ge=2, description="Vocabulary size: rows of the token embedding and of the head.")
     hidden_size: int = Field(ge=1, description="Width of the residual stream, in channels.")
     intermediate_size: int = Field(0, ge=0, description="Width of a dense feed-forward layer, in channels.")
-    num_hidden_layers: int = Field(ge=1, description="Number of blocks.")
+    num_hidden_layers: int = Field(ge=1, le=100_000, description="Number of blocks.")
     num_attention_heads: int = Field(ge=1, description="Query heads of each attention layer.")
     num_key_value_heads: int = Field(
         default_factory=lambda values: int(values["num_attention_heads"]),

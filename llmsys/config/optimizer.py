@@ -19,12 +19,13 @@ from llmsys.config.base_optimizer import (
     get_moment_block,
 )
 from llmsys.config.matrix_optimizers import AdafactorConfig, MuonConfig, SoapConfig
+from llmsys.config.python_code import PythonCode
 from llmsys.config.section import Violation, raise_violations
 
 __all__ = [
     "MAX_UPDATED_ELEMENTS", "AdEMAMixConfig", "AdafactorConfig", "AdamConfig", "AdamWConfig", "LionConfig",
-    "MomentsDtype", "MuonConfig", "OptimizerConfig", "ScheduleFreeConfig", "SoapConfig", "UpdateRule",
-    "get_moment_block",
+    "MomentsDtype", "MuonConfig", "OptimizerConfig", "PythonOptimizerConfig", "ScheduleFreeConfig",
+    "SoapConfig", "UpdateRule", "get_moment_block",
 ]  # fmt: skip
 
 
@@ -112,6 +113,33 @@ class ScheduleFreeConfig(_ElementwiseConfig):
     )
 
 
+class PythonOptimizerConfig(PythonCode, _ElementwiseConfig):
+    """An optimizer of your own: a class that extends `llmsys.optim.python_optimizer.PythonOptimizer`.
+
+    Learning rate, weight decay and clipping are those of every optimizer; the class computes the change of a parameter.
+    """
+
+    kind: Literal["python"] = "python"
+    num_moments: int = Field(1, ge=0, le=3, description="Tensors of state for each parameter, of its shape.")  # type: ignore[misc]
+    elementwise: bool = Field(
+        True,
+        description="Whether an element's change depends on that element alone. false: the class gets whole tensors, "
+        "which only layouts without sharded parameters have.",
+    )
+
+    __hash__ = PythonCode.__hash__
+
+    @model_validator(mode="after")
+    def _check_unused_fields(self) -> Self:
+        fields = type(self).model_fields
+        raise_violations(
+            Violation(name, f"{getattr(self, name)} is not read by kind=python. Use optimizer.options.")
+            for name in ("betas", "eps")
+            if getattr(self, name) != fields[name].default
+        )
+        return self
+
+
 OptimizerConfig = Annotated[
     AdamWConfig
     | AdamConfig
@@ -120,6 +148,7 @@ OptimizerConfig = Annotated[
     | AdEMAMixConfig
     | ScheduleFreeConfig
     | AdafactorConfig
-    | SoapConfig,
+    | SoapConfig
+    | PythonOptimizerConfig,
     Field(discriminator="kind"),
 ]

@@ -47,7 +47,7 @@ class PythonCode(Section):
     @field_validator("path")
     @classmethod
     def _check_path(cls, path: str) -> str:
-        if not path or (":" in path and not _PATH.fullmatch(path)):
+        if not path or (":" in path and not _PATH.fullmatch(path)) or path.endswith(".py"):
             raise ValueError(f"{path!r} is not FILE.py:Class or package.module:Class. Use, say, my_rules.py:NoRecipes")
         return path
 

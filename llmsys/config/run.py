@@ -42,6 +42,7 @@ from llmsys.config.section import Section, Violation, format_choices, raise_viol
 from llmsys.config.tokenizer import (
     FileTokenizerConfig,
     NoTokenizer,
+    PythonTokenizerConfig,
     SentencePieceConfig,
     TokenizerConfig,
     find_weight_violations,
@@ -170,7 +171,7 @@ class RunConfig(Section):
 
     def _find_vocabulary_violations(self) -> Iterator[Violation]:
         both_given = {"model", "tokenizer"} <= self.model_fields_set
-        if not both_given or isinstance(self.tokenizer, FileTokenizerConfig | NoTokenizer):
+        if not both_given or isinstance(self.tokenizer, FileTokenizerConfig | NoTokenizer | PythonTokenizerConfig):
             return
         trained, rows = self.tokenizer.vocab_size, self.model.vocab_size
         if trained > rows:
@@ -234,8 +235,9 @@ class RunConfig(Section):
             }
         if self.factors.is_active:
             sections["factors"] = stored["factors"]
-        if isinstance(self.schedule, PythonCode):
-            sections["schedule"]["digest"] = compute_code_digest(self.schedule)
+        for name, section in (("schedule", self.schedule), ("optimizer", self.optimizer)):
+            if isinstance(section, PythonCode):
+                sections[name]["digest"] = compute_code_digest(section)
         if self.data.kind == "mixture":
             sections["mixture"] = {str(start): list(parts) for start, parts in self.data.stage_weights}
         return sections | {"batch": batch, "train": train, "seed": self.run.seed}

@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from llmsys.errors import ConfigError
 from llmsys.local_files import check_local_path, format_folder, parse_folder
 
 LocalPath = Annotated[Path, BeforeValidator(check_local_path)]
@@ -63,6 +64,10 @@ def round_up_to_power_of_two(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
+# Trial division takes a million steps for it.
+MAX_DIVIDED = 10**12
+
+
 def list_divisors(number: int) -> list[int]:
     """Return all divisors of a number.
 
@@ -71,7 +76,12 @@ def list_divisors(number: int) -> list[int]:
 
     Returns:
         The positive divisors in ascending order.
+
+    Raises:
+        ConfigError: the number is beyond what any size in a config can be.
     """
+    if number > MAX_DIVIDED:
+        raise ConfigError(f"{number} is too large for a size that is divided: the maximum is {MAX_DIVIDED}. Use less.")
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmsys.config.python_code import PythonCode
 from llmsys.config.section import LocalPath, Section, Violation, raise_violations
 
 # Options of every tokenizer that is trained.
@@ -129,6 +130,18 @@ class FileTokenizerConfig(Section):
     )
 
 
+class PythonTokenizerConfig(PythonCode):
+    """A tokenizer of your own: a class that extends `llmsys.config.python_tokenizer.PythonTokenizer`.
+
+    The dataset folder holds the path and the digest of the code, not the code: it must be at the same path wherever the
+    dataset is used.
+    """
+
+    kind: Literal["python"] = "python"
+
+    __hash__ = PythonCode.__hash__
+
+
 class NoTokenizer(Section):
     """No tokenizer: images have no text."""
 
@@ -143,5 +156,6 @@ def find_weight_violations(tokenizer: "TokenizerConfig", data: str) -> Iterator[
 
 
 TokenizerConfig = Annotated[
-    SentencePieceConfig | WordPieceConfig | FileTokenizerConfig | NoTokenizer, Field(discriminator="kind")
+    SentencePieceConfig | WordPieceConfig | FileTokenizerConfig | PythonTokenizerConfig | NoTokenizer,
+    Field(discriminator="kind"),
 ]

@@ -187,7 +187,7 @@ def _suggest_type(kind: str, value: object) -> str:
     if kind == "int_from_float" and isinstance(value, float):
         return f"Use {round(value)}"
     if kind.startswith(("int", "float")):
-        return f"Use {suggest_number(value) or 'digits, such as 8 or 1_000'}"
+        return f"Use {suggest_number(value, kind.startswith('int')) or 'digits, such as 8 or 1_000'}"
     return "Give a path"
 
 

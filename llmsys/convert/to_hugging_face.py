@@ -244,7 +244,8 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
         write_image_files(folder, writing.model.patches, writing.values | stated)
         return
     model_file = get_tokenizer_path(writing.run)
-    found, eos_token = model_file.is_file(), getattr(writing.run.tokenizer, "eos_token", None)
+    own = writing.run.tokenizer.kind == "python"
+    found, eos_token = model_file.is_file() and not own, getattr(writing.run.tokenizer, "eos_token", None)
     # Without a word about them, transformers takes ids of the family's own vocabulary.
     ids = read_special_token_ids(model_file if found else None, eos_token)
     values = writing.values | {key: token for key, token in ids.items() if writing.values.get(key) is None} | stated
@@ -254,7 +255,8 @@ def _write_small_files(folder: Path, writing: HuggingFaceExport) -> None:
     if found:
         write_tokenizer(folder, model_file, writing.model.max_position_embeddings, eos_token)
     else:
-        log.warning("there is no tokenizer at %s: the folder is written without one", model_file)
+        reason = f"{writing.run.tokenizer.kind} has no form that transformers reads" if own else f"no file {model_file}"
+        log.warning("the folder is written without a tokenizer: %s", reason)
 
 
 def build_generation_config(settings: GenerationConfig, values: dict[str, Any]) -> dict[str, Any]:

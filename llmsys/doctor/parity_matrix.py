@@ -96,7 +96,9 @@ class ParityCase:
         if self.engine == "bitwise":
             train["reproducibility"] = "bitwise"
         length, windows = self.parity_model.length, self.parity_model.has_windows
-        batch: dict[str, int] = {"sequence_length": length, "sequences": SEQUENCES}
+        batch: dict[str, Any] = {"sequence_length": length, "sequences": SEQUENCES}
+        if self.parity_model.model.attention.mixes_documents:
+            batch["attention_scope"] = "window"
         batch |= {"micro_sequences": self.micro_sequences} if windows else {"num_length_buckets": len(GROUP_ROWS)}
         config = RunConfig.model_validate(
             {

@@ -7,6 +7,7 @@ a rank has all positions of its sequences, whatever axes divide them in training
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from llmsys.config.attention_kernel import AttentionDevice
 from llmsys.config.model import ModelConfig
@@ -79,13 +80,18 @@ def iter_block_groups(config: RunConfig, shape: ActivationShape) -> Iterator[Blo
     model = config.model
     if model.family == "encoder_decoder":
         source = replace(shape, length=shape.source)
-        yield from _iter_stack_groups(model.encoder_model, "encoder.blocks.", source)
-    yield from _iter_stack_groups(model, "blocks.", shape)
+        yield from _list_stack_groups(model.encoder_model, "encoder.blocks.", source)
+    yield from _list_stack_groups(model, "blocks.", shape)
     if model.multi_token_prediction is not None:
         last, layers = model.num_hidden_layers - 1, tuple(range(model.multi_token_prediction.depth))
         normed = 2 * shape.compute_residual_bytes(model.hidden_size)
         inputs = [SavedTensor("two normed inputs of a prediction module", normed, "pointwise")]
         yield BlockGroup("prediction", "prediction.", layers, [inputs, *list_saved_block_tensors(model, last, shape)])
+
+
+@lru_cache(maxsize=64)  # every instant of a step asks for them
+def _list_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) -> tuple[BlockGroup, ...]:
+    return tuple(_iter_stack_groups(model, prefix, shape))
 
 
 def _iter_stack_groups(model: ModelConfig, prefix: str, shape: ActivationShape) -> Iterator[BlockGroup]:
@@ -150,7 +156,9 @@ def compute_mask_bytes(model: ModelConfig, shape: ActivationShape) -> int:
     if not shape.has_documents or not shape.has_mask_rules or model.rnn is not None:
         return 0
     stack = model.encoder_model if model.family == "encoder_decoder" else model
-    kernels = (choose_attention_memory(stack, layer, shape) for layer in range(stack.num_hidden_layers))
+    # One layer of each type: a deep model has few.
+    layers = {stack.get_layer_type(layer): layer for layer in range(stack.num_hidden_layers)}
+    kernels = (choose_attention_memory(stack, layer, shape) for layer in layers.values())
     return shape.sequences * shape.length**2 if any(one.table == "documents" for one in kernels) else 0
 
 

@@ -3,15 +3,29 @@
 Reads a YAML file over the defaults below; every answer in money, energy or whole-run hours prints them.
 """
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from llmsys.config.merge import ConfigLayer
 from llmsys.config.section import Section
 from llmsys.config.validation_errors import build_config_error
 from llmsys.config.yaml_files import parse_yaml
 from llmsys.errors import ConfigError
+from llmsys.estimate.device_profile import DeviceProfile, Interconnect, OuterLink, load_device_profile
+
+
+class NetworkLevel(Section):
+    """A level of the network, the innermost first: the machine or NVLink domain, the rail, the spine."""
+
+    devices: int = Field(ge=1, description="Devices that the level connects.")
+    bandwidth: float = Field(gt=0, description="Bandwidth of one device in one direction, in bytes per second.")
+    latency_seconds: float = Field(15e-6, ge=0, description="Minimum latency of one hop of a collective, in seconds.")
+    oversubscription: float = Field(
+        1.0, ge=1, description="Bandwidth of the level below / bandwidth that the level can carry for all at once."
+    )
 
 
 class ClusterCosts(Section):
@@ -22,8 +36,13 @@ class ClusterCosts(Section):
     host_memory_bytes: float = Field(
         2e12, gt=0, description="Host memory of one machine for offloaded state, in bytes."
     )
+    network: tuple[NetworkLevel, ...] = Field(
+        (), description="Levels of the network, innermost first. Empty: `node` and `network` of the device profile."
+    )
     currency: str = Field("USD", description="Currency of prices.")
-    price_per_hour: float = Field(2.5, ge=0, description="Price of one accelerator-hour, all inclusive.")
+    price_per_hour: float = Field(
+        2.5, ge=0, allow_inf_nan=False, description="Price of one accelerator-hour, all inclusive."
+    )
     price_per_kwh: float = Field(
         0.0, ge=0, description="Price of one kWh if electricity is paid separately; rented hours include it."
     )
@@ -51,8 +70,40 @@ class ClusterCosts(Section):
     save_seconds: float = Field(30, ge=0, description="Training stall per checkpoint, in seconds.")
     restart_seconds: float = Field(600, ge=0, description="Time from a failure to the next step, in seconds.")
     other_loss: float = Field(
-        0.03, ge=0, lt=1, description="Share of time lost otherwise: evaluation, slow machines, skipped steps."
+        0.03, ge=0, lt=1, description="Share of time lost otherwise: slow machines, skipped steps."
     )
+    straggler: float = Field(
+        0.0, ge=0, description="Extra time of the slowest device / time of the others; all wait for it in every step."
+    )
+
+    @model_validator(mode="after")
+    def _check_levels(self) -> Self:
+        sizes = [level.devices for level in self.network]
+        if any(later <= earlier or later % earlier for earlier, later in pairwise(sizes)):
+            listed = ", ".join(map(str, sizes))
+            raise ValueError(f"network has levels of {listed} devices: each must be a multiple of the one before.")
+        return self
+
+    def load_device(self) -> DeviceProfile:
+        """Load the device profile, with the network of the cluster in place of its own.
+
+        Returns:
+            The profile.
+        """
+        device = load_device_profile(self.device)
+        if not self.network:
+            return device
+        links = [
+            Interconnect(bandwidth=level.bandwidth / level.oversubscription, latency_seconds=level.latency_seconds)
+            for level in self.network
+        ]
+        outer = {"network": links[1]} if len(links) > 1 else {}
+        levels = tuple(
+            OuterLink(devices=level.devices, link=link)
+            for level, link in zip(self.network[1:-1], links[2:], strict=True)
+        )
+        first = {"node_devices": self.network[0].devices, "node": links[0]}
+        return device.model_copy(update=first | outer | {"outer_links": levels})
 
 
 def load_cluster_costs(path: Path) -> ClusterCosts:

@@ -17,7 +17,7 @@ from math import inf
 from llmsys.config.engine import EngineConfig
 from llmsys.config.expert_sharding import count_rank_visits, must_send_once_per_rank
 from llmsys.estimate.device_profile import DeviceProfile
-from llmsys.estimate.kernel_time import KernelContext
+from llmsys.estimate.kernel_context import KernelContext
 from llmsys.estimate.model_tensors import list_model_tensors
 
 
@@ -31,6 +31,11 @@ class RankGroup:
     def count_ranks_per_node(self, device: DeviceProfile) -> int:
         """Members on one machine."""
         return max(1, min(self.size, device.node_devices // self.stride))
+
+    @property
+    def extent(self) -> int:
+        """Ranks from the first member to the last."""
+        return self.size * self.stride
 
     def count_nodes(self, device: DeviceProfile) -> int:
         """Machines that it spans."""
@@ -46,7 +51,7 @@ def estimate_all_gather_seconds(group: RankGroup, whole_bytes: float, device: De
         return 0.0
     local, nodes = group.count_ranks_per_node(device), group.count_nodes(device)
     inside = device.get_interconnect("node").bandwidth if local > 1 else inf
-    bandwidth = inside if nodes == 1 else min(inside, device.get_interconnect("network").bandwidth * local)
+    bandwidth = inside if nodes == 1 else min(inside, device.get_network(group.extent).bandwidth * local)
     volume = whole_bytes * (group.size - 1) / group.size
     return volume / (bandwidth * device.efficiency.links) + _estimate_ring_latency(group, device)
 
@@ -67,20 +72,20 @@ def estimate_all_to_all_seconds(group: RankGroup, sent_bytes: float, device: Dev
     inside = sent_bytes * (local - 1) / group.size / device.get_interconnect("node").bandwidth if local > 1 else 0.0
     if group.count_nodes(device) == 1:
         return inside / device.efficiency.links + device.get_interconnect("node").latency_seconds
-    outside = sent_bytes * (group.size - local) / group.size / device.get_interconnect("network").bandwidth
-    return max(inside, outside) / device.efficiency.links + device.get_interconnect("network").latency_seconds
+    outside = sent_bytes * (group.size - local) / group.size / device.get_network(group.extent).bandwidth
+    return max(inside, outside) / device.efficiency.links + device.get_network(group.extent).latency_seconds
 
 
-def estimate_send_seconds(sent_bytes: float, device: DeviceProfile, *, between_nodes: bool) -> float:
-    """One rank to one other."""
-    link = device.get_interconnect("network" if between_nodes else "node")
+def estimate_send_seconds(sent_bytes: float, device: DeviceProfile, *, distance: int) -> float:
+    """One rank to another one that is numbered `distance` further."""
+    link = device.get_network(distance + 1) if distance >= device.node_devices else device.get_interconnect("node")
     return sent_bytes / (link.bandwidth * device.efficiency.links) + link.latency_seconds
 
 
 def _estimate_ring_latency(group: RankGroup, device: DeviceProfile) -> float:
     local, nodes = group.count_ranks_per_node(device), group.count_nodes(device)
     inside = (local - 1) * device.get_interconnect("node").latency_seconds if local > 1 else 0.0
-    return inside + ((nodes - 1) * device.get_interconnect("network").latency_seconds if nodes > 1 else 0.0)
+    return inside + ((nodes - 1) * device.get_network(group.extent).latency_seconds if nodes > 1 else 0.0)
 
 
 @dataclass(frozen=True)
@@ -139,8 +144,9 @@ def _estimate_ring_seconds(bench: KernelContext) -> float:
     heads = max(1.0, scores.key_value_heads / member)
     channels = heads * (scores.key_channels + scores.value_channels)
     sent = bench.shape.num_tokens / ring * channels * bench.shape.value_bytes
-    is_between_nodes = RankGroup(ring, member).count_nodes(bench.device) > 1
-    return (ring - 1) * estimate_send_seconds(sent, bench.device, between_nodes=is_between_nodes)
+    # The farthest neighbours on the ring.
+    distance = member if RankGroup(ring, member).count_nodes(bench.device) == 1 else ring * member
+    return (ring - 1) * estimate_send_seconds(sent, bench.device, distance=distance)
 
 
 def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, pipeline: int) -> float:
@@ -150,18 +156,37 @@ def estimate_expert_parallel_seconds(bench: KernelContext, passes: PassSeconds, 
         return 0.0
     tokens = bench.shape.num_tokens / (layout.context * layout.tensor)
     visits, row = model.moe.visits_per_token, float(model.hidden_size * bench.shape.value_bytes)
-    if bench.software.expert_rows == "rank":
-        if must_send_once_per_rank(model.moe, layout.expert):
-            # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of two.
-            visits, row = count_rank_visits(model.moe, layout.expert), row + visits * (8 + bench.shape.value_bytes) / 2
-    elif model.moe.groups is not None and RankGroup(layout.expert).count_nodes(bench.device) > 1:
-        # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2).
-        visits = min(visits, model.moe.groups.groups_per_token)
-    sent = tokens * visits * row
-    one = estimate_all_to_all_seconds(RankGroup(layout.expert), sent, bench.device)
+    if bench.software.expert_rows == "rank" and must_send_once_per_rank(model.moe, layout.expert):
+        # The experts and weights of the token travel with it: int64 and 16 bits or more, one way of two.
+        visits, row = count_rank_visits(model.moe, layout.expert), row + visits * (8 + bench.shape.value_bytes) / 2
+    group = RankGroup(layout.expert)
+    if bench.software.expert_rows == "node" and (nodes := group.count_nodes(bench.device)) > 1:
+        # A vector travels once to each machine that it visits (DeepSeek-V3, section 3.2.2; DeepEP), and from there on.
+        one = _estimate_two_level_seconds(
+            group, tokens * row, visits, count_rank_visits(model.moe, nodes), bench.device
+        )
+    else:
+        one = estimate_all_to_all_seconds(group, tokens * visits * row, bench.device)
     # out and back, in the forward, the backward and a repeated forward
     times = 2 * (2 + passes.recomputed) * model.num_moe_layers / pipeline
     return times * one * (1 - bench.software.expert_overlap)
+
+
+def _estimate_two_level_seconds(
+    group: RankGroup, row_bytes: float, visits: float, node_visits: float, device: DeviceProfile
+) -> float:
+    """Seconds of an all-to-all that sends rows once to each machine; inside of one, to every expert.
+
+    Both kinds of links work at once.
+    """
+    network, local, nodes = (
+        device.get_network(group.extent),
+        group.count_ranks_per_node(device),
+        group.count_nodes(device),
+    )
+    outside = row_bytes * node_visits * (nodes - 1) / nodes / network.bandwidth
+    inside = row_bytes * visits * (local - 1) / local / device.get_interconnect("node").bandwidth if local > 1 else 0.0
+    return max(inside, outside) / device.efficiency.links + network.latency_seconds
 
 
 def estimate_data_parallel_seconds(
@@ -217,7 +242,11 @@ def estimate_pipeline_parallel_seconds(bench: KernelContext, pipeline: int, inte
         return 0.0
     layout = bench.layout
     sent = bench.shape.num_tokens * bench.model.hidden_size * bench.shape.value_bytes / (layout.context * layout.tensor)
-    return 2 * interleave * estimate_send_seconds(sent, bench.device, between_nodes=True)
+    return (
+        2
+        * interleave
+        * estimate_send_seconds(sent, bench.device, distance=max(layout.ranks_per_stage, bench.device.node_devices))
+    )
 
 
 def _count_rank_parameters(bench: KernelContext, pipeline: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from llmsys.errors import ConfigError
 from llmsys.local_files import require_local_path
 
 FOLDER = Path(__file__).with_name("devices")
-Number = Literal["fp32", "bf16", "fp16", "fp8"]
+Number = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
 ModelClass = Literal["dense", "moe"]
 
 
@@ -28,6 +28,13 @@ class Interconnect(Section):
 
     bandwidth: float = Field(gt=0, description="Bandwidth of one device in one direction, in bytes per second.")
     latency_seconds: float = Field(ge=0, description="Minimum latency of one hop of a collective, in seconds.")
+
+
+class OuterLink(Section):
+    """A link between more devices than those that a level below connects."""
+
+    devices: int = Field(ge=1, description="Devices up to which the level below connects.")
+    link: Interconnect = Field(description="Link beyond them, per device.")
 
 
 class KernelEfficiency(Section):
@@ -73,6 +80,9 @@ class DeviceProfile(Section):
     node_devices: int = Field(8, ge=1, description="Number of devices in one machine, connected by `node`.")
     node: Interconnect | None = Field(None, description="Link between devices of one machine. null: not measured.")
     network: Interconnect | None = Field(None, description="Link between machines, per device. null: not measured.")
+    outer_links: tuple[OuterLink, ...] = Field(
+        (), description="Further levels of the network, innermost first, from those of a cluster file."
+    )
     host_bandwidth: float = Field(
         25e9, gt=0, description="Bandwidth between a device and host memory, in bytes per second."
     )
@@ -100,6 +110,11 @@ class DeviceProfile(Section):
                 "--processes."
             )
         return found
+
+    def get_network(self, extent: int) -> Interconnect:
+        """Return the slowest link on the way between ranks on several machines, numbered up to `extent` apart."""
+        passed = [one.link for one in self.outer_links if extent > one.devices]
+        return min([self.get_interconnect("network"), *passed], key=lambda link: link.bandwidth)
 
     def get_peak_flops(self, number: Number) -> float:
         """Operations per second in `number`; ConfigError when this device has no such products."""

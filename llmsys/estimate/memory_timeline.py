@@ -101,12 +101,17 @@ class MemoryTimeline:
         return FitResult(False, spare, f"{binds} {_format_suggested_fixes(self.remedies(), -spare)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values with stable keys: peak_bytes, peak_instant, instants by name with their items."""
+        """Plain values with stable keys: peak_bytes, driver_bytes, peak_instant, instants by name with their items."""
         instants = [
             {"name": one.name, "bytes": one.bytes, "items": {item.name: item.bytes for item in one.items}}
             for one in self.instants
         ]
-        return {"peak_bytes": self.peak_bytes, "peak_instant": self.peak_instant, "instants": instants}
+        return {
+            "peak_bytes": self.peak_bytes,
+            "driver_bytes": self.driver_bytes,
+            "peak_instant": self.peak_instant,
+            "instants": instants,
+        }
 
 
 def _format_suggested_fixes(remedies: tuple[SuggestedFix, ...], missing_bytes: int) -> str:

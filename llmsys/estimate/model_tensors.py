@@ -11,6 +11,7 @@ Invariants:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from llmsys.config.feed_forward import iter_feed_forward_parameters
 from llmsys.config.model import ModelConfig
@@ -21,6 +22,11 @@ Rows = Iterator[ParameterTensor]
 
 def list_model_tensors(model: ModelConfig) -> list[ParameterTensor]:
     """Return all parameters of the model, tied ones once."""
+    return list(_list_tensors(model))
+
+
+@lru_cache(maxsize=64)  # a plan asks for those of one model thousands of times
+def _list_tensors(model: ModelConfig) -> tuple[ParameterTensor, ...]:
     rows = [ParameterTensor("embed.weight", (model.vocab_size, model.hidden_size), "embedding")]
     if model.patches is not None:
         rows = list(model.patches.iter_parameters(model.hidden_size))
@@ -31,7 +37,7 @@ def list_model_tensors(model: ModelConfig) -> list[ParameterTensor]:
     rows += _iter_stack_tensors(model)
     rows += model.head.iter_parameters(model)
     rows += _iter_prediction_tensors(model)
-    return rows
+    return tuple(rows)
 
 
 def is_head_tied(model: ModelConfig) -> bool:

@@ -95,7 +95,6 @@ def _cut_by_cost(model: ModelConfig, stages: int, sequence_length: int) -> tuple
     return _minimize_largest(costs.parameters, stages, costs.operations, most)[1]
 
 
-@lru_cache(maxsize=256)
 def compute_imbalance(model: ModelConfig, layout: ParallelLayout, sequence_length: int) -> float:
     """Return the operations of the costliest rank of our pipeline over the mean of its ranks; 1 without a pipeline.
 
@@ -106,6 +105,17 @@ def compute_imbalance(model: ModelConfig, layout: ParallelLayout, sequence_lengt
     """
     if layout.pipeline == 1:
         return 1.0
+    # The cut does not depend on the other axes, of which a plan tries thousands.
+    stages = ParallelLayout(
+        pipeline=layout.pipeline,
+        pipeline_schedule=layout.pipeline_schedule,
+        layers_per_stage=layout.layers_per_stage,
+    )
+    return _compute_stage_imbalance(model, stages, sequence_length)
+
+
+@lru_cache(maxsize=256)
+def _compute_stage_imbalance(model: ModelConfig, layout: ParallelLayout, sequence_length: int) -> float:
     cut, costs = cut_layers(model, layout, sequence_length), LayerCosts(model, sequence_length).operations
     sums = [
         sum(costs[layer] for stage in cut.list_rank_stages(rank) for layer in cut.stages[stage])

@@ -19,6 +19,7 @@ from llmsys.config.model import ModelConfig
 from llmsys.config.section import Section
 from llmsys.config.yaml_files import parse_yaml
 from llmsys.estimate.device_profile import DeviceProfile, ModelClass, RunResidual
+from llmsys.estimate.program_profile import ProgramProfile
 
 Z90 = 1.2815515655446004  # the standard normal's 90th percentile
 
@@ -87,13 +88,22 @@ def get_model_class(model: ModelConfig) -> ModelClass:
     return "dense" if model.moe is None else "moe"
 
 
-def get_residual(kind: Kind, model: ModelConfig, device: DeviceProfile | None = None) -> ResidualModel:
-    """The class of a measurement: of published rows, or of what was measured on the device where its profile says."""
+def get_residual(
+    kind: Kind, model: ModelConfig, device: DeviceProfile | None = None, program: ProgramProfile | None = None
+) -> ResidualModel:
+    """Return the class of a measurement: of what was measured on the device, else of published rows.
+
+    A program that was fitted has a factor of its own.
+    """
     if kind == "run":
         return load_residuals().run
-    if device is not None and (own := device.residual.get(get_model_class(model))):
+    name = get_model_class(model)
+    if device is not None and (own := device.residual.get(name)) and (program is None or program.is_own):
         return ResidualModel(factor=own.factor, spread=own.spread, rows=tuple(own.runs))
-    return load_residuals().moe if model.moe is not None else load_residuals().dense
+    found = load_residuals().moe if model.moe is not None else load_residuals().dense
+    if program is not None and (fit := program.fit.get(name)) is not None:
+        return ResidualModel(factor=fit.factor, spread=found.spread, rows=fit.rows)
+    return found
 
 
 def fit_run_residual(ratios: dict[str, float], published: ResidualModel) -> RunResidual:

@@ -27,6 +27,7 @@ from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.program_run import ProgramRun
 from llmsys.estimate.residual_model import Z90, PercentileInterval, build_log_normal_interval, load_residuals
 from llmsys.estimate.state_memory import resolve_planned_layout
 from llmsys.estimate.step_time import StepTime, estimate_step_time
@@ -49,7 +50,8 @@ class Goodput:
 def estimate_goodput(cluster: ClusterCosts, ranks: int, checkpoint_seconds: float | None = None) -> Goodput:
     """The share of time in useful steps; `checkpoint_seconds` between saves, the best one when left out."""
     failure = cluster.device_failure_hours * 3600 / ranks
-    every = checkpoint_seconds or compute_daly_interval(cluster.save_seconds, failure)
+    # Saves that cost nothing would come without end.
+    every = checkpoint_seconds or max(1.0, compute_daly_interval(cluster.save_seconds, failure))
     spent = compute_expected_seconds(every, cluster.save_seconds, cluster.restart_seconds, failure)
     return Goodput(every / spent * (1 - cluster.other_loss), every, failure)
 
@@ -84,12 +86,53 @@ class RunCost:
     goodput: Goodput
     whole_run_utilisation: float
     assumptions: dict[str, Any]
+    evaluation_share: float = 0.0
+
+
+def _find_checkpoint_seconds(config: RunConfig, step: StepTime) -> float | None:
+    """Return the seconds between saves where the config gives their steps; None: the best interval."""
+    given, every = "every_steps" in config.checkpoint.model_fields_set, config.checkpoint.every_steps
+    return every * step.seconds.p50 if given and every else None
+
+
+def estimate_evaluation_share(config: RunConfig, step: StepTime) -> float:
+    """Estimate the seconds of held-out evaluations over those of all steps.
+
+    Args:
+        config: resolved config of a run; `evaluation.max_tokens` gives the size, which is unknown where it is 0.
+        step: time of one step.
+
+    Returns:
+        The share; 0 where no evaluation has a known size.
+    """
+    evaluation = config.evaluation
+    if not evaluation.max_tokens:
+        return 0.0
+    # A forward pass alone is a third of a step.
+    per_evaluation = evaluation.max_tokens / step.tokens / 3
+    evaluations = (config.num_steps - 1) // evaluation.every_steps if evaluation.every_steps else 0
+    return per_evaluation * (evaluations + 1) / config.num_steps
 
 
 def estimate_run_cost(config: RunConfig, step: StepTime, device: DeviceProfile, cluster: ClusterCosts) -> RunCost:
-    """Cost of all `config.steps` steps of that time."""
-    good = estimate_goodput(cluster, step.ranks)
-    hours = estimate_run_seconds(step.seconds, config.num_steps / good.fraction).scale(1 / 3600)
+    """Estimate the cost of all steps of a run.
+
+    Args:
+        config: resolved config of a run.
+        step: time of one step.
+        device: profile of the accelerator.
+        cluster: prices, power and failures.
+
+    Returns:
+        Hours, accelerator-hours, money and energy.
+
+    Raises:
+        ConfigError: electricity has a price, and the device's power is unknown.
+    """
+    good = estimate_goodput(cluster, step.ranks, _find_checkpoint_seconds(config, step))
+    overhead = estimate_evaluation_share(config, step)
+    steps = config.num_steps * (1 + cluster.straggler) * (1 + overhead) / good.fraction
+    hours = estimate_run_seconds(step.seconds, steps).scale(1 / 3600)
     accelerator_hours = hours.scale(step.ranks)
     watts, price, energy = compute_mean_watts(device, cluster), cluster.price_per_hour, None
     if watts is not None:
@@ -100,7 +143,14 @@ def estimate_run_cost(config: RunConfig, step: StepTime, device: DeviceProfile, 
         raise ConfigError(f"price_per_kwh needs the power of {device.name}. Set watts in its profile.")
     used = step.mfu * step.seconds.p50 * config.num_steps / (hours.p50 * 3600)
     return RunCost(
-        hours, accelerator_hours, accelerator_hours.scale(price), energy, good, used, _collect_assumptions(cluster)
+        hours,
+        accelerator_hours,
+        accelerator_hours.scale(price),
+        energy,
+        good,
+        used,
+        _collect_assumptions(cluster),
+        overhead,
     )
 
 
@@ -128,6 +178,7 @@ class PricingRequest:
     device: DeviceProfile
     cluster: ClusterCosts
     num_devices: int | None = None
+    planned: ProgramRun | None = None
 
     def resolve_layout(self, config: RunConfig) -> ParallelLayout:
         """The config's layout on those devices; LayoutError when they cannot be split so."""
@@ -153,11 +204,12 @@ def add_costs(
         The values with the keys above in place of `unknown`.
     """
     documents = result["batch"]["documents"] or ()
-    step = estimate_step_time(config, question.resolve_layout(config), question.device, documents=documents)
+    if question.planned is not None:
+        step = question.planned.estimate_step(question.device, tuple(documents))
+    else:
+        step = estimate_step_time(config, question.resolve_layout(config), question.device, documents=documents)
     if model_only:
-        unknown = dict.fromkeys(
-            ("money", "energy"), "a bare model has no token budget; give a config with train.tokens"
-        )
+        unknown = dict.fromkeys(("money", "energy"), "a bare model has no token budget: give train.tokens")
         return result | {"time": _build_time_section(step, question, None), "unknown": unknown}
     cost = estimate_run_cost(config, step, question.device, question.cluster)
     parts = {"time": _build_time_section(step, question, cost), "money": _build_money_section(cost)}
@@ -171,12 +223,15 @@ def _build_time_section(step: StepTime, question: PricingRequest, cost: RunCost 
     if cost is not None:
         run = {
             "hours": cost.hours.to_dict(),
+            "residual_factor": load_residuals().run.factor,
             "goodput": cost.goodput.fraction,
+            "evaluation_share": cost.evaluation_share,
             "utilisation_model_causal": cost.whole_run_utilisation,
             "checkpoint_every_seconds": cost.goodput.checkpoint_seconds,
             "failures_per_day": cost.goodput.failures_per_day,
         }
-    return {"device": question.device.name, **step.to_dict(), "run": run}
+    program = "llmsys" if question.planned is None else question.planned.program.name
+    return {"device": question.device.name, "program": program, **step.to_dict(), "run": run}
 
 
 def _build_money_section(cost: RunCost) -> dict[str, Any]:

@@ -12,18 +12,31 @@ from llmsys.config.run import RunConfig
 from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
 from llmsys.estimate.model_tensors import count_parameters, list_model_tensors
 from llmsys.estimate.peak_memory import estimate_activation_bytes, estimate_peak_memory
-from llmsys.estimate.software_profile import describe_precision, resolve_compile_for_profile, resolve_for_profile
+from llmsys.estimate.rank_parameters import PipelineStage, list_pipeline_stages
+from llmsys.estimate.software_profile import (
+    OURS,
+    describe_precision,
+    resolve_compile_for_profile,
+    resolve_for_profile,
+)
 from llmsys.estimate.state_memory import compute_state_bytes, resolve_planned_layout
 
 if TYPE_CHECKING:
     from llmsys.estimate.device_profile import DeviceProfile
+    from llmsys.estimate.program_run import ProgramRun
 
 NO_DEVICE = "needs a device: --device NAME, or a file written by llmsys calibrate"
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 
 
 def estimate_run(
-    config: RunConfig, *, model_only: bool = False, documents: Sequence[int] = (), device: "DeviceProfile | None" = None
+    config: RunConfig,
+    *,
+    model_only: bool = False,
+    has_budget: bool = True,
+    documents: Sequence[int] = (),
+    device: "DeviceProfile | None" = None,
+    planned: "ProgramRun | None" = None,
 ) -> dict[str, Any]:
     """Estimate parameters, operations, memory and budget as nested plain values.
 
@@ -36,8 +49,10 @@ def estimate_run(
     Args:
         config: resolved config of a run.
         model_only: the config is a bare model, which has no run and no memory.
+        has_budget: the config says how many tokens the run has.
         documents: lengths in tokens of the documents packed into a window, repeated until it is full.
         device: profile that resolves both; None: the one that flops.device names.
+        planned: the run of another program; None: of llmsys.
 
     Returns:
         The values under the keys above.
@@ -48,8 +63,8 @@ def estimate_run(
         "parameters": asdict(count_parameters(config.model)),
         "batch": _build_batch_section(config, documents),
         "flops": _build_flops_section(config, documents),
-        "memory": None if model_only else _build_memory_section(config),
-        "run": None if model_only else _build_run_section(config, documents),
+        "memory": None if model_only else _build_memory_section(config, planned),
+        "run": _build_run_section(config, documents) if has_budget and not model_only else None,
         "precision": precision,
         "unknown": dict.fromkeys(("time", "money", "energy"), NO_DEVICE),
     }
@@ -112,23 +127,29 @@ def _build_flops_section(config: RunConfig, documents: Sequence[int]) -> dict[st
     return {"convention": chosen, **every[chosen], "conventions": every, "attention_share_by_length": shares}
 
 
-def _build_memory_section(config: RunConfig) -> dict[str, Any]:
-    layout = resolve_planned_layout(config)
-    rows = None
-    if layout.pipeline > 1:  # the rank that has the most parameters
+def _build_memory_section(config: RunConfig, planned: "ProgramRun | None") -> dict[str, Any]:
+    layout = resolve_planned_layout(config) if planned is None else planned.layout
+    stages: Sequence[PipelineStage] = ()
+    if planned is not None:
+        config = planned.config
+        stages = list_pipeline_stages(config.model, planned.memory_profile) if planned.pipeline > 1 else ()
+    if layout.pipeline > 1:
         from llmsys.estimate.pipeline_stages import list_rank_stages
 
         stages = list_rank_stages(config.model, layout, config.batch.sequence_length, 1)
-        found = [list(stage.iter_parameters(config.model)) for stage in stages]
-        rows = max(found, key=lambda tensors: sum(row.num_elements for row in tensors))
-    state, activations = compute_state_bytes(config, layout, rows), estimate_activation_bytes(config, layout)
+    # The rank that has the most parameters.
+    found = [list(stage.iter_parameters(config.model)) for stage in stages]
+    rows = max(found, key=lambda tensors: sum(row.num_elements for row in tensors)) if found else None
+    system = OURS if planned is None else planned.memory_profile
+    state, activations = compute_state_bytes(config, layout, rows), estimate_activation_bytes(config, layout, system)
+    pipeline = {} if planned is None or planned.pipeline == 1 else {"pipeline": planned.pipeline}
     return {
-        "ranks": layout.world_size,
-        "layout": layout.to_settings(),
+        "ranks": layout.world_size if planned is None else planned.num_ranks,
+        "layout": layout.to_settings() | pipeline,
         "engine": config.engine.model_dump(),
         "state_bytes": {**asdict(state), "total": state.total},
         "activation_bytes_estimated": {**asdict(activations), "total": activations.total},
-        **estimate_peak_memory(config, layout).to_dict(),
+        **estimate_peak_memory(config, layout, system=system).to_dict(),
     }
 
 

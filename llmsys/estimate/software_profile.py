@@ -4,15 +4,14 @@ The defaults are our trainer on a GPU. Other values let published rows of other 
 
 How a training program uses a device, as far as time depends on it: what is fused, hidden, launched.
 
-One noun with a few named instances: what this repository runs, and the generations of programs behind published
-measurements. Every field is a physical quantity; none is fitted to a single row.
+Every field is a physical quantity; none is fitted to a single row. Named instances are the profiles of `programs/`.
 
 The dtype that `train.precision: auto` takes on a device that is described, not at hand; on one at hand
 llmsys/train/precision.py asks torch.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -80,13 +79,9 @@ class MemoryProfile:
 OURS = MemoryProfile()
 
 
-Number = Literal["fp32", "bf16", "fp16", "fp8"]
-
-
 class SoftwareProfile(Section):
-    """A generation of programs. The defaults are those of fused kernels with overlapped collectives."""
+    """Kernels and overlaps of a training program. The defaults are fused kernels with overlapped collectives."""
 
-    name: str = Field(min_length=1, description="Display name.")
     traffic: float = Field(1.0, ge=1, description="Bytes moved by elementwise kernels / bytes of fused kernels.")
     loss_bytes: float = Field(12, ge=0, description="Bytes moved per logit in the loss, forward and backward.")
     attention: Literal["fused", "native", "unfused", "chosen"] = Field(
@@ -96,15 +91,27 @@ class SoftwareProfile(Section):
     )
     expert_rows: Literal["node", "rank"] = Field(
         "node",
-        description="Times that a token is sent to its experts: with expert groups once to each node, else once to "
-        "each expert; or as llmsys does, once to each rank where that saves enough.",
+        description="Times that a token is sent to its experts. node: once to each machine that has one of them. "
+        "rank: as llmsys does, once to each rank where that saves enough.",
     )
     context: Literal["heads", "ring"] = Field(
         "heads", description="Context parallelism; on a ring the last rank has the most work."
     )
+    stages: Literal["balanced", "even"] = Field(
+        "balanced",
+        description="Cut of a pipeline. even: equally many blocks on each rank where they divide, and the head on top "
+        "of the last; otherwise embedding and head count as a block each. balanced: by cost.",
+    )
+    bubble: float = Field(
+        1.0, ge=0, le=1, description="Bubble of the pipeline / that of 1F1B with as many stages; zero-bubble ones: 1/3."
+    )
     launch: Literal["eager", "compiled"] = Field("compiled", description="eager: the host launches every kernel.")
-    matmul_dtype: Number | None = Field(None, description="Dtype of matmuls in blocks. null: the run's.")
-    scales: Literal["tensor", "row"] = Field("tensor", description="Granularity of 8-bit scales; rowwise is slower.")
+    expert_launches: int = Field(
+        0,
+        ge=0,
+        description="Kernels for each local expert of a layer forward, which wait for the host; 0: grouped ones.",
+    )
+    compiles: bool = Field(False, description="torch.compile decides what blocks save for the backward.")
     activations: Literal["device", "host"] = Field(
         "device", description="host: block inputs are offloaded to host memory."
     )
@@ -120,25 +127,6 @@ class SoftwareProfile(Section):
     expert_overlap: float = Field(
         0.0, ge=0, le=1, description="Share of expert-parallel communication that overlaps with compute."
     )
-
-
-EAGER = SoftwareProfile(name="eager", traffic=1.8, loss_bytes=28, launch="eager")
-COMPILED = SoftwareProfile(name="compiled")
-
-
-def build_software_profile(config: RunConfig) -> SoftwareProfile:
-    """Build the profile of this repository's trainer under a config.
-
-    Args:
-        config: resolved config of a run.
-
-    Returns:
-        Compiled or eager; the loss runs over the logits in chunks in both.
-    """
-    own: dict[str, Any] = {"attention": "chosen", "expert_rows": "rank"}
-    if config.train.compile == "block":
-        return COMPILED.model_copy(update=own)
-    return EAGER.model_copy(update=own | {"loss_bytes": 16.0})
 
 
 def select_precision(device: "DeviceProfile | None") -> tuple[Precision, str]:

@@ -7,8 +7,11 @@ what of the communication nothing hides, times a residual whose spread was calib
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from llmsys.config.engine import DeepSpeedEngineConfig, EngineConfig
+from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.activation_memory import has_documents
@@ -21,37 +24,20 @@ from llmsys.estimate.communication_time import (
     estimate_tensor_parallel_seconds,
 )
 from llmsys.estimate.device_profile import DeviceProfile, Number
-from llmsys.estimate.flops import count_flops
-from llmsys.estimate.kernel_time import KernelContext, KernelSeconds, MicroBatchShape, estimate_kernel_seconds
-from llmsys.estimate.model_tensors import list_model_tensors
-from llmsys.estimate.residual_model import PercentileInterval, get_residual
-from llmsys.estimate.software_profile import (
-    SoftwareProfile,
-    build_software_profile,
-    resolve_compile_for_profile,
-    resolve_for_profile,
+from llmsys.estimate.flops import CONVENTIONS, Convention, FlopsCount, count_flops
+from llmsys.estimate.host_time import estimate_copy_seconds, estimate_host_seconds, estimate_offload_seconds
+from llmsys.estimate.kernel_context import (
+    KernelContext,
+    MatmulDtype,
+    MicroBatchShape,
+    require_matmul_dtype,
+    select_matmul_dtypes,
 )
-
-
-def estimate_host_seconds(
-    bench: KernelContext, work: KernelSeconds, passes: PassSeconds, micro_batches: float, pipeline: int
-) -> float:
-    """Return the seconds that the device waits for the host in eager mode: launches outlast kernels."""
-    if bench.software.launch != "eager":
-        return 0.0
-    # the backward starts about two kernels for each one of the forward
-    host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
-    return micro_batches * max(0.0, host - passes.forward - passes.backward)
-
-
-def estimate_offload_seconds(bench: KernelContext, pipeline: int) -> float:
-    """Return the seconds to send block inputs to host memory and back."""
-    if bench.software.activations == "device":
-        return 0.0
-    tokens = bench.shape.num_tokens / (bench.layout.context * bench.layout.tensor)
-    sent = tokens * bench.model.hidden_size * bench.shape.value_bytes * bench.model.num_hidden_layers / pipeline
-    # Out in forward, and back in backward.
-    return 2 * sent / bench.device.host_bandwidth
+from llmsys.estimate.kernel_time import KernelSeconds, estimate_kernel_seconds
+from llmsys.estimate.model_tensors import list_model_tensors
+from llmsys.estimate.program_profile import ProgramProfile, load_own_program
+from llmsys.estimate.residual_model import PercentileInterval, get_residual
+from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
 
 
 def estimate_optimizer_seconds(config: RunConfig, bench: KernelContext, pipeline: int) -> float:
@@ -101,6 +87,7 @@ class StepTime:
         return {
             "step_seconds": self.seconds.to_dict(),
             "parts_seconds": self.parts,
+            "residual_factor": self.factor,
             "ranks": self.ranks,
             "tokens_per_second_per_device": self.tokens_per_second_per_device,
             "utilisation": {
@@ -118,7 +105,8 @@ def estimate_step_time(
     *,
     pipeline: int = 1,
     interleave: int = 1,
-    software: SoftwareProfile | None = None,
+    program: ProgramProfile | None = None,
+    matmul_dtype: MatmulDtype | None = None,
     documents: Sequence[int] = (),
 ) -> StepTime:
     """Estimate the time of one optimizer step of `config.batch` on layout.ranks_per_stage · pipeline devices.
@@ -129,22 +117,30 @@ def estimate_step_time(
         device: profile of the accelerator.
         pipeline: stages of a published layout; those of `layout` come first.
         interleave: chunks of the model per stage (interleaved 1F1B).
-        software: training program; None: ours under this config.
+        program: training program; None: llmsys under this config.
+        matmul_dtype: type of the inputs of matmuls in blocks; None: those of the config.
         documents: lengths in tokens of packed documents, repeated until a sequence is full; none: one document.
 
     Returns:
         P10, P50 and P90 in seconds, with the parts of P50.
     """
     config = resolve_compile_for_profile(resolve_for_profile(config, device), device, layout)
-    software = software or build_software_profile(config)
+    program = program or load_own_program(config)
+    dtypes = select_matmul_dtypes(config) if matmul_dtype is None else (matmul_dtype, matmul_dtype)
+    for dtype in dtypes:
+        require_matmul_dtype(dtype, device)
     if layout.pipeline > 1:
         pipeline, interleave = layout.pipeline, layout.pipeline_schedule.num_chunks
-    bench = KernelContext(config.model, layout, device, software, _build_micro_batch_shape(config, layout, documents))
+    shape = _build_micro_batch_shape(config, layout, documents)
+    bench = KernelContext(config.model, layout, device, program.time, shape, *dtypes)
     work = estimate_kernel_seconds(bench)
     micro_batches = max(1.0, config.batch.sequences_per_step / (layout.data_parallel_size * bench.shape.sequences))
-    parts = _estimate_part_seconds(config, bench, work, micro_batches, pipeline, interleave)
+    # Weights that stay gathered travel once a step, as those of ZeRO-1.
+    is_whole = pipeline > 1 and program.build_memory_profile(pipeline).weights == "whole"
+    engine = DeepSpeedEngineConfig(zero_stage=1) if is_whole else config.engine
+    parts = _estimate_part_seconds(config, engine, bench, work, micro_batches, pipeline, interleave)
     ranks = layout.ranks_per_stage * pipeline
-    factor = get_residual("step", config.model, device)
+    factor = get_residual("step", config.model, device, program)
     seconds = factor.compute_interval(sum(parts.values()))
     parts = {name: value * factor.factor for name, value in parts.items()}
     return _build_step_time(config, device, bench, work, seconds, parts, ranks, factor.factor)
@@ -170,7 +166,13 @@ def _build_micro_batch_shape(config: RunConfig, layout: ParallelLayout, document
 
 
 def _estimate_part_seconds(
-    config: RunConfig, bench: KernelContext, work: KernelSeconds, micro_batches: float, pipeline: int, interleave: int
+    config: RunConfig,
+    engine: EngineConfig,
+    bench: KernelContext,
+    work: KernelSeconds,
+    micro_batches: float,
+    pipeline: int,
+    interleave: int,
 ) -> dict[str, float]:
     """Seconds of the step by cause."""
     repeated = _estimate_recompute_seconds(config, bench, work)
@@ -187,47 +189,46 @@ def _estimate_part_seconds(
     expert = estimate_expert_parallel_seconds(bench, passes, pipeline)
     stages = estimate_pipeline_parallel_seconds(bench, pipeline, interleave)
     one = passes.forward + passes.backward + head + tensor + context + expert + stages
-    imbalance = _compute_imbalance(config, bench.layout)
+    imbalance = _compute_imbalance(config, bench, one, head, pipeline)
     scale = micro_batches / pipeline
     times = {
         "products": 3 * work.matmul * scale + head * micro_batches,
         "experts": 3 * work.grouped * scale,
         "attention": (work.attention + work.attention_backward) * scale,
         "elementwise": 3 * work.elementwise * scale,
+        "permutation": 3 * work.permutation * scale,
         "recomputation": repeated * scale,
         "tensor": tensor * micro_batches,
         "context": context * micro_batches,
         "expert": expert * micro_batches,
         "stages": stages * micro_batches,
         # 1F1B; chunks of a stage shorten it as many times (Narayanan 2021). All wait for the costliest rank.
-        "bubble": one * (pipeline - 1) / interleave + (imbalance - 1) * one * micro_batches,
-        "data": estimate_data_parallel_seconds(bench, config.engine, passes, max(1, round(micro_batches)), pipeline),
+        "bubble": bench.software.bubble * one * (pipeline - 1) / interleave + (imbalance - 1) * one * micro_batches,
+        "data": estimate_data_parallel_seconds(bench, engine, passes, max(1, round(micro_batches)), pipeline),
         "optimizer": estimate_optimizer_seconds(config, bench, pipeline),
-        "offload": (estimate_offload_seconds(bench, pipeline) + _estimate_copy_seconds(config, bench, passes))
+        "offload": (estimate_offload_seconds(bench, pipeline) + estimate_copy_seconds(config, bench, passes))
         * micro_batches,
     }
     return times | {"host": estimate_host_seconds(bench, work, passes, micro_batches, pipeline)}
 
 
-def _compute_imbalance(config: RunConfig, layout: ParallelLayout) -> float:
-    if layout.pipeline == 1:
+def _compute_imbalance(config: RunConfig, bench: KernelContext, one: float, head: float, pipeline: int) -> float:
+    """Return the seconds of the costliest rank of a pipeline over the mean of its ranks."""
+    layout, layers = bench.layout, config.model.num_hidden_layers
+    if layout.pipeline > 1:
+        # Few estimates open this file.
+        from llmsys.estimate.pipeline_stages import compute_imbalance
+
+        return compute_imbalance(config.model, layout, config.batch.sequence_length)
+    if pipeline == 1 or bench.software.stages == "balanced":
         return 1.0
-    # Few estimates open this file.
-    from llmsys.estimate.pipeline_stages import compute_imbalance
-
-    return compute_imbalance(config.model, layout, config.batch.sequence_length)
-
-
-def _estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: PassSeconds) -> float:
-    """Seconds of one micro-batch that copies of saved tensors to host memory and back take longer than the blocks."""
-    if config.train.activation_checkpoint != "offload":
-        return 0.0
-    # Few estimates open this file.
-    from llmsys.estimate.activation_memory import compute_offloaded_activations
-
-    copies = compute_offloaded_activations(config, bench.layout) / bench.device.host_bandwidth
-    # Copies run next to each pass: what is longer than the pass shows.
-    return max(0.0, copies - passes.forward) + max(0.0, copies - passes.backward)
+    # `one` and `head` are means over the stages.
+    block, whole_head = (one - head) * pipeline / layers, head * pipeline
+    if layers % pipeline == 0:
+        return (layers // pipeline * block + whole_head) / one
+    # Embedding and head count as a block each (Megatron's account_for_embedding and account_for_loss).
+    slots = -(-(layers + 2) // pipeline)
+    return max(slots * block, (slots - 1) * block + whole_head) / one
 
 
 def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: KernelSeconds) -> float:
@@ -236,8 +237,15 @@ def _estimate_recompute_seconds(config: RunConfig, bench: KernelContext, work: K
         return 0.0
     if config.train.activation_checkpoint == "full":
         return work.blocks_forward
-    cheap = work.elementwise + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
+    cheap = work.elementwise + work.permutation + bench.software.recomputed_matmuls * (work.matmul + work.grouped)
     return cheap + work.attention_repeated
+
+
+@lru_cache(maxsize=64)  # a plan asks for those of one batch thousands of times
+def _count_step_flops(
+    model: ModelConfig, source: int, length: int, sequences: int, convention: Convention, documents: tuple[int, ...]
+) -> FlopsCount:
+    return count_flops(model, source, sequences, convention, target_length=length, documents=documents)
 
 
 def _build_step_time(
@@ -252,12 +260,11 @@ def _build_step_time(
 ) -> StepTime:
     source, length = config.sequence_lengths
     sequences = config.batch.sequences_per_step
-    counts = [
-        count_flops(config.model, source, sequences, convention, target_length=length, documents=bench.shape.documents)
-        for convention in ("causal", "full")
-    ]
+    causal, full = (
+        _count_step_flops(config.model, source, length, sequences, convention, bench.shape.documents)
+        for convention in CONVENTIONS[:2]
+    )
     possible = device.get_peak_flops(config.train.resolved_precision) * ranks * seconds.p50
-    causal, full = counts
     # FLOPs in proportion to time.
     again = _estimate_recompute_seconds(config, bench, work) / max(work.blocks_forward, 1e-30) * causal.forward
     return StepTime(

@@ -6,6 +6,8 @@ Invariants:
 - Documents and padding are read here, from the context; no tensor of positions × positions is made.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from llmsys.model.multi_head_attention import AttentionProjections
 from llmsys.model.scaled_dot_product import compute_attention
 
 # B rows, T positions, D width, H heads, G key-value heads, K width of a head, N mixed keys, E global tokens,
-# C blocks of R queries, M = 3 R + E keys of a block
+# C blocks of R queries, M = 3 R + E keys of a block, in a decoder 2 R
 
 # Document of what fills the last block, which sees itself alone. Nothing sees OUTSIDE - 1, before and after a row.
 OUTSIDE = -1 << 40
@@ -29,6 +31,7 @@ class LongformerAttention(AttentionProjections):
 
     def __init__(self, config: ModelConfig, attention: LongformerAttentionConfig, layer: int) -> None:
         super().__init__(config, attention.projections, layer)
+        self.layer_type, self.is_causal = config.get_layer_type(layer), config.family == "decoder"
         self.radius, self.num_global_tokens = attention.get_radius(layer), attention.num_global_tokens
         self.heads_by_dilation: dict[int, list[int]] = {}
         # Heads of one dilation are one call.
@@ -43,15 +46,17 @@ class LongformerAttention(AttentionProjections):
     def forward(self, x_BTD: Tensor, context: ForwardContext) -> Tensor:
         """Mix positions; same shape and dtype as the input."""
         q_BTHK, (k_BTHK, v_BTHK) = self._project_queries(x_BTD), self._project_keys_values(x_BTD)
-        documents_BT = context.documents_BT
+        documents_BT, compute = context.documents_BT, partial(self._compute_window_output, context.documents_BT)
+        if context.cache is not None:
+            _, k_BTHK, v_BTHK = context.rotate_and_cache(self.layer_type, self.layer, False, q_BTHK, k_BTHK, v_BTHK)
+            compute = partial(self._compute_cached_output, context.cache.padding_B)
         if len(self.heads_by_dilation) == 1:
             [dilation] = self.heads_by_dilation
-            y_BTHK = self._compute_window_output(q_BTHK, k_BTHK, v_BTHK, documents_BT, dilation)
+            y_BTHK = compute(q_BTHK, k_BTHK, v_BTHK, dilation)
         else:
             y_BTHK = torch.empty_like(q_BTHK)
             for dilation, heads in self.heads_by_dilation.items():
-                q, k, v = (x[:, :, heads] for x in (q_BTHK, k_BTHK, v_BTHK))
-                y_BTHK[:, :, heads] = self._compute_window_output(q, k, v, documents_BT, dilation)
+                y_BTHK[:, :, heads] = compute(*(x[:, :, heads] for x in (q_BTHK, k_BTHK, v_BTHK)), dilation)
         if self.num_global_tokens:
             global_BEHK = self._compute_global_output(x_BTD, documents_BT)
             # Leading positions attend through projections of their own; what their window gave is dropped.
@@ -70,12 +75,24 @@ class LongformerAttention(AttentionProjections):
         k_BTHK, v_BTHK = (self._split_heads(proj(x_BTD)) for proj in (self.global_k_proj, self.global_v_proj))
         return self._compute_output(q_BEHK, k_BTHK, v_BTHK, mask)
 
+    def _compute_cached_output(
+        self, padding_B: Tensor, q_BTHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, dilation: int
+    ) -> Tensor:
+        """Return what the newest positions see in their windows of all positions so far."""
+        keys_S = torch.arange(k_BSHK.shape[1], device=q_BTHK.device)
+        behind_TS = keys_S[-q_BTHK.shape[1] :, None] - keys_S
+        inside_TS = (behind_TS >= 0) & (behind_TS <= self.radius * dilation) & (behind_TS % dilation == 0)
+        # A padded query sees itself: a row without any key would be 0/0.
+        visible_BTS = inside_TS & (keys_S >= padding_B.to(keys_S.device)[:, None])[:, None] | (behind_TS == 0)
+        return self._compute_output(q_BTHK, k_BSHK, v_BSHK, AttentionMask(visible_B1TS=visible_BTS[:, None]))
+
     def _compute_window_output(
-        self, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, documents_BT: Tensor | None, dilation: int
+        self, documents_BT: Tensor | None, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, dilation: int
     ) -> Tensor:
         """Return what every position sees in its window and of the global tokens, for heads of one dilation.
 
-        Positions of equal remainder by the dilation are neighbours. Blocks of R queries see three blocks of keys.
+        Positions of equal remainder by the dilation are neighbours. Blocks of R queries see three blocks of keys, in a
+        decoder the first two.
         """
         rows, length = q_BTHK.shape[:2]
         # Up to whole blocks in each of the sequences of equal remainder.
@@ -87,9 +104,7 @@ class LongformerAttention(AttentionProjections):
         queries_CRHK = _fold(_pad(q_BTHK, fill), dilation).unflatten(1, (-1, self.radius)).flatten(0, 1)
         blocks = len(queries_CRHK) // rows
         keys_CMHK, values_CMHK = (
-            torch.cat(
-                [_list_neighbours(_fold(_pad(x, fill), dilation), self.radius), _repeat(x[:, :tokens], blocks)], dim=1
-            )
+            torch.cat([self._list_neighbours(_fold(_pad(x, fill), dilation)), _repeat(x[:, :tokens], blocks)], dim=1)
             for x in (k_BTHK, v_BTHK)
         )
         visible_CRM = visible_CRM.repeat(len(queries_CRHK) // len(visible_CRM), 1, 1)
@@ -106,16 +121,24 @@ class LongformerAttention(AttentionProjections):
         own_BT = _fold(padded_BT[..., None], dilation).squeeze(-1)
         places_T = _fold(torch.arange(length + fill, device=device)[None, :, None], dilation).squeeze(-1)
         queries_CR = own_BT.reshape(-1, self.radius)
-        keys_CM = _list_neighbours(own_BT[..., None], self.radius, OUTSIDE - 1).squeeze(-1)
+        keys_CM = self._list_neighbours(own_BT[..., None], OUTSIDE - 1).squeeze(-1)
         # Global tokens are keys of their own, so a window leaves them out.
-        is_local_CM = _list_neighbours(places_T[..., None], self.radius, -1).squeeze(-1) >= tokens
+        is_local_CM = self._list_neighbours(places_T[..., None], -1).squeeze(-1) >= tokens
         is_local_CM = is_local_CM.repeat(len(documents_BT), 1)
-        inside_RM = torch.arange(3 * self.radius, device=device) - torch.arange(self.radius, device=device)[:, None]
-        # The three blocks of keys begin one block, thus `radius` positions, before the queries.
-        inside_RM = (inside_RM - self.radius).abs() <= self.radius
+        distance_RM = torch.arange(keys_CM.shape[1], device=device) - torch.arange(self.radius, device=device)[:, None]
+        # The blocks of keys begin one block, thus `radius` positions, before the queries.
+        distance_RM = distance_RM - self.radius
+        inside_RM = (distance_RM >= -self.radius) & (distance_RM <= (0 if self.is_causal else self.radius))
         window_CRM = (queries_CR[:, :, None] == keys_CM[:, None]) & is_local_CM[:, None] & inside_RM
         global_CE = _repeat(documents_BT[:, :tokens], len(queries_CR) // len(documents_BT))
         return torch.cat([window_CRM, queries_CR[:, :, None] == global_CE[:, None]], dim=-1)
+
+    def _list_neighbours(self, x_BTX: Tensor, filler: int = 0) -> Tensor:
+        """Return each block of R positions with the block before it, and in an encoder the one after, (C, M, …)."""
+        after = 0 if self.is_causal else self.radius
+        sides = [0, 0] * (x_BTX.dim() - 2) + [self.radius, after]
+        windows = F.pad(x_BTX, sides, value=filler).unfold(1, 2 * self.radius + after, self.radius)
+        return windows.movedim(-1, 2).flatten(0, 1)
 
     def _compute_output(self, q_BTHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, mask: AttentionMask) -> Tensor:
         dropout = self.dropout if self.training else 0.0
@@ -129,13 +152,6 @@ def _pad(x_BTHK: Tensor, fill: int) -> Tensor:
 def _fold(x_BTX: Tensor, dilation: int) -> Tensor:
     """Return positions of equal remainder as rows, (B · dilation, T / dilation, …)."""
     return x_BTX if dilation == 1 else x_BTX.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)
-
-
-def _list_neighbours(x_BTX: Tensor, radius: int, filler: int = 0) -> Tensor:
-    """Return each block of `radius` positions with the blocks before and after it, (B · T / R, 3 R, …)."""
-    sides = [0, 0] * (x_BTX.dim() - 2) + [radius, radius]
-    windows = F.pad(x_BTX, sides, value=filler).unfold(1, 3 * radius, radius)
-    return windows.movedim(-1, 2).flatten(0, 1)
 
 
 def _repeat(x_BEX: Tensor, times: int) -> Tensor:

@@ -15,6 +15,7 @@ from llmsys.config.optimizer import (
     LionConfig,
     MuonConfig,
     OptimizerConfig,
+    PythonOptimizerConfig,
     ScheduleFreeConfig,
     SoapConfig,
     UpdateRule,
@@ -110,7 +111,7 @@ def build_optimizer(
         case AdafactorConfig() | SoapConfig():
             if matrices := [*_iter_param_groups(groups, named, "matrix", alike)]:
                 members.append(MatrixOptimizer(matrices, config, update=update, build_zeros=build_zeros))
-        case LionConfig() | AdEMAMixConfig() | ScheduleFreeConfig():
+        case LionConfig() | AdEMAMixConfig() | PythonOptimizerConfig() | ScheduleFreeConfig():
             members.append(ElementwiseOptimizer([*_iter_param_groups(groups, named, "elementwise", alike)], config))
         case unreachable:
             assert_never(unreachable)

@@ -22,6 +22,7 @@ from llmsys.config.optimizer import (
     LionConfig,
     MuonConfig,
     OptimizerConfig,
+    PythonOptimizerConfig,
     ScheduleFreeConfig,
     SoapConfig,
 )
@@ -31,7 +32,7 @@ from llmsys.model.local_tensor import get_local_tensor
 # Elements updated at a time on CPUs, so that they stay in cache: 256 KiB of each of five tensors.
 CACHED_ELEMENTS = 1 << 16
 
-ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig | ScheduleFreeConfig
+ElementwiseConfig = AdamWConfig | LionConfig | AdEMAMixConfig | ScheduleFreeConfig | PythonOptimizerConfig
 
 # Name of each moment in a checkpoint → in the state of an optimizer.
 STATE_KEYS = {
@@ -48,6 +49,11 @@ class ElementwiseRule(Protocol):
     @property
     def moments(self) -> tuple[str, ...]:
         """Names of the moments in a checkpoint."""
+        ...
+
+    @property
+    def is_elementwise(self) -> bool:
+        """False if the change of an element depends on others; only a class of the user's own may do so."""
         ...
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
@@ -68,6 +74,7 @@ class AdamWRule:
 
     config: AdamWConfig
     moments: tuple[str, ...] = ("first_moment", "second_moment")
+    is_elementwise: bool = True
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
@@ -89,6 +96,7 @@ class LionRule:
 
     config: LionConfig
     moments: tuple[str, ...] = ("first_moment",)
+    is_elementwise: bool = True
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
@@ -105,6 +113,7 @@ class AdEMAMixRule:
 
     config: AdEMAMixConfig
     moments: tuple[str, ...] = ("first_moment", "second_moment", "slow_moment")
+    is_elementwise: bool = True
 
     def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
         """Implement `ElementwiseRule.compute_update`."""
@@ -128,28 +137,17 @@ class ScheduleFreeRule:
 
     config: ScheduleFreeConfig
     moments: tuple[str, ...] = ("second_moment", "lookahead_moment")
+    is_elementwise: bool = True
 
-    def compute_update(self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float) -> Tensor:
-        """Implement `ElementwiseRule.compute_update`, without weight decay."""
-        return self.compute_decayed_update(gradient, moments, step, rate, torch.zeros_like(gradient))
-
-    def compute_decayed_update(
-        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float, decay: Tensor
+    def compute_update(
+        self, gradient: Tensor, moments: Sequence[Tensor], step: int, rate: float, decay: Tensor | None = None
     ) -> Tensor:
-        """Update the moments in place and return the change to subtract.
-
-        Args:
-            gradient: Not changed.
-            moments: In the order of `moments`.
-            step: Counted from 1.
-            rate: Learning rate.
-            decay: Weight decay times the weights; the average takes it over as it does gradients.
-        """
+        """Implement `ElementwiseRule.compute_update`; `decay` is weight decay times the weights, averaged likewise."""
         (beta1, beta2), (second, lookahead) = self.config.betas, moments
         power = self.config.averaging_power
         share = (power + 1) / (step + power)
         root = _update_root(second, gradient, beta2, step).add_(self.config.eps)
-        normalized = (gradient / root).add_(decay)
+        normalized = gradient / root if decay is None else (gradient / root).add_(decay)
         update = (normalized * (rate * (1 - beta1 * (1 - share)))).sub_(lookahead * share)
         lookahead.sub_(normalized.mul_(rate * beta1)).mul_(1 - share)
         return update
@@ -187,7 +185,7 @@ def require_elementwise(config: OptimizerConfig) -> ElementwiseConfig:
                 f"optimizer.kind={config.kind} is not built by this engine. "
                 "Use optimizer.kind=adamw, or engine.kind=torch with train.reproducibility=fast."
             )
-        case AdamWConfig() | LionConfig() | AdEMAMixConfig() | ScheduleFreeConfig():
+        case AdamWConfig() | LionConfig() | AdEMAMixConfig() | ScheduleFreeConfig() | PythonOptimizerConfig():
             return config
         case unreachable:
             assert_never(unreachable)
@@ -211,6 +209,10 @@ def build_elementwise_rule(config: ElementwiseConfig) -> ElementwiseRule:
             return AdEMAMixRule(config)
         case ScheduleFreeConfig():
             return ScheduleFreeRule(config)
+        case PythonOptimizerConfig():
+            from llmsys.optim.python_optimizer import LoadedPythonOptimizer
+
+            return LoadedPythonOptimizer(config)
         case unreachable:
             assert_never(unreachable)
 
@@ -239,11 +241,12 @@ def update_parameter(
         gradient_scale: Factor on the gradient.
     """
     size = CACHED_ELEMENTS if parameter.device.type == "cpu" else MAX_UPDATED_ELEMENTS
-    pieces = zip(*(one.view(-1).split(size) for one in (gradient, parameter, *moments)), strict=True)
+    whole = (gradient, parameter, *moments)
+    pieces = zip(*(one.view(-1).split(size) for one in whole), strict=True) if rule.is_elementwise else [whole]
     for piece, weight, *state in pieces:
         scaled = piece if gradient_scale == 1 else piece * gradient_scale
         if isinstance(rule, ScheduleFreeRule):
-            weight.sub_(rule.compute_decayed_update(scaled, state, step, rate, weight * weight_decay))
+            weight.sub_(rule.compute_update(scaled, state, step, rate, weight * weight_decay))
             continue
         update = rule.compute_update(scaled, state, step, rate)
         # Two roundings, as separate operations: add_(update, alpha=...) may fuse them.

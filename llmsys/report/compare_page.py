@@ -154,11 +154,12 @@ def _build_run_traces(
 
 def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Html:
     sets = sorted({name for run in runs for name in (run.last_evaluation or {}).get("sets") or {}})
-    head = ("run", "state", "steps", "tokens", "time", "parameters", "loss", "bits per byte", *sets)
+    metrics = sorted({name for run in runs for name in (run.last_evaluation or {}).get("metrics") or {}})
+    head = ("run", "state", "steps", "tokens", "time", "parameters", "loss", "bits per byte", *sets, *metrics)
     rows: list[list[Child]] = []
     for run, title in zip(runs, titles, strict=True):
         event = run.last_evaluation or {}
-        answers = event.get("sets") or {}
+        answers, own = event.get("sets") or {}, event.get("metrics") or {}
         tokens, hours = run.curves.get_last_value("tokens"), compute_training_hours(run)[-1]
         rows.append(
             [
@@ -171,6 +172,7 @@ def _build_scores_table(runs: Sequence[RunRecord], titles: Sequence[str]) -> Htm
                 _format_value(event.get("loss"), "{:.4f}".format),
                 _format_value(event.get("bits_per_byte"), "{:.4f}".format),
                 *(_format_value((answers.get(name) or {}).get("accuracy"), "{:.1%}".format) for name in sets),
+                *(_format_value((own.get(name) or {}).get("value"), "{:.4g}".format) for name in metrics),
             ]
         )
     return build_table(head, rows, numeric=range(2, len(head)))

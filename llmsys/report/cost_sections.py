@@ -45,6 +45,21 @@ def build_answers_section(record: RunRecord) -> Html | None:
     return build_section("answers", "Answers", lead, build_table(head, rows, numeric=[1, 2, 3, 4]))
 
 
+def build_metrics_section(record: RunRecord) -> Html | None:
+    """Return a table of the user's own metrics after each evaluation."""
+    measured = {step: one["metrics"] for step, one in sorted(record.evaluations.items()) if one.get("metrics")}
+    if not measured:
+        return None
+    names = sorted({name for values in measured.values() for name in values})
+    rows = [
+        [f"{step:,}", *(f"{values[name]['value']:.4g}" if name in values else "–" for name in names)]
+        for step, values in measured.items()
+    ]
+    lead = build_tag("p", "Means over the held-out targets, of evaluation.metrics.")
+    table = build_table(("step", *names), rows, numeric=range(len(names) + 1))
+    return build_section("metrics", "Your metrics", lead, table)
+
+
 def build_prediction_section(record: RunRecord) -> Html | None:
     """Return a table of the estimate before the first step, and the measured steps."""
     said, took = record.prediction, record.measured

@@ -40,6 +40,7 @@ from llmsys.report.html_markup import (
     format_user_text,
     join_html,
 )
+from llmsys.report.packed_plotly import load_packed_plotly
 from llmsys.report.report_section import Numbers, ReportSection
 from llmsys.report.run_record import RunRecord, is_finite, read_run
 from llmsys.report.run_sections import build_run_numbers, build_run_sections, describe_run_state
@@ -212,12 +213,10 @@ def render_document(
     Returns:
         The page as text.
     """
-    from plotly.offline import get_plotlyjs  # 5 MB of text; nobody else on the command line needs it
-
     title, subtitle = titles
-    scripts = [get_plotlyjs(), _read_asset("page.js")]
+    library, scripts = load_packed_plotly(), [_read_asset("unpack.js"), _read_asset("page.js")]
     figures = [figure.to_dict() for one in parts for figure in one.figures]
-    head = _build_head(f"{title}: {subtitle}", scripts, reload_seconds)
+    head = _build_head(f"{title}: {subtitle}", scripts, library.digest, reload_seconds)
     cards = [
         build_tag(
             "div",
@@ -244,16 +243,19 @@ def render_document(
         ),
         build_tag("noscript", "Only the plots need JavaScript."),
         build_tag("script", dump_script_json(figures), type="application/json", id="figures"),
+        build_tag("script", Html(library.text), type="text/plain", id="library", data_bytes=str(library.size)),
         [build_tag("script", Html(script)) for script in scripts],
     )
     return join_html([Html("<!DOCTYPE html>\n"), build_tag("html", head, body, lang="en"), "\n"])
 
 
-def _build_head(title: str, scripts: list[str], reload_seconds: float | None) -> Html:
+def _build_head(title: str, scripts: list[str], library: str, reload_seconds: float | None) -> Html:
     return build_tag(
         "head",
         build_tag("meta", charset="utf-8"),
-        build_tag("meta", http_equiv="Content-Security-Policy", content=_build_content_security_policy(scripts)),
+        build_tag(
+            "meta", http_equiv="Content-Security-Policy", content=_build_content_security_policy(scripts, library)
+        ),
         build_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         build_tag("meta", name="color-scheme", content="light dark"),
         None if reload_seconds is None else build_tag("meta", http_equiv="refresh", content=f"{reload_seconds:g}"),
@@ -264,9 +266,9 @@ def _build_head(title: str, scripts: list[str], reload_seconds: float | None) ->
     )
 
 
-def _build_content_security_policy(scripts: list[str]) -> str:
-    """Return a policy that allows these scripts alone, and loads nothing from anywhere."""
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+def _build_content_security_policy(scripts: list[str], library: str) -> str:
+    """Return a policy that allows these scripts and the library of a digest alone, and loads nothing from anywhere."""
+    digests = [library] + [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
 

@@ -15,6 +15,7 @@ from llmsys.report import plots
 from llmsys.report.cost_sections import (
     build_answers_section,
     build_cost_numbers,
+    build_metrics_section,
     build_prediction_section,
     build_profile_section,
 )
@@ -42,16 +43,18 @@ def build_run_sections(record: RunRecord, tokens_per_byte: float | None) -> list
     """
     tables = (
         ("answers", "Answers", build_answers_section(record)),
+        ("metrics", "Your metrics", build_metrics_section(record)),
         ("prediction", "Prediction", build_prediction_section(record)),
         ("profile", "Profile", build_profile_section(record)),
     )
-    asked, predicted, profiled = (
+    asked, measured, predicted, profiled = (
         None if html is None else ReportSection(anchor, title, html) for anchor, title, html in tables
     )
     training = _build_training_section(record, tokens_per_byte)
     parts = [
         _build_compressor_section(record),
         asked,
+        measured,
         training,
         build_family_section(record),
         predicted,

@@ -37,9 +37,10 @@ from llmsys.train.build_transform import (
     build_transform,
     get_start_token,
 )
-from llmsys.train.evaluator import ALONE, Evaluator, RowRanks, TargetEvaluator
+from llmsys.train.evaluator import ALONE, Evaluator, HeldoutRows, RowRanks, TargetEvaluator
 from llmsys.train.heldout_evaluator import HeldoutEvaluator, MixtureEvaluator, build_heldout_windows
 from llmsys.train.multiple_choice_evaluator import build_task_evaluator
+from llmsys.train.python_metric import load_python_metrics
 from llmsys.train.run_data import RunData, get_mixture, open_first_source, open_run_data
 
 
@@ -127,7 +128,7 @@ def build_evaluator(config: RunConfig, row_ranks: RowRanks = ALONE) -> Evaluator
             pairs = _open_checked_pairs(config, objective, "heldout")
             make = _build_collator(config, objective, tokenizer)
             heldout_pairs = HeldoutPairs(pairs, make, max_tokens=config.evaluation.max_tokens)
-            return TargetEvaluator(heldout_pairs, row_ranks, config.evaluation_sequences)
+            return _build_target_evaluator(config, heldout_pairs, row_ranks)
         case unreachable:
             assert_never(unreachable)
 
@@ -150,7 +151,12 @@ def _build_source_evaluator(
         return HeldoutEvaluator(config, shards, tokenizer, row_ranks)
     windows = build_heldout_windows(config, shards, tokenizer)
     masking = build_transform(config, hidden, tokenizer, ("heldout", shards.fingerprint), windows.get_rows)
-    return TargetEvaluator(MaskedHeldoutWindows(windows, masking), row_ranks, config.evaluation_sequences)
+    return _build_target_evaluator(config, MaskedHeldoutWindows(windows, masking), row_ranks)
+
+
+def _build_target_evaluator(config: RunConfig, heldout: HeldoutRows, row_ranks: RowRanks) -> TargetEvaluator:
+    metrics = load_python_metrics(config.evaluation.metrics)
+    return TargetEvaluator(heldout, row_ranks, config.evaluation_sequences, metrics)
 
 
 def _build_windows(config: RunConfig, dataset: RunData) -> WindowDataset:

@@ -5,8 +5,8 @@ Invariants:
 - The loss is plain cross entropy, without label smoothing or z loss.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from llmsys.config.evaluation import MAX_DEFAULT_SEQUENCES
 from llmsys.data.batch import IGNORED, Batch
 from llmsys.parallel.process_group import all_reduce_sum, get_rank, get_world_size
 from llmsys.train.cross_entropy import compute_sequence_losses
+from llmsys.train.python_metric import LoadedMetric, MetricValue
 
 # Computes the logits of a batch without dropout, such as `Engine.compute_logits`; None where another rank has them.
 LogitsFunction = Callable[[Batch], Tensor | None]
@@ -72,11 +73,12 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class EvaluationSums:
-    """Sums over all rows: loss in nats, targets whose most likely class is correct, and targets."""
+    """Sums over all rows: loss in nats, targets whose most likely class is correct, targets, and means of metrics."""
 
     nats: float
     correct: float
     targets: float
+    metrics: dict[str, MetricValue]
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,11 @@ class TargetEvaluation:
     perplexity: float
     accuracy: float
     evaluated_targets: int
+    metrics: dict[str, MetricValue] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers by name, for events and JSON."""
-        return asdict(self)
+        return remove_empty_metrics(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -101,18 +104,32 @@ class TargetEvaluator:
         heldout: the rows.
         row_ranks: the ranks that compute the logits of a row together.
         sequences: rows in one forward pass of a rank.
+        metrics: further numbers of each target.
     """
 
     heldout: HeldoutRows
     row_ranks: RowRanks = ALONE
     sequences: int = MAX_DEFAULT_SEQUENCES
+    metrics: Sequence[LoadedMetric] = ()
 
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> TargetEvaluation:
         """Evaluate this rank's rows and return the result over all ranks. Collective."""
-        sums = sum_over_rows(self.heldout, compute_logits, device, self.row_ranks, self.sequences)
+        sums = sum_over_rows(self.heldout, compute_logits, device, self.row_ranks, self.sequences, self.metrics)
         loss = sums.nats / max(sums.targets, 1)
         perplexity = float(torch.tensor(loss).exp())
-        return TargetEvaluation(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets))
+        return TargetEvaluation(loss, perplexity, sums.correct / max(sums.targets, 1), int(sums.targets), sums.metrics)
+
+
+def remove_empty_metrics(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of an evaluation without `metrics` where there are none.
+
+    Args:
+        values: the fields of a result.
+
+    Returns:
+        The fields for events and JSON.
+    """
+    return values if values["metrics"] else {name: value for name, value in values.items() if name != "metrics"}
 
 
 def sum_over_rows(
@@ -121,6 +138,7 @@ def sum_over_rows(
     device: torch.device,
     row_ranks: RowRanks = ALONE,
     sequences: int = MAX_DEFAULT_SEQUENCES,
+    metrics: Sequence[LoadedMetric] = (),
 ) -> EvaluationSums:
     """Compute the sums over all rows. Collective.
 
@@ -130,12 +148,18 @@ def sum_over_rows(
         device: device of the sums that are reduced over ranks.
         row_ranks: the ranks that get the same rows.
         sequences: rows in one forward pass of a rank.
+        metrics: further numbers of each target.
 
     Returns:
-        The sums.
+        The sums, and the means of the metrics.
     """
-    nats, correct, targets = compute_row_metrics(heldout, compute_logits, device, row_ranks, sequences).sum(0).tolist()
-    return EvaluationSums(nats, correct, targets)
+    rows = compute_row_metrics(heldout, compute_logits, device, row_ranks, sequences, metrics)
+    nats, correct, targets, *own = rows.sum(0).tolist()
+    means = {
+        metric.name: MetricValue(value / max(targets, 1), metric.digest)
+        for metric, value in zip(metrics, own, strict=True)
+    }
+    return EvaluationSums(nats, correct, targets, means)
 
 
 def compute_row_metrics(
@@ -144,8 +168,9 @@ def compute_row_metrics(
     device: torch.device,
     row_ranks: RowRanks = ALONE,
     sequences: int = MAX_DEFAULT_SEQUENCES,
+    metrics: Sequence[LoadedMetric] = (),
 ) -> Tensor:
-    """Return loss, correct targets and targets of each row, float64 (rows, 3). Collective.
+    """Return loss, correct targets, targets and metrics of each row, float64 (rows, 3 + metrics). Collective.
 
     Args:
         heldout: the rows; each is read once over all ranks.
@@ -153,8 +178,9 @@ def compute_row_metrics(
         device: device of the sums that are reduced over ranks.
         row_ranks: the ranks that get the same rows; the sums of the first of them count.
         sequences: rows in one forward pass of a rank.
+        metrics: further numbers of each target, summed over a row.
     """
-    row_metrics = torch.zeros(heldout.num_rows, 3, dtype=torch.float64)
+    row_metrics = torch.zeros(heldout.num_rows, 3 + len(metrics), dtype=torch.float64)
     # All ranks run the same number of forward passes: sharded weights are gathered in each.
     ranks_per_stage = get_world_size() // row_ranks.stages
     place = get_rank() % ranks_per_stage
@@ -166,10 +192,13 @@ def compute_row_metrics(
         # Other ranks of the row add zeros, so that the reduction counts it once.
         if logits_BTV is None or place % row_ranks.neighbours:
             continue
-        sums_B3 = compute_batch_row_sums(logits_BTV, batch.targets_BT.to(device)).double().cpu()
+        targets_BT = batch.targets_BT.to(device)
+        columns = [compute_batch_row_sums(logits_BTV, targets_BT)]
+        columns += [metric.sum_over_rows(logits_BTV, targets_BT)[:, None] for metric in metrics]
+        sums_BM = torch.cat([column.double() for column in columns], dim=1).cpu()
         # The last batch may reach past the end.
         count = max(0, min(sequences, heldout.num_rows - first))
-        row_metrics[first : first + count] = sums_B3[:count]
+        row_metrics[first : first + count] = sums_BM[:count]
     return all_reduce_sum(row_metrics.to(device)).cpu()
 
 

@@ -7,7 +7,7 @@ import lzma
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
 
 import torch
@@ -23,8 +23,10 @@ from llmsys.train.evaluator import (
     LogitsFunction,
     RowRanks,
     TargetEvaluation,
+    remove_empty_metrics,
     sum_over_rows,
 )
+from llmsys.train.python_metric import MetricValue, load_python_metrics
 
 # 1 / ln 2.
 BITS_PER_NAT = 1.4426950408889634
@@ -41,10 +43,11 @@ class HeldoutEvaluation:
     evaluated_bytes: int
     gzip_bits_per_byte: float
     xz_bits_per_byte: float
+    metrics: dict[str, MetricValue] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers by name, for events and JSON."""
-        return asdict(self)
+        return remove_empty_metrics(asdict(self))
 
 
 def build_heldout_windows(config: RunConfig, shards: TokenShards, tokenizer: Tokenizer) -> HeldoutWindows:
@@ -70,6 +73,7 @@ class HeldoutEvaluator:
         self._tokenizer = tokenizer
         self._row_ranks = row_ranks
         self._sequences = config.evaluation_sequences
+        self._metrics = load_python_metrics(config.evaluation.metrics)
         self._shards = shards
         self._windows = build_heldout_windows(config, shards, tokenizer)
         self._compressor_baselines: tuple[float, float] | None = None
@@ -77,7 +81,8 @@ class HeldoutEvaluator:
     def evaluate(self, compute_logits: LogitsFunction, device: torch.device) -> HeldoutEvaluation:
         """Evaluate this rank's windows and return the result over all ranks. Collective."""
         windows = self._windows
-        nats = sum_over_rows(windows, compute_logits, device, self._row_ranks, self._sequences).nats
+        sums = sum_over_rows(windows, compute_logits, device, self._row_ranks, self._sequences, self._metrics)
+        nats = sums.nats
         gzip, xz = self.compute_compressor_baselines()
         loss = nats / windows.tokens
         return HeldoutEvaluation(
@@ -88,6 +93,7 @@ class HeldoutEvaluator:
             evaluated_bytes=windows.text_bytes,
             gzip_bits_per_byte=gzip,
             xz_bits_per_byte=xz,
+            metrics=sums.metrics,
         )
 
     def compute_compressor_baselines(self) -> tuple[float, float]:
@@ -158,7 +164,8 @@ def _combine_target_results(results: Sequence[EvaluationResult]) -> TargetEvalua
     mean = _build_weighted_mean(results, "evaluated_targets")
     loss = mean("loss")
     targets = sum(result.to_dict()["evaluated_targets"] for result in results)
-    return TargetEvaluation(loss, math.exp(loss), mean("accuracy"), targets)
+    metrics = _combine_metrics(results, "evaluated_targets")
+    return TargetEvaluation(loss, math.exp(loss), mean("accuracy"), targets, metrics)
 
 
 def _combine_heldout_results(results: Sequence[EvaluationResult]) -> HeldoutEvaluation:
@@ -175,7 +182,17 @@ def _combine_heldout_results(results: Sequence[EvaluationResult]) -> HeldoutEval
         evaluated_bytes=sum(result.to_dict()["evaluated_bytes"] for result in results),
         gzip_bits_per_byte=by_byte("gzip_bits_per_byte"),
         xz_bits_per_byte=by_byte("xz_bits_per_byte"),
+        metrics=_combine_metrics(results, "evaluated_tokens"),
     )
+
+
+def _combine_metrics(results: Sequence[EvaluationResult], weight: str) -> dict[str, MetricValue]:
+    fields = [result.to_dict() for result in results]
+    total = max(sum(one[weight] for one in fields), 1)
+    return {
+        name: MetricValue(sum(one["metrics"][name]["value"] * one[weight] for one in fields) / total, first["code"])
+        for name, first in fields[0].get("metrics", {}).items()
+    }
 
 
 def _build_weighted_mean(results: Sequence[EvaluationResult], weight: str) -> Callable[[str], float]:

@@ -18,13 +18,19 @@ from llmsys.config.data import (
 from llmsys.config.images import ImagesConfig
 from llmsys.config.mixture import MixtureConfig
 from llmsys.config.run import RunConfig
-from llmsys.config.tokenizer import FileTokenizerConfig, NoTokenizer, SentencePieceConfig, WordPieceConfig
+from llmsys.config.tokenizer import (
+    FileTokenizerConfig,
+    NoTokenizer,
+    PythonTokenizerConfig,
+    SentencePieceConfig,
+    WordPieceConfig,
+)
 from llmsys.config.train import GenerationConfig
 from llmsys.data.images import PixelTokenizer
 from llmsys.errors import ConfigError, DataError
 from llmsys.manifest import combine_fingerprints, load_manifest
 from llmsys.token_shards import TokenShards, open_tokens
-from llmsys.tokenizer import Tokenizer, find_model_file, load_tokenizer
+from llmsys.tokenizer import CODE_NAME, Tokenizer, find_model_file, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,10 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
     """
     if isinstance(config.tokenizer, NoTokenizer):
         return PixelTokenizer()
+    if isinstance(config.tokenizer, PythonTokenizerConfig):
+        from llmsys.config.python_tokenizer import load_python_tokenizer
+
+        return load_python_tokenizer(config.tokenizer)
     return load_tokenizer(get_tokenizer_path(config), getattr(config.tokenizer, "eos_token", None))
 
 
@@ -169,6 +179,8 @@ def get_tokenizer_path(config: RunConfig) -> Path:
             return config.data.folder / "tokenizer" / "tokenizer.model"
         case WordPieceConfig():
             return config.data.folder / "tokenizer" / "tokenizer.json"
+        case PythonTokenizerConfig():
+            return config.data.folder / "tokenizer" / CODE_NAME
         case unreachable:
             assert_never(unreachable)
 

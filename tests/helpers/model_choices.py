@@ -129,6 +129,11 @@ DECODERS |= {
     name: {"position": {"kind": "transformer_xl"}, "attention": {"kind": "segment_memory"} | changes}
     for name, changes in MEMORIES.items()
 }
+DECODERS["longformer, causal"] = {
+    "position": {"kind": "sinusoidal"},
+    "num_key_value_heads": 4,
+    "attention": {"kind": "longformer", "windows": [4, 2], "dilations": [1, 1, 2, 3], "num_global_tokens": 0},
+}
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": BERT | {"head": {"kind": "mlm"}, "tie_word_embeddings": True},

@@ -62,6 +62,11 @@ DECODERS: dict[str, Changes] = {
         "position": {"kind": "transformer_xl"},
         "attention": {"kind": "segment_memory", "segment_length": 4, "memory_length": 6, "qkv_bias": True},
     },
+    "dilated windows": {
+        **EVERY_HEAD,
+        "position": {"kind": "sinusoidal"},
+        "attention": {"kind": "longformer", "windows": [8], "dilations": [1, 2], "num_global_tokens": 0},
+    },
     "relative bias": {"position": {"kind": "relative_bias", "buckets": 8}},
     "universal": {"recurrence": {"kind": "fixed"}},
     "universal, adaptive": {"recurrence": {"kind": "adaptive"}, "residual": {"kind": "post"}},

@@ -105,7 +105,10 @@ def compute_latent_attention(
 def compute_longformer_attention(
     config: ModelConfig, p: Parameters, name: str, layer: int, x: Vectors, documents: list[int]
 ) -> Vectors:
-    """Beltagy 2020, 3.1: a window dilated by head, and leading positions that see and are seen by all."""
+    """Beltagy 2020, 3.1: a window dilated by head, and leading positions that see and are seen by all.
+
+    In a decoder the half of a window before a position, and itself.
+    """
     kind: Any = config.attention
     radius, tokens = kind.windows[layer % len(kind.windows)] // 2, kind.num_global_tokens
     local = [project_heads(config, p, name, which, x) for which in "qkv"]
@@ -117,6 +120,7 @@ def compute_longformer_attention(
         for head in range(config.num_attention_heads):
             dilation = kind.dilations[head % len(kind.dilations)]
             near = [s for s in range(len(x)) if (t - s) % dilation == 0 and abs(t - s) <= radius * dilation]
+            near = [s for s in near if s <= t or config.family == "encoder"]
             seen = [s for s in range(len(x)) if documents[s] == documents[t] and (min(s, t) < tokens or s in near)]
             scores = [q[t][head] @ k[s][head] / math.sqrt(config.head_dim) for s in seen]
             mixed.append(compute_mean([v[s][head] for s in seen], scores, None))

@@ -2,57 +2,69 @@
 
 python tools/bench/estimates.py                      print the tables
 python tools/bench/estimates.py --truth FILE         the same for other rows of the same form
-python tools/bench/estimates.py --write              calibrate, and write residual.yaml and llmsys/estimate/README.md
+python tools/bench/estimates.py --commands           print the command line of every row
+python tools/bench/estimates.py --write              fit, and write residual.yaml, programs/ and the README
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from llmsys.config.yaml_files import dump_yaml
-from llmsys.estimate.residual_model import FILE, ResidualModel, load_residuals
+from llmsys.errors import LlmsysError
+from llmsys.estimate.program_profile import FOLDER, load_packaged_profiles_again
+from llmsys.estimate.residual_model import FILE, load_residuals
 from tools.bench.estimates_count import list_count_lines
 from tools.bench.estimates_energy import build_energy_rows, fit_energy
 from tools.bench.estimates_memory import iter_memory_lines
 from tools.bench.estimates_time import (
+    KINDS,
+    HeldOutRow,
     TimeRow,
+    build_program_fits,
+    build_residuals,
     build_time_rows,
-    compute_utilisation,
-    fit_residuals,
-    get_shipped_residuals,
-    predict_interval,
+    list_held_out_rows,
+    list_printed_rows,
+    select_peers,
 )
-from tools.bench.published import RUNS, SkippedRow, read_setups
-from tools.bench.published_setup import Setup
+from tools.bench.published import RUNS, SkippedRow, read_rows
+from tools.bench.published_row import PublishedRow, read_json, run_estimate
 
 README = Path(__file__).resolve().parents[2] / "llmsys" / "estimate" / "README.md"
 BEGIN, END = "<!-- published errors: begin -->", "<!-- published errors: end -->"
 
 
 def main() -> int:
-    """Print the tables; with --write, calibrate and write them."""
+    """Print the tables; with --write, fit the constants and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--truth", type=Path, default=RUNS, help="rows of published runs (default: the tests' copy)")
-    parser.add_argument("--write", action="store_true", help="calibrate on every second row, and write both files")
+    parser.add_argument("--write", action="store_true", help="fit on all rows, and write constants and README")
+    parser.add_argument("--commands", action="store_true", help="print the command line of every row, and nothing else")
     arguments = parser.parse_args()
-    everything = list(read_setups(arguments.truth))
-    rows = build_time_rows(one for one in everything if isinstance(one, Setup))
-    constants = build_time_rows(one for one in read_setups(RUNS) if isinstance(one, Setup))
+    if arguments.commands:
+        found = [one for one in read_rows(arguments.truth) if isinstance(one, PublishedRow)]
+        print("\n".join(f"# {one.name}: {one.measured:.4g} {one.kind}\n{one.command}" for one in found))
+        return 0
+    is_foreign = arguments.truth.resolve() != RUNS.resolve()
+    rows, skipped = select_priced_rows(arguments.truth)
+    times = build_time_rows(rows)
     if arguments.write:
-        write_residuals(fit_residuals([row for row in constants if row.calibrates]))
-        load_residuals.cache_clear()
-    foreign = arguments.truth.resolve() != RUNS.resolve()
-    skipped = [one for one in everything if isinstance(one, SkippedRow)]
+        if is_foreign:
+            raise SystemExit("--write fits the constants on the tests' copy of the rows. Remove --truth.")
+        write_constants(times)
+        times = build_time_rows(rows)
+    known = build_time_rows(select_priced_rows(RUNS)[0]) if is_foreign else times
     lines = [
         *list_count_lines(),
-        *iter_memory_lines(arguments.truth),
-        *iter_time_lines(rows, constants, skipped, foreign),
-        *iter_energy_lines(arguments.truth, foreign),
+        *iter_memory_lines([one for one in rows if one.kind == "memory"], is_foreign=is_foreign),
+        *iter_time_lines(times, known, skipped, is_foreign=is_foreign),
+        *iter_energy_lines(arguments.truth, is_foreign),
     ]
     if arguments.write:
         write_readme(lines)
@@ -60,69 +72,119 @@ def main() -> int:
     return 0
 
 
-def write_residuals(fitted: dict[str, ResidualModel]) -> None:
-    """Write the calibrated constants, with the names of their rows."""
-    energies = build_energy_rows(json.loads(RUNS.read_text(encoding="utf-8"))["energy_measured"], fitted["run"])
-    values = {kind: one.model_dump(mode="json") for kind, one in fitted.items()}
+def select_priced_rows(path: Path) -> tuple[list[PublishedRow], list[SkippedRow]]:
+    """Return the rows whose commands succeed, and the others with the reason."""
+    priced: list[PublishedRow] = []
+    skipped: list[SkippedRow] = []
+    for one in read_rows(path):
+        if isinstance(one, SkippedRow):
+            skipped.append(one)
+            continue
+        try:
+            run_estimate(one.words)
+        except LlmsysError as error:
+            skipped.append(SkippedRow(one.source, one.name, str(error).splitlines()[0][:160]))
+        else:
+            priced.append(one)
+    return priced, skipped
+
+
+def write_constants(rows: Sequence[TimeRow]) -> None:
+    """Write residual.yaml and the `fit` section of every program, with the names of their rows."""
+    fits = build_program_fits(rows)
+    for name, fit in fits.items():
+        path = FOLDER / f"{name}.yaml"
+        own = path.read_text(encoding="utf-8").partition("# Written by tools/bench/estimates.py")[0].rstrip()
+        values = {kind: one.model_dump(mode="json") for kind, one in fit.items()}
+        head = "# Written by tools/bench/estimates.py --write."
+        path.write_text(f"{own}\n{head}\n{dump_yaml({'fit': values})}", encoding="utf-8")
+    # Prices depend on what was written; hours of runs on the factors of steps.
+    load_packaged_profiles_again()
+    run_estimate.cache_clear()
+    write_residuals([TimeRow(row.published) for row in rows])
+    run_estimate.cache_clear()
+
+
+def write_residuals(rows: Sequence[TimeRow]) -> None:
+    """Write factor and spread of every class."""
+    fitted = build_residuals(rows)
+    energies = build_energy_rows(read_json(RUNS)["energy_measured"], fitted["run"])
+    values: dict[str, Any] = {kind: one.model_dump(mode="json") for kind, one in fitted.items()}
     values["energy"] = fit_energy(energies, fitted["run"]).model_dump(mode="json")
-    head = "# Written by tools/bench/estimates.py --write: measured over modelled, of every second row of each table.\n"
+    head = "# Written by tools/bench/estimates.py --write: measured over modelled.\n"
     FILE.write_text(head + dump_yaml(values), encoding="utf-8")
+    load_residuals.cache_clear()
 
 
 def iter_time_lines(
-    rows: Sequence[TimeRow], constants: Sequence[TimeRow], skipped: Sequence[SkippedRow], foreign: bool
+    rows: Sequence[TimeRow], known: Sequence[TimeRow], skipped: Sequence[SkippedRow], *, is_foreign: bool
 ) -> Iterator[str]:
-    """Yield a summary by table, and every row with its signed error, calibration rows marked."""
-    calibration = [row for row in constants if row.calibrates]
-    fitted = get_shipped_residuals()
-    constant = {run: compute_utilisation(calibration, run=run) for run in (False, True)}
-    held = list(rows) if foreign else [row for row in rows if not row.calibrates]
+    """Yield a summary by class, and every row with its signed error."""
+    if is_foreign:
+        held = list_printed_rows(rows, known)
+        how = "P10 to P90 are those that the commands print; no row of this file was used for a fit."
+    else:
+        groups = [[row for row in rows if row.kind == kind] for kind in KINDS]
+        held = [one for group in groups for one in list_held_out_rows(group, select_peers(group[0].kind, rows))]
+        how = (
+            "Every number of this table is of a fit without any row of the same source (leave one source out): "
+            "factors, spread and baseline. The baseline is a constant utilisation: 6 · N · D operations at the median "
+            "share of the peak of all other steps, or of all other runs."
+        )
     yield "### Time"
     yield ""
-    yield (
-        "Rows marked (calibration) gave the three factors and spreads; the summary is of the others. The baseline is a "
-        f"constant utilisation, 6 · N · D operations at {constant[False]:.1%} of the peak in steps and "
-        f"{constant[True]:.1%} over runs, the medians of the same calibration rows."
+    yield f"Each row is one command; `python tools/bench/estimates.py --commands` prints them. {how}"
+    yield ""
+    yield "| rows | number | P10–P90 covers | median P90 / P10 | median error of P50 | of a constant utilisation |"
+    yield "|---|---|---|---|---|---|"
+    for name, group in iter_summary_groups(held):
+        yield format_summary_line(name, group)
+    if not is_foreign:
+        mixtures = [row for row in rows if row.kind == "moe"]
+        strict = list_held_out_rows(mixtures, select_peers("moe", rows), lambda row: row.published.words[1])
+        yield format_summary_line("moe, whole models held out", strict)
+    yield ""
+    yield "| row | program | measured | P10 | P50 | P90 | error | covered | constant utilisation |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for one in held:
+        yield format_time_row(one)
+    for missing in skipped:
+        yield f"| {missing.table} {missing.row} | not priced: {missing.reason} | | | | | | | |"
+    yield ""
+
+
+def iter_summary_groups(held: Sequence[HeldOutRow]) -> Iterator[tuple[str, list[HeldOutRow]]]:
+    """Yield the rows of each class, of long sequences, and of each program of dense steps."""
+    for kind in KINDS:
+        yield kind, [one for one in held if one.row.kind == kind]
+    steps = [one for one in held if one.row.kind != "run"]
+    yield "steps of 8,192 positions or more", [one for one in steps if one.row.length >= 8192]
+    yield "steps of 32,768 positions or more", [one for one in steps if one.row.length >= 32_768]
+    for program in sorted({one.row.program for one in steps}):
+        yield f"steps of {program}", [one for one in steps if one.row.program == program]
+
+
+def format_summary_line(name: str, group: Sequence[HeldOutRow]) -> str:
+    """Return the line of a group of rows."""
+    if not group:
+        return f"| {name} | 0 | | | | |"
+    covered = sum(one.is_covered for one in group) / len(group)
+    width = median(one.interval.p90 / one.interval.p10 for one in group)
+    ours, base = (
+        median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in group), strict=True)
     )
-    yield ""
-    yield from _iter_summary_lines(held, fitted, constant)
-    yield ""
-    yield "| row | measured | P10 | P50 | P90 | error | covered | constant utilisation |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        yield _format_time_row(row, fitted, constant, foreign)
-    for one in skipped:
-        yield f"| {one.table} {one.row} | not priced: {one.reason} | | | | | | |"
-    yield ""
+    return f"| {name} | {len(group)} | {covered:.0%} | {width:.2f} | {ours:.1%} | {base:.1%} |"
 
 
-def _iter_summary_lines(
-    held: Sequence[TimeRow], fitted: dict[str, ResidualModel], constant: dict[bool, float]
-) -> Iterator[str]:
-    yield "| rows not used for calibration | rows | P10–P90 covers | median error of P50 | of a constant utilisation |"
-    yield "|---|---|---|---|---|"
-    groups = {"all": held} | {kind: [row for row in held if row.kind == kind] for kind in fitted}
-    for name, group in groups.items():
-        if not group:
-            continue
-        inside = sum(predict_interval(row, fitted).contains(row.setup.measured) for row in group)
-        ours = median(abs(_compute_error(row, predict_interval(row, fitted).p50)) for row in group)
-        base = median(abs(_compute_error(row, row.ideal_time / constant[row.kind == "run"])) for row in group)
-        yield f"| {name} | {len(group)} | {inside / len(group):.0%} | {ours:.1%} | {base:.1%} |"
-
-
-def _format_time_row(row: TimeRow, fitted: dict[str, ResidualModel], constant: dict[bool, float], foreign: bool) -> str:
-    one, measured = predict_interval(row, fitted), row.setup.measured
-    base = _compute_error(row, row.ideal_time / constant[row.kind == "run"])
-    mark = "" if foreign or not row.calibrates else " (calibration)"
+def format_time_row(one: HeldOutRow) -> str:
+    """Return the line of a row."""
+    row, interval = one.row, one.interval
     unit = "h" if row.kind == "run" else "s"
-    error, covered = _compute_error(row, one.p50), "yes" if one.contains(measured) else "no"
-    numbers = " | ".join(f"{value:,.4g}" for value in (measured, one.p10, one.p50, one.p90))
-    return f"| {row.setup.name}, {unit}{mark} | {numbers} | {error:+.1%} | {covered} | {base:+.1%} |"
-
-
-def _compute_error(row: TimeRow, predicted: float) -> float:
-    return predicted / row.setup.measured - 1
+    numbers = " | ".join(f"{value:,.4g}" for value in (row.measured, interval.p10, interval.p50, interval.p90))
+    covered = "yes" if one.is_covered else "no"
+    return (
+        f"| {row.name}, {unit} | {row.program} | {numbers} | {one.error:+.1%} | {covered} | {one.baseline_error:+.1%} |"
+    )
 
 
 def iter_energy_lines(path: Path, foreign: bool) -> Iterator[str]:
@@ -132,7 +194,7 @@ def iter_energy_lines(path: Path, foreign: bool) -> Iterator[str]:
     yield "| run | measured, MWh | P10 | P50 | P90 | error | covered | |"
     yield "|---|---|---|---|---|---|---|---|"
     known = load_residuals()
-    for row in build_energy_rows(json.loads(path.read_text(encoding="utf-8")).get("energy_measured", []), known.run):
+    for row in build_energy_rows(read_json(path).get("energy_measured", []), known.run):
         one = row.predict_interval(known.energy)
         numbers = " | ".join(f"{value:,.4g}" for value in (row.measured, one.p10, one.p50, one.p90))
         mark = " (calibration)" if row.calibrates and not foreign else ""

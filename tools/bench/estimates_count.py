@@ -7,7 +7,7 @@ from typing import Any
 from llmsys.config.load import build_model_config, load_model_config
 from llmsys.estimate.flops import count_flops
 from llmsys.estimate.model_tensors import count_parameters
-from tools.bench.published_setup import DATA
+from tools.bench.published_row import DATA
 
 
 def list_count_lines() -> list[str]:

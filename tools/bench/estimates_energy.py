@@ -14,8 +14,8 @@ from llmsys.estimate.model_tensors import count_parameters
 from llmsys.estimate.residual_model import PercentileInterval, ResidualModel, build_log_normal_interval
 from llmsys.estimate.run_cost import compute_mean_watts
 from tools.bench.estimates_time import TimeRow
-from tools.bench.published_runs import iter_full_run_setups
-from tools.bench.published_setup import load_published_model
+from tools.bench.published_row import find_model_words, load_words_model
+from tools.bench.published_runs import build_full_run
 
 CHIPS = re.compile(r"\b(A100|H100|H200|V100|TPUv3|TPUv4)\b")
 TOKENS = {"gpt3-175b": 300e9}  # Brown 2020, table 2.1; the other rows say theirs
@@ -58,7 +58,7 @@ def fit_energy(rows: list[EnergyRow], run: ResidualModel) -> ResidualModel:
 
 def _build_energy_row(row: dict[str, Any], run: ResidualModel, *, calibrates: bool) -> EnergyRow:
     found = CHIPS.search(f"{row['model']} {row.get('hw', '')}")
-    total = count_parameters(load_published_model(row["model"], {})).total
+    total = count_parameters(load_words_model(find_model_words(row["model"], {}))).total
     whole = {
         "id": row["model"],
         "hardware": found[1] if found else "H100",
@@ -67,10 +67,10 @@ def _build_energy_row(row: dict[str, Any], run: ResidualModel, *, calibrates: bo
         "params_total": total,
         "params_active": total,
     }
-    setup = next(iter_full_run_setups("energy", whole))
-    hours = run.factor * TimeRow(setup, False).modelled_time
+    one = TimeRow(build_full_run("energy", whole))
+    hours, device = run.factor * one.modelled_time, load_device_profile(one.get_option("--device"))
     boards_only = "gpu_energy_mwh" in row
-    boards = compute_mean_watts(load_device_profile(setup.device), ClusterCosts(host_watts=0)) or 0.0
+    boards = compute_mean_watts(device, ClusterCosts(host_watts=0)) or 0.0
     watts = boards if boards_only else row.get("w", boards) * row["pue"]
     note = "accelerators only" if boards_only else f"with PUE {row['pue']} and its {row.get('w')} W"
     measured = float(row["gpu_energy_mwh"] if boards_only else row["mwh"])

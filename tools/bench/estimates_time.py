@@ -1,128 +1,271 @@
-"""Compare published times with the estimate: signed errors, coverage of P10 to P90, and a constant-utilisation
-baseline.
+"""Compare published times with `llmsys estimate`: signed errors, coverage of P10 to P90, and a constant utilisation.
 
-Every second row of a table calibrates: these rows give the factors and spreads in llmsys/estimate/residual.yaml, and
-the constant of the baseline.
+Fitted are one factor for each program and class of model, and a spread for each class. Whole sources are held out: the
+error of a row is that of a fit without any row of its source, spread and baseline included.
 
 Invariants:
-- Reported errors are of the other rows only.
+- A row is priced by its command line alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log, sqrt
-from statistics import NormalDist, mean, median, quantiles, stdev
+from statistics import median
+from typing import Literal
 
-from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import Number, load_device_profile
-from llmsys.estimate.model_tensors import count_parameters
-from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, load_residuals
-from llmsys.estimate.run_cost import estimate_goodput
-from llmsys.estimate.step_time import estimate_step_time
-from tools.bench.published_setup import Setup
+from llmsys.estimate.program_profile import ProgramFit
+from llmsys.estimate.residual_model import Z90, PercentileInterval, ResidualModel, build_log_normal_interval
+from tools.bench.published_row import PublishedRow, run_estimate
 
-KINDS = ("dense", "moe", "run")
-# The rows come from a dozen programs, and the next row from yet another: their spread is taken wider than one sample's.
+TimeClass = Literal["dense", "moe", "run"]
+KINDS: tuple[TimeClass, ...] = ("dense", "moe", "run")
+# Share of held-out rows that P10 to P90 is widened to hold: between the 80 % it is named for and 90 %.
 COVERED = 0.87
+# Rows of a typical program that the mean of its class counts for.
+PRIOR_ROWS = 2.0
 
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One measured time and its modelled time without residual; seconds per step, or hours of a run."""
+    """A published time with what its command prints."""
 
-    setup: Setup
-    calibrates: bool
+    published: PublishedRow
 
     @property
-    def kind(self) -> str:
-        """The class of residuals that the row belongs to."""
-        return "run" if self.setup.kind == "run" else "dense" if self.setup.config.model.moe is None else "moe"
+    def name(self) -> str:
+        """Name in tables."""
+        return self.published.name
+
+    @property
+    def measured(self) -> float:
+        """Seconds of a step, or accelerator-hours of a run."""
+        return self.published.measured
+
+    def get_option(self, name: str) -> str:
+        """Return the value of an option of the command."""
+        words = self.published.words
+        return words[words.index(name) + 1]
+
+    @property
+    def program(self) -> str:
+        """Name of the program's profile."""
+        return self.get_option("--program")
+
+    @cached_property
+    def kind(self) -> TimeClass:
+        """The class of constants that the row belongs to."""
+        if self.published.kind == "run":
+            return "run"
+        counts = run_estimate(self.published.words)["parameters"]
+        return "dense" if counts["active"]["all"] == counts["total"] else "moe"
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        found: int = run_estimate(self.published.words)["batch"]["sequence_length"]
+        return found
 
     @cached_property
     def modelled_time(self) -> float:
-        """The modelled time without the residual's factor."""
-        setup = self.setup
-        device = load_device_profile(setup.device)
-        step = estimate_step_time(
-            setup.config, setup.layout, device,
-            pipeline=setup.pipeline, interleave=setup.interleave, software=setup.software,
-        )  # fmt: skip
-        plain = sum(step.parts.values()) / step.factor
-        if setup.kind == "step":
-            return plain
-        return (
-            plain
-            * setup.config.num_steps
-            * setup.num_ranks
-            / 3600
-            / estimate_goodput(ClusterCosts(), setup.num_ranks).fraction
-        )
+        """The P50 without the fitted factor of its class. Hours of a run keep that of its steps."""
+        result = run_estimate(self.published.words)
+        if self.kind == "run":
+            hours: float = result["money"]["accelerator_hours"]["p50"]
+            return hours / float(result["time"]["run"]["residual_factor"])
+        seconds: float = result["time"]["step_seconds"]["p50"]
+        return seconds / float(result["time"]["residual_factor"])
+
+    @cached_property
+    def printed_interval(self) -> PercentileInterval:
+        """The interval that the command prints."""
+        result = run_estimate(self.published.words)
+        found = result["money"]["accelerator_hours"] if self.kind == "run" else result["time"]["step_seconds"]
+        return PercentileInterval(found["p10"], found["p50"], found["p90"])
 
     @cached_property
     def ideal_time(self) -> float:
         """The time of 6 · N · D FLOPs at the peak, which a constant utilisation divides."""
-        setup, config = self.setup, self.setup.config
-        number: Number = "bf16" if "bf16" in load_device_profile(setup.device).peak_flops else "fp16"
-        step = 6 * count_parameters(config.model).active.all * config.batch.tokens_per_step
-        seconds = step / (setup.num_ranks * load_device_profile(setup.device).get_peak_flops(number))
-        return seconds if setup.kind == "step" else seconds * config.num_steps * setup.num_ranks / 3600
+        result = run_estimate(self.published.words)
+        device = load_device_profile(self.get_option("--device"))
+        number: Number = "bf16" if "bf16" in device.peak_flops else "fp16"
+        tokens = result["run"]["tokens"] if self.kind == "run" else result["batch"]["tokens"]
+        seconds = 6 * result["parameters"]["active"]["all"] * tokens / device.get_peak_flops(number)
+        return float(seconds / 3600 if self.kind == "run" else seconds / result["time"]["ranks"])
 
-    def compute_log_error(self, modelled: float) -> float:
-        """Return the natural logarithm of modelled over measured."""
-        return log(modelled / self.setup.measured)
-
-
-def build_time_rows(setups: Iterable[Setup]) -> list[TimeRow]:
-    """Return a row for each setup. The first, third, … of each table and kind calibrate."""
-    seen: dict[str, int] = {}
-    rows = []
-    for setup in setups:
-        key = f"{setup.table} {setup.kind}"
-        seen[key] = seen.get(key, 0) + 1
-        rows.append(TimeRow(setup, seen[key] % 2 == 1))
-    return rows
+    @property
+    def log_ratio(self) -> float:
+        """Natural logarithm of measured over modelled."""
+        return log(self.measured / self.modelled_time)
 
 
-def fit_residuals(rows: Sequence[TimeRow]) -> dict[str, ResidualModel]:
-    """Return factor and spread of each class from those rows."""
-    return {kind: fit_residual([row for row in rows if row.kind == kind]) for kind in KINDS}
+def build_time_rows(rows: Iterable[PublishedRow]) -> list[TimeRow]:
+    """Return the times among published rows."""
+    return [TimeRow(row) for row in rows if row.kind != "memory"]
 
 
-def fit_residual(rows: Sequence[TimeRow], covered: float = COVERED) -> ResidualModel:
-    """Return the mean log of measured over modelled, and the spread for predicting the next row.
+@dataclass(frozen=True)
+class ClassFit:
+    """Constants of one class: a factor for each program, one for all others, and a spread."""
 
-    P10 to P90 of that spread hold the next row with probability `covered`, by Student's t for the number of rows.
-    Values
-    outside Tukey's outer fences (three quartile distances) count as if on the fence: outliers are reported, but neither
-    dominate the fit nor are dropped.
+    factor: float
+    programs: Mapping[str, float]
+    spread: float
+
+    def predict_interval(self, row: TimeRow) -> PercentileInterval:
+        """Return the interval of a row."""
+        return build_log_normal_interval(row.modelled_time * self.programs.get(row.program, self.factor), self.spread)
+
+
+def fit_class(rows: Sequence[TimeRow]) -> ClassFit:
+    """Fit the constants of a class; the spread is that of sources which the factors do not know.
+
+    Args:
+        rows: rows of one class.
+
+    Returns:
+        The fit.
     """
-    errors = [-row.compute_log_error(row.modelled_time) for row in rows]
-    low, _, high = quantiles(errors, n=4, method="inclusive")
+    factor, programs = fit_factors(rows)
+    errors = []
+    for source in {row.published.source for row in rows}:
+        others = [row for row in rows if row.published.source != source]
+        if not others:
+            continue
+        mean, known = fit_factors(others)
+        held = [row for row in rows if row.published.source == source]
+        errors += [abs(row.log_ratio - log(known.get(row.program, mean))) for row in held]
+    return ClassFit(factor, programs, compute_quantile(errors, COVERED) / Z90)
+
+
+def fit_factors(rows: Sequence[TimeRow]) -> tuple[float, dict[str, float]]:
+    """Return the mean factor of measured over modelled times, and that of each program, drawn towards the mean.
+
+    A source of n rows counts as √n: rows of one table share its errors.
+
+    Args:
+        rows: rows of one class.
+
+    Returns:
+        Two kinds of factors. Whole runs have one only: programs of most of them are guesses.
+    """
+    sizes: dict[str, int] = defaultdict(int)
+    for row in rows:
+        sizes[row.published.source] += 1
+    weights = [1 / sqrt(sizes[row.published.source]) for row in rows]
+    errors = clip_outliers([row.log_ratio for row in rows])
+    mean = sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
+    found = {}
+    for program in {row.program for row in rows if row.kind != "run"}:
+        own = [(w, e) for row, w, e in zip(rows, weights, errors, strict=True) if row.program == program]
+        total = PRIOR_ROWS * mean + sum(w * e for w, e in own)
+        found[program] = exp(total / (PRIOR_ROWS + sum(w for w, _ in own)))
+    return exp(mean), found
+
+
+def clip_outliers(values: Sequence[float]) -> list[float]:
+    """Return values with those beyond Tukey's outer fences (three quartile distances) on the fence."""
+    low, high = compute_quantile(values, 0.25), compute_quantile(values, 0.75)
     reach = 3 * (high - low)
-    kept = [min(max(error, low - reach), high + reach) for error in errors]
-    spread = stdev(kept) * sqrt(1 + 1 / len(kept)) * compute_student_quantile((1 + covered) / 2, len(kept) - 1) / Z90
-    names = tuple(row.setup.name for row in rows)
-    return ResidualModel(factor=round(exp(mean(kept)), 3), spread=round(spread, 3), rows=names)
+    return [min(max(value, low - reach), high + reach) for value in values]
 
 
-def compute_student_quantile(probability: float, freedom: int) -> float:
-    """Return a quantile of Student's t, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5)."""
-    z = NormalDist().inv_cdf(probability)
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+def compute_quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile, linear between the values."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def compute_utilisation(rows: Sequence[TimeRow], *, run: bool) -> float:
-    """Return the baseline's constant: the median of the calibration rows, one for steps and one for whole runs."""
-    return median(row.ideal_time / row.setup.measured for row in rows if (row.kind == "run") == run)
+@dataclass(frozen=True)
+class HeldOutRow:
+    """A row, the interval of a fit without its source, and the baseline of the same fit."""
+
+    row: TimeRow
+    interval: PercentileInterval
+    baseline: float
+
+    @property
+    def error(self) -> float:
+        """Signed relative error of P50."""
+        return self.interval.p50 / self.row.measured - 1
+
+    @property
+    def baseline_error(self) -> float:
+        """The same of a constant utilisation."""
+        return self.baseline / self.row.measured - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """True where the measurement is between P10 and P90."""
+        return self.interval.contains(self.row.measured)
 
 
-def predict_interval(row: TimeRow, fitted: dict[str, ResidualModel]) -> PercentileInterval:
-    """Return the predicted interval of a row."""
-    return fitted[row.kind].compute_interval(row.modelled_time)
+def list_held_out_rows(
+    rows: Sequence[TimeRow], peers: Sequence[TimeRow], get_group: Callable[[TimeRow], str] | None = None
+) -> list[HeldOutRow]:
+    """Predict every row of a class by a fit without its source.
+
+    Args:
+        rows: rows of one class.
+        peers: rows whose median utilisation is the baseline; those of the source are left out.
+        get_group: what is left out together; None: the rows of a source.
+
+    Returns:
+        Predictions in the order of the rows.
+    """
+    group = get_group or (lambda row: row.published.source)
+    fits: dict[str, tuple[ClassFit, float]] = {}
+    for name in {group(row) for row in rows}:
+        fit = fit_class([row for row in rows if group(row) != name])
+        fits[name] = fit, median(row.ideal_time / row.measured for row in peers if group(row) != name)
+    found = []
+    for row in rows:
+        fit, utilisation = fits[group(row)]
+        found.append(HeldOutRow(row, fit.predict_interval(row), row.ideal_time / utilisation))
+    return found
 
 
-def get_shipped_residuals() -> dict[str, ResidualModel]:
-    """Return the residuals that the estimate uses."""
-    found = load_residuals()
-    return {"dense": found.dense, "moe": found.moe, "run": found.run}
+def list_printed_rows(rows: Sequence[TimeRow], known: Sequence[TimeRow]) -> list[HeldOutRow]:
+    """Return rows of another file with the intervals that their commands print, and the baseline of the known rows."""
+    found = []
+    for row in rows:
+        utilisation = median(one.ideal_time / one.measured for one in select_peers(row.kind, known))
+        found.append(HeldOutRow(row, row.printed_interval, row.ideal_time / utilisation))
+    return found
+
+
+def select_peers(kind: TimeClass, rows: Sequence[TimeRow]) -> list[TimeRow]:
+    """Return the rows that share the constant of the baseline: all steps, or all runs."""
+    return [row for row in rows if (row.kind == "run") == (kind == "run")]
+
+
+def build_residuals(rows: Sequence[TimeRow]) -> dict[TimeClass, ResidualModel]:
+    """Return what residual.yaml has: factor and spread of every class, fitted on all rows."""
+    found: dict[TimeClass, ResidualModel] = {}
+    for kind in KINDS:
+        own = [row for row in rows if row.kind == kind]
+        fit, names = fit_class(own), tuple(row.name for row in own)
+        found[kind] = ResidualModel(factor=round(fit.factor, 3), spread=round(fit.spread, 3), rows=names)
+    return found
+
+
+def build_program_fits(rows: Sequence[TimeRow]) -> dict[str, dict[str, ProgramFit]]:
+    """Return the `fit` section of every program with published steps."""
+    found: dict[str, dict[str, ProgramFit]] = defaultdict(dict)
+    for kind in KINDS[:2]:
+        own = [row for row in rows if row.kind == kind]
+        fit, held = fit_class(own), list_held_out_rows(own, own)
+        for program, factor in sorted(fit.programs.items()):
+            group = [one for one in held if one.row.program == program]
+            found[program][kind] = ProgramFit(
+                factor=round(factor, 3),
+                rows=tuple(one.row.name for one in group),
+                held_out_error=round(median(abs(one.error) for one in group), 3),
+                held_out_coverage=round(sum(one.is_covered for one in group) / len(group), 3),
+            )
+    return found

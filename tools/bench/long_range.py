@@ -34,6 +34,7 @@ REFORMER: dict[str, Any] = {"residual": {"kind": "reversible"}, "feed_forward_ch
 TRANSFORMER_XL: dict[str, Any] = {"family": "decoder", "position": {"kind": "transformer_xl"}, "head": {"kind": "lm"}}
 # Pixels of a panel, and of its margins.
 PANEL, MARGIN = 360, 60
+LINE_HEIGHT = 13
 COLOURS = ("#444444", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#d62728")
 
 
@@ -127,13 +128,21 @@ def _draw_panel(rows: list[dict[str, Any]], kinds: list[str], name: str, number:
         x, y = get_place(length, low)
         text += f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{MARGIN}" y2="{y:.1f}" stroke="#dddddd"/>'
         text += f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle">{length:,}</text>'
+    for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1):
+        x, y = get_place(lengths[0], 10.0**power)
+        text += f'<line x1="{x:.1f}" x2="{x + PANEL - 90:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>'
+        text += f'<text x="{x - 6:.0f}" y="{y + 4:.0f}" text-anchor="end">{10.0**power:g}</text>'
+    ends = []
     for kind, colour in zip(kinds, COLOURS, strict=True):
         own = {row["length"]: row[name] for row in rows if row["kind"] == kind}
         places = [get_place(length, value) for length, value in own.items()]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         text += f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        x, y = places[-1]
-        text += f'<text x="{x + 6:.0f}" y="{y + 4:.0f}" fill="{colour}">{kind}</text>'
+        ends.append((places[-1][1] + 4, places[-1][0] + 6, kind, colour))
+    lowest = 0.0
+    for y, x, kind, colour in sorted(ends):
+        lowest = max(y, lowest + LINE_HEIGHT)  # names of lines that end together stay legible
+        text += f'<text x="{x:.0f}" y="{lowest:.0f}" fill="{colour}">{kind}</text>'
     return text
 
 

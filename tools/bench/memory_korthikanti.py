@@ -12,13 +12,14 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.estimate.memory_timeline import GIB
 from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.rank_parameters import count_full_elements, is_in_block, list_pipeline_stages
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.state_memory import compute_state_bytes, get_compute_dtype_bytes
-from tools.bench.published_setup import DATA, Row, build_gpt_model, build_layout, build_run_config, load_shapes
+from tools.bench.published_row import DATA, Row, build_gpt_model, load_shapes
 
 MEGATRON = MemoryProfile(
     evaluation="none",
@@ -52,7 +53,9 @@ def estimate_activations_gib(name: str, policy: str) -> float:
     shape = load_shapes()[name]
     recompute, stream = POLICIES[policy]
     system = replace(MEGATRON, pipeline=shape["stages"], pipeline_chunks=shape["chunks"], residual_dtype=stream)
-    ledger = estimate_peak_memory(build_megatron_config(name, recompute), build_layout(1, 8), system=system)
+    ledger = estimate_peak_memory(
+        build_megatron_config(name, recompute), ParallelLayout(shard=1, tensor=8), system=system
+    )
     forward = next(one for one in ledger.instants if one.name == "at the end of forward")
     return next(item.bytes for item in forward.items if item.name == "activations saved by blocks") / GIB
 
@@ -62,7 +65,7 @@ def estimate_state_gib(name: str) -> float:
 
     16-bit weights, float32 gradients, master weights and moments: 18 bytes a parameter.
     """
-    config, layout = build_megatron_config(name, "none"), build_layout(1, 8)
+    config, layout = build_megatron_config(name, "none"), ParallelLayout(shard=1, tensor=8)
     stage = list_pipeline_stages(config.model, replace(MEGATRON, pipeline=load_shapes()[name]["stages"]))[0]
     rows = [row for row in stage.iter_parameters(config.model) if is_in_block(row)]
     weights = get_compute_dtype_bytes(config) * sum(
@@ -75,12 +78,21 @@ def build_megatron_config(name: str, recompute: str) -> RunConfig:
     """Return the run of one column of the figures."""
     shape = load_shapes()[name]
     sequences, stages = shape["micro"], shape["stages"]
-    model = build_gpt_model(shape["hidden"], shape["layers"], shape["heads"], 51_200, 2048)
+    model = build_gpt_model(shape["hidden"], shape["layers"], shape["heads"], 51_200)
     dropout = {"residual": 0.1, "attention": 0.1, "embedding": 0.1}
     model = type(model).model_validate(model.model_dump() | {"dropout": dropout})
-    config = build_run_config(model, 2048, 64 * stages * sequences, sequences, recompute=recompute, precision="fp16")
-    engine = {"kind": "deepspeed", "zero_stage": 0}
-    return RunConfig.model_validate(config.model_dump() | {"engine": engine, "model": model})
+    return RunConfig.model_validate(
+        {
+            "model": model,
+            "batch": {
+                "sequence_length": 2048,
+                "sequences": 64 * stages * sequences,
+                "micro_sequences": sequences,
+            },
+            "engine": {"kind": "deepspeed", "zero_stage": 0},
+            "train": {"precision": "fp16", "activation_checkpoint": recompute},
+        }
+    )
 
 
 if __name__ == "__main__":

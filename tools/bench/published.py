@@ -1,4 +1,4 @@
-"""Read published step and run times as setups that the estimate can price.
+"""Read published times, hours and peaks as command lines of `llmsys estimate`.
 
 Reads tests/data/estimate/published_runs.json (public facts; each table names its source). What a row does not say is
 filled in by table, never by row: data/published_tables.yaml for steps, published_runs.py for whole runs.
@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmsys.errors import LlmsysError
-from tools.bench.published_runs import iter_full_run_setups
-from tools.bench.published_setup import DATA, Setup
-from tools.bench.published_table import iter_table_setups, load_tables
+from tools.bench.published_row import DATA, PublishedRow
+from tools.bench.published_runs import iter_full_run_rows
+from tools.bench.published_table import iter_table_rows, load_tables
 
 RUNS = DATA / "published_runs.json"
 
@@ -29,10 +29,10 @@ class SkippedRow:
     reason: str
 
 
-def read_setups(path: Path = RUNS) -> Iterator[Setup | SkippedRow]:
-    """Yield every row with a measured time as a setup, or the reason why it cannot be one."""
+def read_rows(path: Path = RUNS) -> Iterator[PublishedRow | SkippedRow]:
+    """Yield every measured number with its command, or the reason why it has none."""
     truth = json.loads(path.read_text(encoding="utf-8"))
-    readers = {"full_runs": iter_full_run_setups} | dict.fromkeys(load_tables(), iter_table_setups)
+    readers = {"full_runs": iter_full_run_rows} | dict.fromkeys(load_tables(), iter_table_rows)
     for table, reader in readers.items():
         for row in list_rows(truth.get(table, [])):
             try:

@@ -1,4 +1,4 @@
-"""Read the rows of a published table as setups, by the fields that data/published_tables.yaml gives for it.
+"""Read the rows of a published table as command lines, by the fields that data/published_tables.yaml gives for it.
 
 Reads tools/bench/data/published_tables.yaml. A row is a mapping of columns from published_runs.json.
 """
@@ -8,22 +8,19 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from llmsys.config.model import ModelConfig
 from llmsys.estimate.flops import count_flops
-from llmsys.estimate.software_profile import SoftwareProfile
-from tools.bench.published_setup import (
-    TABLES,
+from tools.bench.published_row import (
+    PublishedRow,
     Row,
-    Setup,
-    build_gpt_model,
-    build_layout,
-    build_run_config,
-    load_published_model,
+    find_model_words,
+    list_gpt_words,
+    list_run_words,
     load_shapes,
-    load_software,
+    load_words_model,
+    read_tables,
     resolve_device_name,
 )
 
@@ -70,15 +67,14 @@ class PublishedTable(BaseModel):
     context: Value = 1
     expert: Value = 1
     interleave: Value = 1  # stages per pipeline rank
-    engine: Literal["fsdp", "zero1"] = "zero1"  # fsdp: only without a pipeline
     recompute: str = "none"
     precision: str = "bf16"
     device: str
-    software: str
-    matmul_dtype: str | None = None  # these four: over the software's own
-    scales: str | None = None
-    tensor_overlap: float | None = None
-    activations: str | None = None
+    program: str
+    matmul_dtype: str | None = None
+    source: str = ""  # template of the report's name; empty: the table's
+    memory: str = ""  # the column with GiB of the fullest rank
+    memory_gb: str = ""  # or with 10⁹ bytes
     # The measured time: the first of these that the row has.
     seconds: str = ""
     milliseconds: str = ""
@@ -93,34 +89,28 @@ class PublishedTable(BaseModel):
         # Validated, because model_copy accepts names that are no fields.
         return PublishedTable.model_validate(self.model_dump() | changes)
 
-    def build_software(self) -> SoftwareProfile:
-        """Return the software with the changes of this row."""
-        names = ("matmul_dtype", "scales", "tensor_overlap", "activations")
-        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return SoftwareProfile.model_validate(load_software(self.software).model_dump() | changes)
-
 
 @cache
 def load_tables() -> dict[str, PublishedTable]:
     """Return the tables by name."""
-    return TypeAdapter(dict[str, PublishedTable]).validate_python(yaml.safe_load(TABLES.read_text())["tables"])
+    return TypeAdapter(dict[str, PublishedTable]).validate_python(read_tables()["tables"])
 
 
-def iter_table_setups(name: str, row: Row) -> Iterator[Setup]:
-    """Yield the setups of one row: one, or one for each column that `each` matches."""
+def iter_table_rows(name: str, row: Row) -> Iterator[PublishedRow]:
+    """Yield the numbers of one row: a time and a memory, or one time for each column that `each` matches."""
     table = load_tables()[name]
     if table.each is None:
-        yield _build_setup(name, table, row)
+        yield from _iter_row_numbers(name, table, row)
         return
     for column, value in row.items():
         if (found := re.fullmatch(table.each, column)) and value:
-            yield _build_setup(name, table, row | found.groupdict() | {"value": value})
+            yield from _iter_row_numbers(name, table, row | found.groupdict() | {"value": value})
 
 
-def _build_setup(name: str, table: PublishedTable, row: Row) -> Setup:
+def _iter_row_numbers(name: str, table: PublishedTable, row: Row) -> Iterator[PublishedRow]:
     row = row | row.get("parallel", {})
     table = table.apply_rules(row)
-    model, length = _load_model(table, row), _get_count(row, table.length)
+    model, length = _list_model_words(table, row), _get_count(row, table.length)
     tensor, pipeline, context, expert = (
         _get_count(row, axis, default=1) for axis in (table.tensor, table.pipeline, table.context, table.expert)
     )
@@ -136,27 +126,22 @@ def _build_setup(name: str, table: PublishedTable, row: Row) -> Setup:
         "few": 1 if pipeline > 1 else min(4, sequences // shard),
         "per_stage": local if pipeline == 1 else max(1, local // (pipeline * interleave)),
     }
-    config = build_run_config(
-        model,
-        length,
-        sequences,
-        micro[table.micro] if table.micro in micro else _get_count(row, table.micro),
-        recompute=table.recompute,
-        precision=table.precision,
-        engine=table.engine if pipeline == 1 else "zero1",
-    )
-    axes = " ".join(f"{key} {value}" for key, value in row.get("parallel", {}).items())
-    return Setup(
-        name=table.name.format(**{"table": name} | row | {"axes": axes, "recompute": table.recompute}),
-        table=name,
-        config=config,
-        layout=build_layout(shard, tensor, context, expert),
-        device=resolve_device_name(str(row.get(table.device, table.device))),
-        software=table.build_software(),
-        measured=_compute_seconds(table, row, model, length, sequences, devices),
-        pipeline=pipeline,
-        interleave=interleave,
-    )
+    one = micro[table.micro] if table.micro in micro else _get_count(row, table.micro)
+    run = list_run_words(model, length, sequences, micro=one, recompute=table.recompute, precision=table.precision)
+    axes = {"tp": tensor, "cp": context, "pp": pipeline, "vp": interleave, "ep": expert, "dp": shard}
+    layout = ",".join(f"{key}={size}" for key, size in axes.items() if size > 1 or key == "dp")
+    words = [*run, "--program", table.program, "--layout", layout]
+    words += ["--device", resolve_device_name(str(row.get(table.device, table.device)))]
+    words += ["--matmul-dtype", table.matmul_dtype] if table.matmul_dtype else []
+    ranks_text = " ".join(f"{key} {value}" for key, value in row.get("parallel", {}).items())
+    named = {"table": name} | row | {"axes": ranks_text, "recompute": table.recompute}
+    title, source = table.name.format(**named), table.source.format(**named) or name
+    seconds = _find_seconds(table, row, model, length, sequences, devices)
+    if seconds is not None:
+        yield PublishedRow(title, source, tuple(words), seconds)
+    gib = row.get(table.memory) or (row.get(table.memory_gb) or 0) * 10**9 / 2**30
+    if gib:
+        yield PublishedRow(title, source, tuple(words), float(gib), "memory")
 
 
 def _get_count(row: Row, value: Value, *, default: int | None = None) -> int:
@@ -167,17 +152,16 @@ def _get_count(row: Row, value: Value, *, default: int | None = None) -> int:
     return int(found or default or 0)
 
 
-def _load_model(table: PublishedTable, row: Row) -> ModelConfig:
+def _list_model_words(table: PublishedTable, row: Row) -> list[str]:
     if table.published is not None:
-        return load_published_model(str(row.get(table.published, table.published)), row)
+        return find_model_words(str(row.get(table.published, table.published)), row)
     shape = row if table.shape is None else load_shapes()[row.get(table.shape, table.shape)]
-    vocabulary, length = _get_count(row, table.vocabulary), _get_count(row, table.length)
-    return build_gpt_model(shape["hidden"], shape["layers"], shape["heads"], vocabulary, length)
+    return list_gpt_words(shape["hidden"], shape["layers"], shape["heads"], _get_count(row, table.vocabulary))
 
 
-def _compute_seconds(
-    table: PublishedTable, row: Row, model: ModelConfig, length: int, sequences: int, devices: int
-) -> float:
+def _find_seconds(
+    table: PublishedTable, row: Row, words: list[str], length: int, sequences: int, devices: int
+) -> float | None:
     """Return the measured seconds per step, from the first column that the row has."""
     if row.get(table.seconds):
         return float(row[table.seconds])
@@ -185,7 +169,9 @@ def _compute_seconds(
         return float(row[table.milliseconds]) / 1e3
     if row.get(table.tokens_per_second):
         return float(sequences * length / (devices * row[table.tokens_per_second]))
-    rate = float(devices * row[table.tflops] * 1e12)
+    if not row.get(table.tflops):
+        return None
+    model, rate = load_words_model(words), float(devices * row[table.tflops] * 1e12)
     if table.operations == "megatron":
         return compute_megatron_flops(model, length, sequences) / rate
     if table.operations == "four_forwards":

@@ -49,7 +49,7 @@ MAPPED = {
     "noise_scale_tokens noise_gradient_squared noise_covariance_trace",
     "experts": "load entropy dead imbalance balance router_z dropped busiest dead_experts",
     "evaluation": "loss perplexity bits_per_byte accuracy evaluated_tokens evaluated_targets evaluated_bytes "
-    "gzip_bits_per_byte xz_bits_per_byte sources sets next_sentence_loss next_sentence_accuracy",
+    "gzip_bits_per_byte xz_bits_per_byte sources sets metrics next_sentence_loss next_sentence_accuracy",
     "checkpoint": "seconds stalled_seconds",
     "save_failed": "seconds stalled_seconds",
     "measured": "step_seconds steps peak_bytes peak_allocated_bytes",
@@ -104,6 +104,7 @@ FIELDS = {
     "memory": "Predicted `peak_bytes`, the `instant` of it, `evaluation_bytes`, and the `kind` of memory measured.",
     "memory_allocated_bytes": "Peak bytes of tensors; accelerators only.",
     "memory_bytes": "Peak reserved memory of the fullest rank; on CPUs its resident set.",
+    "metrics": "Value and digest of the source of each of `evaluation.metrics`, by name.",
     "modelled_seconds": "Predicted step time without the fitted residual.",
     "moments": "Whether the optimizer's moments are those of the parent, or why not.",
     "named": "Ranks that hang.",

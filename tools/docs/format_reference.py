@@ -11,6 +11,7 @@ from data_pipeline.pairs.read import PAIR_SCHEMA
 from llmsys.arrow_file import build_token_schema
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import DeviceProfile
+from llmsys.estimate.program_profile import ProgramProfile
 from llmsys.manifest import Manifest
 from llmsys.token_file import INDEX_SCHEMA
 from tools.docs.config_reference import SectionReference
@@ -38,6 +39,7 @@ DESCRIBED = (
 MODELS = (
     ("manifest.json", "manifest", Manifest),
     ("A device profile", "device", DeviceProfile),
+    ("A program profile", "program", ProgramProfile),
     ("The costs of a cluster", "cluster", ClusterCosts),
 )
 

@@ -3,8 +3,7 @@
 Legality is what the config and `Layout.fit` refuse; nothing is decided twice.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 from pydantic import ValidationError
@@ -15,7 +14,6 @@ from llmsys.config.pipeline import (
     InterleavedScheduleConfig,
     OneForwardOneBackwardConfig,
     PipelineScheduleConfig,
-    find_pipeline_violations,
 )
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
@@ -47,9 +45,6 @@ OFFLOADED: tuple[EngineConfig, ...] = (
 
 # GPipe has the bubble of 1F1B and holds more micro-batches.
 SCHEDULES: tuple[PipelineScheduleConfig, ...] = (OneForwardOneBackwardConfig(), InterleavedScheduleConfig())
-
-# Positions of each rank from which a plan tries a ring: below, messages outlast the products of a step.
-MIN_RING_POSITIONS = 4096
 
 
 @dataclass(frozen=True)
@@ -173,94 +168,74 @@ def list_policies(config: RunConfig, engine: EngineConfig) -> tuple[Recompute, .
 def apply_candidate(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
     """The config with the choice in it. Raises IllegalLayoutError with the config's own words."""
     given = {name: getattr(config, name) for name in config.model_fields_set}
-    changes: dict[str, Any] = {
-        "engine": choice.engine,
-        "layout": choice.layout,
-        "batch": config.batch.model_copy(update={"micro_sequences": choice.micro_sequences}),
-        "train": config.train.model_copy(update={"activation_checkpoint": choice.recompute}),
-    }
     try:
-        made = RunConfig.model_validate(given | changes)
+        made = RunConfig.model_validate(given | _list_changes(config, choice))
         made.resolve_layout(choice.layout.world_size)
     except LayoutError as error:
         raise IllegalLayoutError(str(error)) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise IllegalLayoutError(first["msg"]) from None
-    sequences, ranks = config.batch.sequences_per_step, choice.layout.data_parallel_size
+    require_divisible(config, choice)
+    return made
+
+
+def require_divisible(config: RunConfig, choice: LayoutCandidate) -> None:
+    """Raise IllegalLayoutError where the sequences of a step do not divide over data ranks and micro-batches.
+
+    Args:
+        config: resolved config of a run.
+        choice: a layout with its micro-batch.
+
+    Raises:
+        IllegalLayoutError: with both numbers.
+    """
+    sequences, ranks = config.batch.sequences_per_step, choice.replicate * choice.shard
     if sequences % ranks:
         raise IllegalLayoutError(f"{sequences} sequences of a step cannot be divided evenly over {ranks} data ranks")
     if (sequences // ranks) % choice.micro_sequences:
         share = sequences // ranks
         raise IllegalLayoutError(f"micro={choice.micro_sequences} does not divide the {share} sequences of a rank")
-    return made
+
+
+def replace_config(config: RunConfig, choice: LayoutCandidate) -> RunConfig:
+    """Return the config with the choice in it, not validated.
+
+    Args:
+        config: config of a run.
+        choice: a layout.
+
+    Returns:
+        A copy.
+    """
+    return config.model_copy(update=_list_changes(config, choice))
+
+
+def _list_changes(config: RunConfig, choice: LayoutCandidate) -> dict[str, Any]:
+    return {
+        "engine": choice.engine,
+        "layout": choice.layout,
+        "batch": config.batch.model_copy(update={"micro_sequences": choice.micro_sequences}),
+        "train": config.train.model_copy(update={"activation_checkpoint": choice.recompute}),
+    }
 
 
 def estimate_candidate(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
     """Memory and time of a choice. Raises IllegalLayoutError."""
-    made = apply_candidate(config, choice)
-    step = estimate_step_time(made, choice.layout, place.device)
-    return EstimatedCandidate(choice, made, place.estimate_memory(made, choice.layout), step)
+    return estimate_validated(apply_candidate(config, choice), choice, place)
 
 
-def iter_candidates(
-    config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...]
-) -> Iterator[LayoutCandidate]:
-    """Yield every combination of axes whose product is the number of devices, with the largest micro-batch of each.
+def estimate_validated(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> EstimatedCandidate:
+    """Estimate memory and time of a choice that differs from a legal one in its micro-batch at most.
 
-    `tensor` stays inside a machine, where its traffic belongs, and `pipeline` goes across machines, where others cost
-    more. Pipelines are under 1F1B; `search_layouts` tries the other schedule where they fit.
+    Args:
+        made: config of the legal choice.
+        choice: the choice.
+        place: device profile and cluster.
+
+    Returns:
+        The estimate.
     """
-    for engine in engines:
-        for pipeline in list_pipelines(config, place, engine):
-            yield from _iter_stage_candidates(config, place, engine, pipeline)
-
-
-def list_pipelines(config: RunConfig, place: PlanTarget, engine: EngineConfig) -> list[int]:
-    """List the numbers of ranks of a pipeline to try, 1 first; 1 alone where the run cannot be pipelined."""
-    machines = place.cluster.devices // place.device.node_devices
-    first, windows = ParallelLayout(pipeline=2), config.objective.uses_windows
-    if (
-        machines < 2
-        or any(first.find_stage_violations(config.model))
-        or any(find_pipeline_violations(2, config.model, engine, config.train, config.generation, windows=windows))
-    ):
-        return [1]
-    return [ranks for ranks in list_divisors(machines) if ranks <= config.model.num_hidden_layers]
-
-
-def _iter_stage_candidates(
-    config: RunConfig, place: PlanTarget, engine: EngineConfig, pipeline: int
-) -> Iterator[LayoutCandidate]:
-    """Yield the layouts of the ranks of one stage."""
-    world, model = place.cluster.devices // pipeline, config.model
-    experts = [1] if model.moe is None else list_divisors(model.moe.num_experts)
-    for tensor in list_divisors(world):
-        if tensor > min(place.device.node_devices, model.num_attention_heads):
-            break
-        for context in list_divisors(world // tensor):
-            is_ring = context * tensor > model.num_attention_heads
-            # A ring is for sequences that heads cannot divide far enough.
-            if is_ring and config.batch.sequence_length < MIN_RING_POSITIONS * context:
-                break
-            rest = world // tensor // context
-            for replicate in list_divisors(rest):
-                shard = rest // replicate
-                # DDP's ranks are all copies; FSDP with copies only would be DDP.
-                if isinstance(engine, TorchEngineConfig) and engine.shards_weights == (replicate == rest > 1):
-                    continue
-                share = max(1, config.batch.sequences_per_step // (replicate * shard))
-                for expert in experts:
-                    if (shard * context * tensor) % expert == 0:
-                        axes = replicate, shard, context, tensor, expert
-                        one = LayoutCandidate(engine, *axes, "none", share, pipeline=pipeline)
-                        yield from _iter_ring_candidates(one, model.num_attention_heads) if is_ring else (one,)
-
-
-def _iter_ring_candidates(one: LayoutCandidate, heads: int) -> Iterator[LayoutCandidate]:
-    """Yield the ring of all context ranks, and the one with fewest members, each of which exchanges heads."""
-    yield replace(one, context_kind="ring")
-    for ring in list_divisors(one.context)[1:-1]:
-        if heads % (one.context // ring * one.tensor) == 0:
-            yield replace(one, context_kind="ulysses_ring", ring=ring)
-            return
+    made = replace_config(made, choice)
+    memory = place.estimate_memory(made, choice.layout)
+    return EstimatedCandidate(choice, made, memory, estimate_step_time(made, choice.layout, place.device))

@@ -3,13 +3,14 @@
 Gives the best few, those that nothing beats in both time and memory, and for each neighbour of the best what binds it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
-from llmsys.config.engine import EngineConfig, TorchEngineConfig
+from llmsys.config.engine import EngineConfig
 from llmsys.config.run import RunConfig
 from llmsys.config.section import list_divisors
 from llmsys.errors import LayoutError
+from llmsys.estimate.plan.candidate_enumeration import iter_candidates
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     OFFLOADED,
@@ -20,22 +21,64 @@ from llmsys.estimate.plan.layout_candidate import (
     PlanTarget,
     apply_candidate,
     estimate_candidate,
-    format_engine_name,
-    iter_candidates,
+    estimate_validated,
     list_policies,
+    replace_config,
 )
+from llmsys.estimate.plan.layout_neighbours import RejectedNeighbour, iter_rejected_neighbours
+from llmsys.estimate.plan.lower_bound import estimate_lower_bound
 from llmsys.estimate.software_profile import resolve_for_profile
+
+# Called with the share of a search that is done.
+Advance = Callable[[float], None]
 
 # Limit of the search for a sufficient number of devices.
 MOST_DEVICES = 2**20
 
 
-@dataclass(frozen=True)
-class RejectedNeighbour:
-    """A neighbour of the best choice, and the constraint that binds it."""
+# From this many machines on, copies are tried of whole clusters and of single machines only.
+COARSE_MACHINES = 32
 
-    change: str
-    reason: str
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """Limits of the layouts whose memory is looked at.
+
+    Attributes:
+        slowness: bound of a step over the best one that fits, up to which less memory is of interest.
+        least: layouts to look at whatever their bounds are.
+        most: layouts after which the search ends if one fits.
+    """
+
+    slowness: float
+    least: int
+    most: float
+
+
+SMALL, LARGE = SearchLimits(1.5, 60, float("inf")), SearchLimits(1.15, 30, 150)
+
+
+def _is_large(place: PlanTarget) -> bool:
+    return place.cluster.devices >= COARSE_MACHINES * place.device.node_devices
+
+
+@dataclass
+class SearchResult:
+    """The layouts that fit, found so far, and the smallest one, which need not fit."""
+
+    found: list[EstimatedCandidate] = field(default_factory=list)
+    closest: EstimatedCandidate | None = None
+    refusal: str = ""
+    considered: int = 0
+    num_searched: int = 0
+    best_seconds: float = float("inf")
+
+    def add(self, fitting: list[EstimatedCandidate], smallest: EstimatedCandidate) -> None:
+        """Add the micro-batches of one layout."""
+        self.found += fitting
+        self.best_seconds = min([self.best_seconds, *(one.step_seconds for one in fitting)])
+        if self.closest is None or smallest.memory.peak_bytes < self.closest.memory.peak_bytes:
+            self.closest = smallest
 
 
 @dataclass(frozen=True)
@@ -54,12 +97,13 @@ def list_engines(config: RunConfig, offered: tuple[EngineConfig, ...]) -> tuple[
     return tuple(one for one in offered if not named or one.kind == config.engine.kind)
 
 
-def search_layouts(config: RunConfig, place: PlanTarget) -> LayoutPlan:
+def search_layouts(config: RunConfig, place: PlanTarget, advance: Advance = lambda share: None) -> LayoutPlan:
     """Search all layouts of `config.model` and its batch; offload is tried where nothing fits without.
 
     Args:
         config: resolved config of a run.
         place: device profile and cluster.
+        advance: called with the share of the search that is done.
 
     Returns:
         The layouts that fit, fastest first, with the Pareto set and the rejected neighbors of the best.
@@ -68,38 +112,85 @@ def search_layouts(config: RunConfig, place: PlanTarget) -> LayoutPlan:
         LayoutError: nothing fits, with the missing bytes and a number of devices that suffices.
     """
     config = resolve_for_profile(config, place.device)
-    engines = list_engines(config, ENGINES)
-    found, considered, closest, refusal = _search_engines(config, place, engines)
-    if not found:
-        engines = list_engines(config, OFFLOADED)
-        found, more, offloaded, _ = _search_engines(config, place, engines)
-        considered, closest = considered + more, offloaded or closest
-    if not found:
-        raise LayoutError(_format_no_layout_error(config, place, closest, refusal))
-    ranked = sorted(found, key=lambda one: (one.step_seconds, one.memory.peak_bytes))
+    result = _search_engines(config, place, list_engines(config, ENGINES), advance)
+    considered, closest = result.considered, result.closest
+    if not result.found:
+        offloaded = _search_engines(config, place, list_engines(config, OFFLOADED), advance)
+        considered, closest = considered + offloaded.considered, offloaded.closest or closest
+        if not offloaded.found:
+            raise LayoutError(_format_no_layout_error(config, place, closest, result.refusal))
+        result = offloaded
+    ranked = sorted(result.found, key=lambda one: (one.step_seconds, one.memory.peak_bytes))
+    ranked = _search_copies(config, ranked, place)
     beside = list(iter_rejected_neighbours(config, ranked[0], place, list_engines(config, ENGINES)))
     return LayoutPlan(ranked, list(_select_pareto_front(ranked)), beside, considered)
 
 
+def _search_copies(config: RunConfig, ranked: list[EstimatedCandidate], place: PlanTarget) -> list[EstimatedCandidate]:
+    """Return the candidates with the best one's other numbers of copies, which a coarse search leaves out."""
+    best = ranked[0].choice
+    data, found = best.replicate * best.shard, list(ranked)
+    if not _is_large(place):
+        return ranked
+    for replicate in list_divisors(data):
+        one = replace(best, replicate=replicate, shard=data // replicate)
+        if replicate in (best.replicate, data):
+            continue
+        try:
+            estimated = estimate_candidate(config, one, place)
+        except IllegalLayoutError:
+            continue
+        found += [estimated] if place.explain_rejection(estimated) is None else []
+    return sorted(found, key=lambda one: (one.step_seconds, one.memory.peak_bytes))
+
+
 def _search_engines(
-    config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...]
-) -> tuple[list[EstimatedCandidate], int, EstimatedCandidate | None, str]:
-    """(what fits, how many were looked at, the smallest that does not need to fit, the last refusal)."""
-    found: list[EstimatedCandidate] = []
-    considered, refusal = 0, ""
-    closest: EstimatedCandidate | None = None
-    for choice in iter_candidates(config, place, engines):
+    config: RunConfig, place: PlanTarget, engines: tuple[EngineConfig, ...], advance: Advance
+) -> SearchResult:
+    """Search the layouts of engines, those with the lowest possible time of a step first."""
+    result, bounded = SearchResult(), []
+    limits = LARGE if _is_large(place) else SMALL
+    for number, choice in enumerate(choices := _select_coarse(list(iter_candidates(config, place, engines)), place)):
+        advance(number / (2 * len(choices)))
+        try:
+            bounded.append((estimate_lower_bound(config, choice, place), number, choice))
+        except IllegalLayoutError as illegal:
+            result.refusal = str(illegal)
+    result.considered = sum(len(list_policies(config, one.engine)) for one in choices)
+    bounded.sort(key=lambda one: one[:2])
+    for number, (bound, _, choice) in enumerate(bounded):
+        advance(0.5 + number / (2 * len(bounded)))
+        if bound > limits.slowness * result.best_seconds and result.num_searched >= limits.least:
+            break
+        if result.num_searched >= limits.most and result.found:
+            break
+        result.num_searched += 1
         for recompute in list_policies(config, choice.engine):
-            considered += 1
+            one = replace(choice, recompute=recompute)
             try:
-                fitting, smallest = _search_micro_batches(config, replace(choice, recompute=recompute), place)
+                # Recomputation is slower: its memory is of interest only up to a limit.
+                if estimate_lower_bound(config, one, place) > limits.slowness * result.best_seconds:
+                    continue
+                fitting, smallest = _search_micro_batches(config, one, place)
             except IllegalLayoutError as illegal:
-                refusal = str(illegal)
+                result.refusal = str(illegal)
                 break
-            found += fitting
-            if closest is None or smallest.memory.peak_bytes < closest.memory.peak_bytes:
-                closest = smallest
-    return found, considered, closest, refusal
+            result.add(fitting, smallest)
+    return result
+
+
+def _select_coarse(choices: list[LayoutCandidate], place: PlanTarget) -> list[LayoutCandidate]:
+    """Return the candidates of large clusters: copies of one machine or more, all ranks of a stage, and no other."""
+    node = place.device.node_devices
+    if not _is_large(place):
+        return choices
+    return [
+        one
+        for one in choices
+        if one.replicate == 1
+        or one.shard * one.context * one.tensor == max(node, one.context * one.tensor, one.expert)
+        or one.shard == one.context == 1
+    ]
 
 
 def _search_micro_batches(
@@ -110,26 +201,28 @@ def _search_micro_batches(
     smallest = estimate_candidate(config, replace(choice, micro_sequences=sizes[0]), place)
     if place.explain_rejection(smallest) is not None:
         return [], smallest
+    made = smallest.config
     low, high = 0, len(sizes) - 1
     while low < high:  # memory grows with the micro-batch
         middle = (low + high + 1) // 2
-        if _has_enough_memory(config, replace(choice, micro_sequences=sizes[middle]), place):
+        if _has_enough_memory(made, replace(choice, micro_sequences=sizes[middle]), place):
             low = middle
         else:
             high = middle - 1
     if choice.pipeline > 1:
-        return _search_schedules(config, choice, {sizes[0], sizes[min(1, low)], sizes[low]}, place), smallest
+        return _search_schedules(config, made, choice, {sizes[0], sizes[min(1, low)], sizes[low]}, place), smallest
     kept = [
-        estimate_candidate(config, replace(choice, micro_sequences=sizes[at]), place) for at in {low, max(0, low - 1)}
+        estimate_validated(made, replace(choice, micro_sequences=sizes[index]), place)
+        for index in {low, max(0, low - 1)}
     ]
     return kept, smallest
 
 
 def _search_schedules(
-    config: RunConfig, choice: LayoutCandidate, sizes: set[int], place: PlanTarget
+    config: RunConfig, made: RunConfig, choice: LayoutCandidate, sizes: set[int], place: PlanTarget
 ) -> list[EstimatedCandidate]:
     """Return a pipeline with micro-batches that fit (small ones shorten the bubble), and its other schedules."""
-    found = [estimate_candidate(config, replace(choice, micro_sequences=size), place) for size in sorted(sizes)]
+    found = [estimate_validated(made, replace(choice, micro_sequences=size), place) for size in sorted(sizes)]
     fastest = min(found, key=lambda one: one.step_seconds).choice
     for schedule in SCHEDULES[1:]:
         try:
@@ -140,9 +233,10 @@ def _search_schedules(
     return found
 
 
-def _has_enough_memory(config: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
-    made = apply_candidate(config, choice)
-    return place.explain_memory_rejection(place.estimate_memory(made, choice.layout), made, choice.layout) is None
+def _has_enough_memory(made: RunConfig, choice: LayoutCandidate, place: PlanTarget) -> bool:
+    sized = replace_config(made, choice)
+    memory = place.estimate_memory(sized, choice.layout)
+    return place.explain_memory_rejection(memory, sized, choice.layout) is None
 
 
 def _select_pareto_front(ranked: list[EstimatedCandidate]) -> Iterator[EstimatedCandidate]:
@@ -152,71 +246,6 @@ def _select_pareto_front(ranked: list[EstimatedCandidate]) -> Iterator[Estimated
         if one.memory.peak_bytes < least:
             least = one.memory.peak_bytes
             yield one
-
-
-def iter_rejected_neighbours(
-    config: RunConfig, best: EstimatedCandidate, place: PlanTarget, engines: tuple[EngineConfig, ...]
-) -> Iterator[RejectedNeighbour]:
-    """Each choice that differs from the best in one thing, and why it was not taken."""
-    for change, choice in _iter_neighbour_candidates(config, best.choice, place.cluster.devices, engines):
-        try:
-            one = estimate_candidate(config, choice, place)
-        except IllegalLayoutError as illegal:
-            yield RejectedNeighbour(change, f"illegal: {str(illegal).split('. Use')[0].rstrip('.')}")
-            continue
-        if (refusal := place.explain_rejection(one)) is not None:
-            yield RejectedNeighbour(change, refusal)
-        elif one.step_seconds >= best.step_seconds:
-            grown = max(one.step.parts, key=lambda part: one.step.parts[part] - best.step.parts.get(part, 0.0))
-            yield RejectedNeighbour(change, f"time: {one.step_seconds / best.step_seconds - 1:+.1%}, mostly {grown}")
-
-
-def _iter_neighbour_candidates(
-    config: RunConfig, best: LayoutCandidate, devices: int, engines: tuple[EngineConfig, ...]
-) -> Iterator[tuple[str, LayoutCandidate]]:
-    for axis in ("pipeline", "tensor", "context", "replicate"):
-        for size in _list_adjacent_divisors(getattr(best, axis), devices):
-            changed = replace(best, **{axis: size})  # type: ignore[arg-type]
-            others = changed.pipeline * changed.replicate * changed.context * changed.tensor
-            if devices % others == 0:
-                shard = devices // others
-                share = max(1, config.batch.sequences_per_step // (changed.replicate * shard))
-                micro = max(size for size in list_divisors(share) if size <= max(1, best.micro_sequences))
-                yield f"{axis}={size}", replace(changed, shard=shard, micro_sequences=micro)
-    if config.model.moe is not None:
-        for size in _list_adjacent_divisors(best.expert, config.model.moe.num_experts):
-            yield f"expert={size}", replace(best, expert=size)
-    share = max(1, config.batch.sequences_per_step // (best.replicate * best.shard))
-    for size in _list_adjacent_divisors(best.micro_sequences, share):
-        yield f"micro={size}", replace(best, micro_sequences=size)
-    for schedule in SCHEDULES if best.pipeline > 1 else ():
-        if schedule != best.schedule:
-            yield schedule.kind, replace(best, schedule=schedule)
-    for policy in list_policies(config, best.engine):
-        if policy != best.recompute:
-            yield f"activation_checkpoint={policy}", replace(best, recompute=policy)
-    for engine in engines:
-        if engine != best.engine:
-            yield format_engine_name(engine), _switch_engine(engine, best)
-
-
-def _switch_engine(engine: EngineConfig, best: LayoutCandidate) -> LayoutCandidate:
-    """The same ranks under another engine: DDP has copies where the others have shards."""
-    data = best.replicate * best.shard
-    if isinstance(engine, TorchEngineConfig) and not engine.shards_weights:
-        return replace(best, engine=engine, replicate=data, shard=1)
-    # Copies alone would be DDP.
-    if best.shard == 1:
-        return replace(best, engine=engine, replicate=1, shard=data)
-    return replace(best, engine=engine)
-
-
-def _list_adjacent_divisors(size: int, of: int) -> list[int]:
-    """The next smaller and larger divisor."""
-    legal = list_divisors(of)
-    smaller = [one for one in legal if one < size]
-    larger = [one for one in legal if one > size]
-    return smaller[-1:] + larger[:1]
 
 
 def _format_no_layout_error(
@@ -247,7 +276,7 @@ def find_sufficient_devices(config: RunConfig, place: PlanTarget) -> int | None:
         for choice in iter_candidates(config, larger, list_engines(config, ENGINES + OFFLOADED)):
             smallest = replace(choice, recompute="full", micro_sequences=1)
             try:
-                if _has_enough_memory(config, smallest, place):
+                if _has_enough_memory(apply_candidate(config, smallest), smallest, place):
                     return devices
             except IllegalLayoutError:
                 continue

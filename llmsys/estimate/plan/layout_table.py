@@ -42,7 +42,8 @@ def convert_candidate_to_dict(one: EstimatedCandidate) -> dict[str, Any]:
         "step_seconds": one.step.seconds.to_dict(),
         "tokens_per_second_per_device": one.step.tokens_per_second_per_device,
         "utilisation": one.step.mfu,
-        "peak_bytes": one.memory.peak_bytes + one.memory.driver_bytes,
+        "peak_bytes": one.memory.peak_bytes,
+        "driver_bytes": one.memory.driver_bytes,
         "peak_instant": one.memory.peak_instant,
         "largest": {item.name: item.bytes for item in one.memory.list_largest_items(3)},
     }
@@ -68,6 +69,14 @@ def _iter_plan_lines(data: dict[str, Any]) -> Iterator[str]:
     if smaller := [one for one in data["pareto"] if one["choice"] not in shown]:
         yield ""
         yield from _iter_candidate_lines("slower, with less memory", smaller[:5])
+    if others := data.get("programs"):
+        yield ""
+        rows = [one | {"choice": f"{one['program']} {one['layout']}"} for one in others]
+        yield from _iter_candidate_lines("other programs, each in its fastest layout", rows)
+    if (run := data.get("run")) is not None:
+        hours, money = (_format_interval(run[key]) for key in ("hours", "amount"))
+        yield ""
+        yield f"the run in the fastest layout: {hours} hours, {money} {run['currency']} (P50, P10 to P90)"
     if data["rejected"]:
         yield ""
         yield f"neighbours of {data['best'][0]['choice']}, and the constraint that binds each"
@@ -80,7 +89,12 @@ def _iter_candidate_lines(title: str, rows: list[dict[str, Any]]) -> Iterator[st
     yield f"{title:<{width}}{'step P10–P50–P90, s':>24}{'tokens/s/device':>17}{'MFU':>7}{'peak':>10}  fullest"
     for one in rows:
         seconds = "–".join(f"{one['step_seconds'][key]:.3g}" for key in ("p10", "p50", "p90"))
+        peak = (one["peak_bytes"] + one["driver_bytes"]) / GIB
         yield (
             f"{one['choice']:<{width}}{seconds:>24}{one['tokens_per_second_per_device']:>17,.0f}"
-            f"{one['utilisation']:>7.1%}{one['peak_bytes'] / GIB:>6.1f} GiB  {one['peak_instant']}"
+            f"{one['utilisation']:>7.1%}{peak:>6.1f} GiB  {one['peak_instant']}"
         )
+
+
+def _format_interval(value: dict[str, float]) -> str:
+    return f"{value['p50']:,.4g} ({value['p10']:,.4g} to {value['p90']:,.4g})"

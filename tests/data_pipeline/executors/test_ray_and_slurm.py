@@ -1,9 +1,12 @@
 """Laws of clusters: Ray and Slurm do the same jobs with the same bytes, and lose a job when its process is lost."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,9 @@ import pytest
 from data_pipeline.executors.base import EagerTaskEvent, Event, Executor, Job, TaskDone, TaskFailed, TaskProgress
 from data_pipeline.executors.slurm import SlurmExecutor
 from data_pipeline.pipelines.prepare_dataset import prepare_dataset
+from launch.hosts.hostfile import Host
 from llmsys.config.executor import SlurmExecutorConfig
-from llmsys.errors import DataError
+from llmsys.errors import DataError, LaunchError
 from llmsys.events import read_events
 from tests.helpers import fake_slurm
 from tests.helpers.failing_tasks import count, die_until, meet, raise_failure, sleep_for_ever
@@ -118,6 +122,42 @@ def test_two_nodes_of_ray_give_the_same_bytes_and_share_the_work(
     prepare_dataset(build_tiny_config(tmp_path / "here", crawl))
     assert hash_files(tmp_path / "ray") == hash_files(tmp_path / "here")
     assert any(event.get("ahead") for event in read_events(tmp_path / "ray" / "events.jsonl")), "stages overlap"
+
+
+@pytest.mark.distributed
+def test_training_on_ray_has_a_command_on_every_node_and_forwards_a_stop(
+    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests launch/launchers/ray_job.py; it is here because this file has a cluster."""
+    ray = pytest.importorskip("ray")
+    from launch.launchers import ray_job
+    from launch.launchers.host_commands import HostCommand, LaunchPlan
+    from launch.launchers.ray_job import run_on_nodes
+
+    plan = LaunchPlan(build_hosts(2), tmp_path, tmp_path, 29500, "toy", 2, 3, 60, 60)
+    ready = "trap 'exit 75' TERM; touch ready-$$; while :; do sleep 0.05; done"
+    monkeypatch.setattr(ray_job, "build_torchrun_command", lambda plan, host: HostCommand("", ("bash", "-c", ready)))
+    monkeypatch.setenv("RAY_ADDRESS", ray_address)
+
+    def stop_when_ready() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "not every node started its command")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    stopping = threading.Thread(target=stop_when_ready, daemon=True)
+    try:
+        stopping.start()
+        assert run_on_nodes(plan, 0) == 75
+        with pytest.raises(LaunchError, match=r"nodes=3: Ray had no 3 nodes with \{'CPU': 1\} free within 1 s"):
+            run_on_nodes(replace(plan, hosts=build_hosts(3), patience_seconds=1), 0)
+    finally:
+        ray.shutdown()
+        for number, handler in zip((signal.SIGTERM, signal.SIGUSR1), before, strict=True):
+            signal.signal(number, handler)
+
+
+def build_hosts(count: int) -> tuple[Host, ...]:
+    return tuple(Host(f"node-{number}", 1) for number in range(count))
 
 
 def test_a_missing_ray_is_named_with_the_command_that_installs_it() -> None:

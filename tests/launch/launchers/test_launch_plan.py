@@ -159,6 +159,29 @@ def test_a_slurm_job_is_a_script_that_asks_to_be_queued_again(
     assert (tmp_path / "run" / "launch" / "job.sbatch").read_text() == text
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "slurm"])
+def test_printed_commands_need_no_host_that_this_one_can_resolve(
+    tmp_path: Path, launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [write_toy_config(tmp_path), "nodes=first.invalid:2,second.invalid:2", "--launcher", launcher]
+    assert main(["launch", *words, "--print"]) == 0
+    assert "second.invalid" in capsys.readouterr().out + (tmp_path / "run" / "launch" / "hostfile").read_text()
+    if launcher != "slurm":
+        assert main(["launch", *words]) == 2
+        assert "first.invalid cannot be resolved" in capsys.readouterr().err
+
+
+def test_the_command_of_a_spare_is_printed_as_one_for_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [write_toy_config(tmp_path), "nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.3:2"]
+    assert main(["launch", *words, "--print"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("cd ")][:2] == ["# on 10.9.8.1:", "# on 10.9.8.2:"]
+    assert lines[-2] == "# spare 10.9.8.3, in place of a host that has failed:"
+    assert "--nnodes=2:2" in lines[-1]
+    assert lines[-1].startswith("# cd ")
+    assert "--local-addr=10.9.8.3" in lines[-1]
+
+
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
     with socket.socket() as holder:
@@ -225,6 +248,22 @@ def test_a_layout_that_does_not_fit_the_hosts_is_refused(tmp_path: Path) -> None
             "deepspeed cannot continue with fewer",
         ),
         (["nodes=10.9.8.1:0"], "has 0 slots"),
+        (["nodes=2", "spares=n3:1", "launch.processes=2"], "spares=n3:1: Slurm chooses the nodes. Give a number"),
+        (["nodes=a:2,b:2", "spares=1"], "spares=1 is a number, but nodes= has names. Name the spares: spares=third:8"),
+        (["nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.3:1"], "a spare takes the place of any host, so all need"),
+        (
+            ["nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.2:2"],
+            "spares=10.9.8.2 is also in nodes=. Name each host once",
+        ),
+        (["nodes=10.9.8.1:2", "spares=10.9.8.2:2"], "spares= needs two hosts or more"),
+        (
+            ["nodes=10.9.8.1:2,10.9.8.2:2", "spares=10.9.8.3:2", "--launcher", "accelerate"],
+            "spares=1: accelerate cannot replace a host",
+        ),
+        (
+            ["nodes=10.9.8.1:2,10.9.8.2:2", "--standby", "--launcher", "deepspeed"],
+            "--standby: deepspeed does not restart ranks. Use --launcher torchrun",
+        ),
         (["nodes=10.9.8.1:2,10.9.8.1:2"], "is listed 2 times"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

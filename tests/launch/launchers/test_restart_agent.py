@@ -5,14 +5,16 @@ in vain.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch.hosts.hostfile import Host
-from launch.launchers.host_commands import HostCommand
+from launch.launchers.host_commands import HostCommand, build_torchrun_command
 from launch.launchers.launch_plan import build_launch_plan
 from launch.launchers.multi_host import run_commands
 from launch.launchers.restart_agent import Rendezvous, run_with_restarts
+from launch.launchers.restart_agent import main as restart_agent
 from launch.launchers.torchrun import main as torchrun
 from launch.train import LOST_PEER, MENDABLE, STOPPED, UNMET
 from llmsys.config.run import RunConfig
@@ -76,6 +78,21 @@ def test_what_a_restart_mends_is_started_again(
     assert len(counter.read_text()) == starts
 
 
+@pytest.mark.parametrize(
+    ("statuses", "is_first", "starts"),
+    [("1,1,0", False, 2), (f"1,{LOST_PEER},1,0", False, 4), ("1,1,0", True, 3)],
+    ids=["leaves", "was not the cause each time", "holds the rendezvous"],
+)
+def test_a_host_whose_own_ranks_fail_again_leaves_its_place_to_a_spare(
+    tmp_path: Path, elsewhere: Rendezvous, monkeypatch: pytest.MonkeyPatch, statuses: str, is_first: bool, starts: int
+) -> None:
+    monkeypatch.setattr(Rendezvous, "is_local", property(lambda self: is_first))
+    monkeypatch.setattr(Rendezvous, "is_open", lambda self: True)
+    command, counter = counted(tmp_path, statuses)
+    run_with_restarts(command, elsewhere, 5, 100, leave_after=2)
+    assert len(counter.read_text()) == starts
+
+
 def test_a_meeting_place_that_nobody_opens_is_named_when_the_patience_is_over(
     tmp_path: Path, elsewhere: Rendezvous, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +139,17 @@ def test_ranks_that_stopped_stay_stopped_though_their_agent_hangs_for_a_host_tha
     assert run_with_restarts([sys.executable, "-c", agent, *rank], elsewhere, 3, 100) == STOPPED
 
 
+def test_every_option_of_a_host_reaches_its_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("launch.launchers.restart_agent.run_with_restarts", lambda *words: given.append(words) or 0)
+    config = RunConfig.model_validate({"run": {"name": "toy"}})
+    hosts, spares = [Host("10.9.8.1", 1), Host("10.9.8.2", 1)], [Host("10.9.8.3", 1)]
+    plan = build_launch_plan(config, hosts, "torchrun", 0, 4, 90, spares, has_standby=True)
+    words = list(build_torchrun_command(plan, spares[0]).arguments)
+    assert restart_agent(words[3:]) == 0
+    assert given == [(words[words.index(sys.executable, 1) :], Rendezvous("10.9.8.1", 29500), 4, 90.0, 2, True)]
+
+
 def test_torchruns_own_restarts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert torchrun(["--nnodes=1", "--max-restarts=2", "train.py"]) == MENDABLE
     assert (
@@ -165,3 +193,37 @@ def test_a_host_whose_connection_was_lost_is_taken_up_again_after_what_was_left_
     else:
         assert run_commands(start, [here, there]) == 0
         assert "lost: 10.255.8.2 lost its ssh connection, or could not be reached" in capfd.readouterr().err
+
+
+GONE_SSH = """#!/bin/sh
+for line in "$@"; do :; done
+echo "$*" >> {folder}/calls
+case "$*" in *10.255.8.3*) touch {folder}/there;; *) exit 255;; esac
+"""
+
+
+def test_a_spare_takes_the_place_of_a_host_that_cannot_be_reached_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ssh").write_text(GONE_SSH.format(folder=tmp_path))
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("multi_host.AGAIN_SECONDS", "multi_host.RECONNECT_SECONDS", "spare_hosts.TOGETHER_SECONDS"):
+        monkeypatch.setattr(f"launch.launchers.{name}", 0.2)
+    config = RunConfig.model_validate({"run": {"folder": str(tmp_path / "run")}})
+    hosts, spares = [Host("10.255.8.1", 1), Host("10.255.8.2", 1)], [Host("10.255.8.3", 1), Host("10.255.8.4", 1)]
+    start = build_launch_plan(config, hosts, "torchrun", 0, 3, 100, spares)
+    start.folder.mkdir(parents=True)
+    (start.folder / "environment.sh").touch()
+    wait = f"until [ -e {tmp_path}/there ]; do sleep 0.05; done"
+    commands = [HostCommand("127.0.0.1", ("sh", "-c", wait), True), HostCommand("10.255.8.2", ("train",), True)]
+    assert run_commands(start, commands) == 0
+    told = capfd.readouterr().err
+    assert "10.255.8.2; reconnecting for up to 0 s (then a spare takes its place)" in told
+    assert "10.255.8.2 lost its ssh connection, or could not be reached; 10.255.8.3 takes its place" in told
+    [begun] = [line for line in (tmp_path / "calls").read_text().splitlines() if "10.255.8.3" in line]
+    # the spare meets the others where the lost host did, and is known by its own address
+    assert "--rdzv-endpoint=10.255.8.1:29500" in begun
+    assert "--local-addr=10.255.8.3" in begun
+    assert "--leave-after=2" in begun
+    assert "10.255.8.4" not in (tmp_path / "calls").read_text()

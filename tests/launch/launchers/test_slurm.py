@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from launch.hosts.hostfile import Host
+from launch.launchers import slurm_hosts
 from launch.launchers.host_commands import LaunchPlan
 from launch.launchers.slurm import WATCH, format_sbatch_script
 from launch.train import STOPPED
@@ -91,6 +92,51 @@ def test_a_second_start_waits_for_ranks_of_the_first_that_were_cut_off_with_thei
         wait_until(lambda: [one for one in children() if one.name() == "flock"], "it does not wait")
         (tmp_path / "gone").touch()
     assert started.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_job_with_spares_asks_for_their_nodes_and_starts_them_in_place_of_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text('#!/bin/bash\nprintf "%s\\n" "$@" > "$SAID.words"\n')
+    (tmp_path / "python").chmod(0o755)
+    kit = tmp_path / "run" / "launch"
+    kit.mkdir(parents=True)
+    (kit / "environment.sh").touch()
+    hosts, spares = (Host("n1", 1), Host("n2", 1)), (Host("n3", 1), Host("n4", 1))
+    plan = LaunchPlan(hosts, kit, tmp_path, 0, "toy", 2, 3, 60, 60, spares, interpreter=str(tmp_path / "python"))
+    text = format_sbatch_script(plan, chosen=True, gpus=0, port=0)
+    assert "#SBATCH --nodes=4\n" in text
+    assert "#SBATCH --no-kill\n" in text
+    environment = commands_of_slurm(tmp_path, scontrol='printf "%s\\n" n1 n2 n3 n4')
+    subprocess.run(["bash", "-c", text], env=environment, check=True, timeout=PATIENCE_SECONDS)
+    words = (tmp_path / "said.words").read_text().splitlines()
+    assert words[:2] == ["-m", "launch.launchers.slurm_hosts"]
+    assert words[-4:] == ["n1", "n2", "n3", "n4"]
+    # the task itself: two nodes train, whichever they are, and each node but the first watches over the first
+    _, task = "\n".join(words[2:-4]).split("--task=")
+    assert "--nnodes=2:2" in task
+    assert "--leave-after=2" in task
+    assert "scontrol requeue" in task
+
+    # n2 fails, then n3 in its place: n4 trains with n1 to the end
+    bodies = {"n2": "exit 1", "n3": "kill -9 $$", "n4": f"touch {tmp_path}/done"}
+    srun = "case $1 in " + " ".join(f"--nodelist={name}) {body};;" for name, body in bodies.items())
+    srun += f" *) until [ -e {tmp_path}/done ]; do sleep 0.05; done;; esac"
+    (tmp_path / "two").mkdir()
+    for name, value in commands_of_slurm(tmp_path / "two", srun=srun).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("launch.launchers.spare_hosts.TOGETHER_SECONDS", 0.1)
+    assert slurm_hosts.run_on_nodes(words[-4:], 2, lambda node: slurm_hosts.start_srun(node, "task")) == 0
+    begun = [line.split()[1] for line in said(tmp_path / "two")]
+    assert sorted(begun[:2]) == ["--nodelist=n1", "--nodelist=n2"]
+    assert begun[2:] == ["--nodelist=n3", "--nodelist=n4"]
+
+
+def test_a_job_without_spares_left_ends_with_the_status_of_its_nodes(tmp_path: Path) -> None:
+    for first, second, status in ((0, 0, 0), (3, STOPPED, STOPPED), (1, 3, 3)):
+        ends = {"n1": first, "n2": second, "n3": 9}
+        commands = {node: ["sh", "-c", f"exit {end}"] for node, end in ends.items()}
+        assert slurm_hosts.run_on_nodes(list(ends), 2, lambda node, of=commands: subprocess.Popen(of[node])) == status
 
 
 SHOW_WORDS = 'printf "%s\\n" "$@" > "$SAID.words"; pwd >> "$SAID.words"\n'

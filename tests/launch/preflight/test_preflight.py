@@ -15,7 +15,7 @@ from launch.hosts.host_checks import HostFinding
 from launch.hosts.hostfile import Host
 from launch.hosts.ssh import SshResult, describe_ssh_remedy, parse_last_json, run_on_all_hosts, run_on_host
 from launch.main import main
-from launch.preflight import dry_run_check, host_probe
+from launch.preflight import dry_run_check, host_probe, run_preflight
 from launch.preflight.cluster_checks import check_memory_fit
 from launch.preflight.dry_run_check import DryRunWish, check_dry_run
 from launch.preflight.run_preflight import PreflightRequest, check_divisibility
@@ -78,7 +78,9 @@ def test_an_address_that_leads_nowhere_and_a_full_disk_are_refused() -> None:
     assert found.finding == "resolves a to 127.0.1.1, a loopback address, which does not reach other hosts"
     assert "Give a its real address in /etc/hosts here" in found.remedy
     assert not host_checks.check_rendezvous_address("a", {"address": "127.0.0.1"}, "a", several=False).remedy
-    full = host_checks.check_disk("b", {"folder": {"free_bytes": 23 * GIB}}, "/runs", parameters=GIB, checkpoints=1)
+    full = host_checks.check_disk(
+        "b", {"folder": {"free_bytes": 23 * GIB, "file_system": "nfs4"}}, "/runs", parameters=GIB, checkpoints=1
+    )
     assert full.finding == "23.0 GiB are free at /runs, and 2 checkpoints take 24.0"
 
 
@@ -119,14 +121,45 @@ def test_this_machine_alone_is_asked_without_ssh(tmp_path: Path, capsys: pytest.
         "versions",
         "code",
         "devices",
+        "network",
+        "settings",
         "memory",
         "address",
         "disk",
         "dry batch",
     ]
-    assert [one["check"] for one in said["findings"]] == [*checks, "shared"]
+    assert [one["check"] for one in said["findings"]] == [*checks, "data", "shared"]
     assert not any(one["fails"] for one in said["findings"])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_host_with_another_dataset_or_a_stale_file_of_another_is_named(tmp_path: Path) -> None:
+    facts = {
+        host: {"data": {"digest": digest, "file_systems": ["nfs4"]}} for host, digest in zip("abc", "112", strict=True)
+    }
+    [(host, finding, _)] = failing(host_checks.check_datasets(facts))
+    assert (host, finding) == ("c", "has another dataset: manifests 2, on other hosts 1")
+    write_toy_dataset(tmp_path / "data")
+    config = build_toy_config(tmp_path)
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    request = {"config": str(tmp_path / "toy.yaml"), "overrides": []}
+    mine = host_probe.read_datasets(request)
+    manifest = tmp_path / "data" / "manifest.json"
+    manifest.write_text(manifest.read_text() + " ")
+    assert host_probe.read_datasets(request)["digest"] != mine["digest"]
+    manifest.unlink()
+    with pytest.raises(LlmsysError, match=r"manifest.json cannot be read \(No such file or directory\). Prepare"):
+        host_probe.read_datasets(request)
+    # on a folder that is not shared, a file of that name holds what an earlier preflight wrote
+    preflight = PreflightRequest("", [], config, [Host("localhost", 1), Host("127.0.0.1", 1)], 25)
+    found = {
+        host: host_probe.write_marker(tmp_path / "run", "new", rank) for rank, host in enumerate(preflight.host_names)
+    }
+    both = {host: {"folder": folder} for host, folder in found.items()}
+    assert not failing(run_preflight._check_sharing(preflight, both, "new", 25))
+    (tmp_path / "run" / "new" / "1").write_text("old:1\n")
+    problems = failing(run_preflight._check_sharing(preflight, both, "new", 25))
+    assert {finding.partition(" wrote")[0] for _, finding, _ in problems} == {"does not see the files that 127.0.0.1"}
 
 
 def test_what_does_not_divide_or_cannot_be_read_is_found_before_a_rank_is_there(tmp_path: Path) -> None:

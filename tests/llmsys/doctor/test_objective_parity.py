@@ -1,4 +1,4 @@
-"""Experts learn the same on any number of ranks, whatever is learnt and however they are kept even.
+"""Experts and every kind of attention learn the same on any number of ranks, whatever is learnt.
 
 Rows of pairs are padded by those beside them, and ranks may have none; one process with a row at a time has neither.
 """
@@ -94,11 +94,37 @@ IMAGES = ParityModel(
         | {"head": {"kind": "classification", "num_labels": 3, "pooling": "mean"}}
     ),
 )
+NARROW: dict[str, Any] = SMALL | {"intermediate_size": 24, "num_attention_heads": 2}
+HIDING: dict[str, Any] = {"family": "encoder", "head": {"kind": "mlm"}, "position": {"kind": "learned"}}
+RELATIVE: dict[str, Any] = {"position": {"kind": "transformer_xl"}}
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "segments with memory": {
+        **RELATIVE,
+        "attention": {"kind": "segment_memory", "segment_length": 4, "memory_length": 6},
+    },
+    "two streams": {**RELATIVE, "family": "encoder", "head": {"kind": "permutation"}},
+    "hashed, reversible": {
+        "position": {"kind": "learned"},
+        "attention": {"kind": "lsh", "num_hashes": 2, "chunk_length": 4},
+        "residual": {"kind": "reversible"},
+        "feed_forward_chunk": 8,
+    },
+    "windows and global tokens": {
+        **HIDING,
+        "attention": {"kind": "longformer", "windows": [4], "dilations": [1, 2], "num_global_tokens": 1},
+    },
+    "mixed positions": {**HIDING, "attention": {"kind": "linformer", "projected_length": 6}},
+}
+ATTENTION_MODELS = tuple(
+    ParityModel(name, ModelConfig.model_validate(NARROW | changes)) for name, changes in ATTENTIONS.items()
+)
 OTHER_ENGINES = (
     {
         f"{engine}, {subject.name}": ParityCase(2, engine, (), "fp32", "none", subject, 2)
         for engine in ("fsdp", "ddp", "bitwise", "zero-2", "accelerate")
-        for subject in (RECURRENT, NEXT_SENTENCE)
+        for subject in (RECURRENT, NEXT_SENTENCE, *ATTENTION_MODELS)
+        # The other engines run permutations in tests/llmsys/engine/test_objectives.py.
+        if engine == "bitwise" or subject.model.head.kind != "permutation"
     }
     | {
         f"{engine}, adaptive depth": ParityCase(2, engine, (), "fp32", recompute, UNIVERSAL, 2)
@@ -135,12 +161,9 @@ OTHER_ENGINES = (
 @pytest.fixture(scope="module")
 def expected() -> bytes:
     """One process, a row at a time; by value, since ranks get at most 256 tensors by reference."""
-    return pickle.dumps(
-        {
-            subject.name: compute_reference_trajectory(subject)
-            for subject in (*PARITY_MODELS.values(), TRANSLATION, UNIVERSAL, RECURRENT, NEXT_SENTENCE, IMAGES)
-        }
-    )
+    subjects = {subject.name: subject for subject in PARITY_MODELS.values()}
+    subjects |= {cell.parity_model.name: cell.parity_model for cell in OTHER_ENGINES.values()}
+    return pickle.dumps({name: compute_reference_trajectory(subject) for name, subject in subjects.items()})
 
 
 def measure_cells(rank: int, cells: dict[str, ParityCase], expected: bytes) -> dict[str, TrajectoryDistance]:

@@ -46,7 +46,11 @@ def test_a_number_type_without_a_peak_is_refused() -> None:
 def test_the_command_prices_a_bare_models_step_and_says_why_the_rest_is_unknown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["estimate", CONFIG, "--device", "a100-80gb", "--gpus", "8", "--json"]) == 0
+    on_device = ["estimate", CONFIG, "--device", "a100-80gb", "--gpus", "8"]
+    assert main(on_device) == 2
+    message = capsys.readouterr().err
+    assert message.count("batch.sequences=") == message.count(f"llmsys estimate {CONFIG} --device a100-80gb") == 2
+    assert main([*on_device, "batch.sequences=16", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["time"]["ranks"] == 8
     assert result["time"]["run"] is None

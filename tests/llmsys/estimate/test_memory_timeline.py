@@ -13,7 +13,6 @@ from llmsys.estimate.peak_memory import estimate_peak_memory
 from llmsys.estimate.run_estimate import estimate_run
 from llmsys.estimate.software_profile import MemoryProfile
 from llmsys.estimate.summary_table import format_estimate
-from tools.bench.estimates_memory import read_memory_rows
 from tools.bench.memory_korthikanti import iter_analytical_rows
 
 LLAMA = load_model_config("model/llama3.1-8b")
@@ -145,16 +144,6 @@ def test_the_estimate_tells_the_peak_with_stable_keys() -> None:
     assert [one["name"] for one in memory["instants"]] == NAMES
     assert all(one["bytes"] == sum(one["items"].values()) for one in memory["instants"])
     assert f"bytes on a GPU, {memory['peak_instant']}" in format_estimate(result)
-
-
-def test_published_peaks_are_met_within_a_tenth_and_none_is_missed_by_a_twentieth() -> None:
-    rows = read_memory_rows()
-    assert len(rows) == 17
-    for kind in (rows, [row for row in rows if not row.is_calibration]):
-        errors = sorted(abs(row.error) for row in kind)
-        assert errors[len(errors) // 2] < 0.06
-        assert min(row.error for row in kind) > -0.02
-        assert max(row.error for row in kind) < 0.11
 
 
 def test_a_published_run_out_of_memory_is_foretold() -> None:

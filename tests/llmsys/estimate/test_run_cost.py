@@ -5,11 +5,13 @@ from math import exp
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
 from llmsys.errors import ConfigError
 from llmsys.estimate.cluster_costs import ClusterCosts
+from llmsys.estimate.communication_time import RankGroup, estimate_all_gather_seconds
 from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
 from llmsys.estimate.residual_model import build_log_normal_interval, load_residuals
 from llmsys.estimate.run_cost import (
@@ -112,3 +114,34 @@ def test_an_interval_holds_its_percentiles() -> None:
     values = [10 * exp(draw.gauss(0, 0.5)) for _ in range(20_000)]
     assert sum(one.contains(value) for value in values) / len(values) == pytest.approx(0.8, abs=0.01)
     assert one.scale(2).p50 == 20
+
+
+def test_hours_of_a_run_contain_evaluations_saves_and_the_slowest_device() -> None:
+    plain = RunConfig()
+    step = estimate_step_time(plain, ParallelLayout(shard=8), H100)
+
+    def count_hours(cluster: ClusterCosts, **sections: Any) -> float:
+        config = RunConfig.model_validate(plain.model_dump(exclude_unset=True) | sections)
+        return estimate_run_cost(config, step, H100, cluster).hours.p50
+
+    calm = ClusterCosts(save_seconds=0)
+    assert count_hours(ClusterCosts(save_seconds=0, straggler=0.05)) == pytest.approx(1.05 * count_hours(calm))
+    # Each evaluation is the forward pass of three steps' tokens: as long as one step.
+    every = {"every_steps": 10, "max_tokens": 3 * step.tokens}
+    evaluations = (plain.num_steps - 1) // 10 + 1
+    more = count_hours(calm, evaluation=every) / count_hours(calm)
+    assert more == pytest.approx(1 + evaluations / plain.num_steps)
+    often = count_hours(ClusterCosts(save_seconds=step.seconds.p50), checkpoint={"every_steps": 1})
+    assert often == pytest.approx(2 * count_hours(calm), rel=1e-2)
+
+
+def test_levels_of_a_cluster_file_slow_down_what_crosses_them() -> None:
+    rail = {"devices": 64, "bandwidth": 50e9}
+    levels = [{"devices": 8, "bandwidth": 450e9, "latency_seconds": 6e-6}, rail]
+    spine = {"devices": 4096, "bandwidth": 50e9, "oversubscription": 4}
+    flat, steep = (ClusterCosts.model_validate({"network": [*levels, *more]}).load_device() for more in ((), (spine,)))
+    for size, factor in ((8, 1.0), (64, 1.0), (512, 4.0)):
+        one, other = (estimate_all_gather_seconds(RankGroup(size), 1e13, device) for device in (flat, steep))
+        assert other / one == pytest.approx(factor, rel=1e-3)
+    with pytest.raises(ValidationError, match="levels of 8, 12 devices: each must be a multiple of the one before"):
+        ClusterCosts.model_validate({"network": [levels[0], rail | {"devices": 12}]})

@@ -31,7 +31,7 @@ ABOUT = {
 }
 # Norms with 1 + weight are counted as if each kept a copy of its input in float32; some share it.
 # The few queries of global tokens are counted with the kernel of the windows; lists of dilated heads are not counted.
-ABOVE = {"sandwich, capped, windows", "longformer", "longformer, dilated"}
+ABOVE = {"sandwich, capped, windows", "longformer", "longformer, dilated", "dilated windows"}
 
 
 BUILT = {name: changes for name, changes in VARIANTS.items() if "dense_layers" not in changes.get("moe", {})}

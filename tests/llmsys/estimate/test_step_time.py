@@ -9,6 +9,8 @@ from llmsys.config.load import load_model_config
 from llmsys.config.model import ModelConfig
 from llmsys.config.parallel_layout import ParallelLayout
 from llmsys.config.run import RunConfig
+from llmsys.errors import ConfigError
+from llmsys.estimate.attention_time import FLEX_BACKWARD, compute_fused_rate
 from llmsys.estimate.communication_time import (
     RankGroup,
     estimate_all_gather_seconds,
@@ -16,10 +18,12 @@ from llmsys.estimate.communication_time import (
     estimate_all_to_all_seconds,
 )
 from llmsys.estimate.device_profile import DeviceProfile, load_device_profile
-from llmsys.estimate.software_profile import COMPILED, EAGER
+from llmsys.estimate.program_profile import ProgramProfile, load_program_profile
 from llmsys.estimate.step_time import StepTime, estimate_step_time
 
 H100 = load_device_profile("h100-sxm")
+COMPILED = ProgramProfile(name="compiled", description="fused kernels")
+EAGER = load_program_profile("llmsys-eager")
 DENSE, MOE = load_model_config("model/llama3.1-8b"), load_model_config("model/qwen3-30b-a3b")
 
 
@@ -35,7 +39,11 @@ def run(model: ModelConfig = DENSE, sequences: int = 64, **train: Any) -> RunCon
 
 
 def seconds(config: RunConfig, layout: ParallelLayout, device: DeviceProfile = H100, **more: Any) -> StepTime:
-    return estimate_step_time(config, layout, device, software=more.pop("software", COMPILED), **more)
+    return estimate_step_time(config, layout, device, program=more.pop("program", COMPILED), **more)
+
+
+def change_time(changes: dict[str, Any]) -> ProgramProfile:
+    return COMPILED.model_copy(update={"time": COMPILED.time.model_copy(update=changes)})
 
 
 def scaled(field: str, factor: float) -> DeviceProfile:
@@ -122,12 +130,12 @@ def test_a_pipelines_bubble_is_that_of_the_formula() -> None:
 
 def test_eager_and_unfused_programs_are_slower_and_small_steps_wait_for_the_host() -> None:
     layout = ParallelLayout(shard=8)
-    assert seconds(run(), layout, software=EAGER).seconds.p50 > seconds(run(), layout).seconds.p50
-    unfused = COMPILED.model_copy(update={"attention": "unfused"})
-    assert seconds(run(), layout, software=unfused).parts["attention"] > 2 * seconds(run(), layout).parts["attention"]
+    assert seconds(run(), layout, program=EAGER).seconds.p50 > seconds(run(), layout).seconds.p50
+    unfused = change_time({"attention": "unfused"})
+    assert seconds(run(), layout, program=unfused).parts["attention"] > 2 * seconds(run(), layout).parts["attention"]
     small = RunConfig.model_validate({"batch": {"sequence_length": 512, "sequences": 8}})
-    assert seconds(small, layout, software=EAGER).parts["host"] > 0
-    assert seconds(run(), layout, software=EAGER).parts["host"] == 0
+    assert seconds(small, layout, program=EAGER).parts["host"] > 0
+    assert seconds(run(), layout, program=EAGER).parts["host"] == 0
 
 
 def test_utilisation_is_operations_over_the_peak() -> None:
@@ -161,35 +169,75 @@ def test_collectives_follow_their_volumes_and_links() -> None:
 
 
 def test_a_token_travels_once_to_each_rank_that_holds_its_experts() -> None:
-    layout, own = ParallelLayout(shard=8, expert=8), COMPILED.model_copy(update={"expert_rows": "rank"})
-    each, once = (seconds(run(MOE), layout, software=one).parts["expert"] for one in (COMPILED, own))
+    layout, own = ParallelLayout(shard=8, expert=8), change_time({"expert_rows": "rank"})
+    each, once = (seconds(run(MOE), layout, program=one).parts["expert"] for one in (COMPILED, own))
     # 8 of 128 experts on 8 ranks of 16: 8 · (1 - C(112, 8) / C(128, 8)) = 5.37 ranks of a token.
     visits = 8 * (1 - comb(112, 8) / comb(128, 8))
     row = MOE.hidden_size * 2
     assert once / each == pytest.approx(visits / 8 * (row + 8 * (8 + 2) / 2) / row, rel=0.01)
-    # On as many ranks as experts nothing is saved.
+    # On as many ranks as experts nothing is saved, but 16 machines get fewer rows than 128 ranks.
     wide = ParallelLayout(shard=128, expert=128)
-    each, once = (seconds(run(MOE, sequences=128), wide, software=one).parts["expert"] for one in (COMPILED, own))
-    assert once == each
+    each, once = (seconds(run(MOE, sequences=128), wide, program=one).parts["expert"] for one in (COMPILED, own))
+    machines = 16 * (1 - comb(120, 8) / comb(128, 8))
+    assert each / once == pytest.approx(machines * (15 / 16) / (8 * 120 / 128), rel=0.01)
 
 
 def test_attention_is_priced_by_the_kernel_that_the_model_takes() -> None:
-    chosen = COMPILED.model_copy(update={"attention": "chosen"})
+    chosen = change_time({"attention": "chosen"})
 
     def estimate(model: ModelConfig, **more: Any) -> float:
-        return seconds(run(model), ParallelLayout(shard=8), software=chosen, **more).parts["attention"]
+        return seconds(run(model), ParallelLayout(shard=8), program=chosen, **more).parts["attention"]
 
     whole = estimate(DENSE)
-    # Lengths in place of a table: two documents of half a sequence need half the pairs.
-    assert estimate(DENSE, documents=(2048,)) == pytest.approx(whole / 2, rel=1e-3)
+    # Lengths in place of a table: two documents of half a sequence need half the pairs, at a lower rate.
+    slower = compute_fused_rate(4097, 128) / compute_fused_rate(2049, 128)
+    assert estimate(DENSE, documents=(2048,)) == pytest.approx(whole / 2 * slower, rel=1e-3)
     assert whole == pytest.approx(seconds(run(DENSE), ParallelLayout(shard=8)).parts["attention"])
     old = H100.model_copy(update={"compute_capability": (7, 5)})
     assert estimate(DENSE, device=old) > 4 * whole
     capped = DENSE.model_copy(update={"attention": DENSE.attention.model_copy(update={"logit_softcap": 30.0})})
-    assert estimate(capped) == pytest.approx(whole)  # flex_attention, and 128 channels are a power of two
+    # flex_attention, and 128 channels are a power of two: only its backward is slower.
+    ratio = H100.efficiency.attention_backward / H100.efficiency.attention
+    flex = (ratio + 2.5 / FLEX_BACKWARD) / (ratio + 2.5)
+    assert estimate(capped) == pytest.approx(whole * flex)
     latent = load_model_config("model/deepseek-v3")
     plain = seconds(run(latent), ParallelLayout(shard=8)).parts["attention"]
     assert estimate(latent) == pytest.approx(plain)  # keys in two parts
     assert estimate(latent, device=H100.model_copy(update={"compute_capability": (8, 9)})) == pytest.approx(
-        plain * (256 + 128) / (192 + 128)
+        plain * (256 + 128) / (192 + 128) * flex
     )
+
+
+def test_the_last_of_even_stages_has_the_head_on_top() -> None:
+    even, config = change_time({"stages": "even"}), run(DENSE, 64)
+    steps = {
+        name: seconds(config, ParallelLayout(shard=8), pipeline=4, program=program)
+        for name, program in (("even", even), ("balanced", COMPILED))
+    }
+    wait = (steps["even"].parts["bubble"] - steps["balanced"].parts["bubble"]) / steps["even"].factor
+    # Three quarters of the head are more than the mean, in each of eight micro-batches.
+    head = 6 * 4096 * DENSE.vocab_size * DENSE.hidden_size / (H100.peak_flops["bf16"] * H100.efficiency.products)
+    assert 1 < wait / (8 * 0.75 * head) < 1.35, "the loss is on top of the products"
+
+
+def test_matmuls_are_priced_as_their_own_type_or_rejected() -> None:
+    layout = ParallelLayout(shard=8)
+    products = {
+        dtype: seconds(run(), layout, matmul_dtype=dtype).parts["products"]
+        for dtype in ("compute", "fp8_tensor", "fp8_block", "fp8")
+    }
+    assert sorted(products, key=lambda dtype: products[dtype]) == ["fp8_tensor", "fp8_block", "fp8", "compute"]
+    b200 = load_device_profile("b200")
+    narrow = [
+        seconds(run(), layout, b200, matmul_dtype=dtype).parts["products"] for dtype in ("nvfp4", "mxfp8", "compute")
+    ]
+    assert narrow == sorted(narrow)
+    for dtype, device, message in (
+        ("nvfp4", "h100-sxm", "has no peak for nvfp4 matmuls"),
+        ("mxfp8", "h100-sxm", "mxfp8 matmuls need compute capability 10.0, and H100 SXM 80GB has 9.0"),
+        ("fp8", "a100-80gb", "has no peak for fp8 matmuls"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            seconds(run(), layout, load_device_profile(device), matmul_dtype=dtype)
+    own = estimate_step_time(run(matmul_dtype="fp8"), layout, H100)
+    assert own.parts["products"] < estimate_step_time(run(), layout, H100).parts["products"]

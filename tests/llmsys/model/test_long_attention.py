@@ -117,7 +117,7 @@ def test_memory_grows_with_the_length(kind: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "decoder", "head": {"kind": "lm"}}, "bidirectional, so family=decoder cannot use it"),
+        ({"family": "encoder_decoder", "head": {"kind": "lm"}}, "so family=encoder_decoder cannot use it"),
         ({"sliding_window": 4}, "has keys of its own choice. Leave it out"),
         ({"position": {"kind": "alibi"}}, "alibi is no position of attention.kind="),
     ],
@@ -125,7 +125,7 @@ def test_memory_grows_with_the_length(kind: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", ["longformer", "linformer"])
 def test_what_does_not_fit_is_rejected(kind: str, changes: dict[str, Any], message: str) -> None:
     values = LINFORMER | {"attention": {"kind": kind}} | changes
-    if changes.get("family") == "decoder":
+    if "family" in changes:
         values |= {"embedding": {"norm": True}}
     with pytest.raises(ValueError, match=message):
         build_tiny_config(**values)
@@ -137,6 +137,14 @@ def test_axes_that_cannot_split_it_are_rejected(kind: str, axis: str) -> None:
     model = build_tiny_config(**LINFORMER | {"attention": {"kind": kind}})
     with pytest.raises(ValueError, match=rf"layout.{axis}: model.attention.kind={kind} (needs full|does not run)"):
         RunConfig.model_validate({"model": model, "layout": {axis: 2}})
+
+
+def test_a_decoder_has_windows_without_global_tokens_and_no_mixtures() -> None:
+    decoder = LINFORMER | {"family": "decoder", "head": {"kind": "lm"}, "embedding": {"norm": True}}
+    with pytest.raises(ValueError, match=r"1 would see later tokens, which family=decoder predicts\. Use 0"):
+        build_tiny_config(**decoder | {"attention": {"kind": "longformer"}})
+    with pytest.raises(ValueError, match="linformer is bidirectional, so family=decoder cannot"):
+        build_tiny_config(**decoder | {"attention": {"kind": "linformer"}})
 
 
 @pytest.mark.parametrize(

@@ -115,20 +115,19 @@ def test_unit_scaled_has_the_factors_of_its_table() -> None:
     assert model.get_submodule("blocks.0").branch_factor == pytest.approx(2 / math.sqrt(6))
 
 
-def compute_logits(config: ModelConfig, scale: bool = False) -> torch.Tensor:
-    model = Transformer(remove_multipliers(config) if scale else config).eval()
-    initialize_parameters(Transformer(config), 0)
-    initialize_parameters(model, 0)
+def compute_logits(config: ModelConfig, *, is_exported: bool = False) -> torch.Tensor:
+    """Return the logits of a model, or of one without multipliers that has its exported weights."""
     source = Transformer(config)
     initialize_parameters(source, 0)
+    model = Transformer(remove_multipliers(config) if is_exported else config).eval()
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(
-                scale_weight(config, f"parameter/{name}", source.get_parameter(name))
-                if scale
-                else source.get_parameter(name)
-            )
-    tokens_BT = torch.randint(0, 64, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+            value = source.get_parameter(name)
+            if name.endswith("bias"):
+                value.normal_(generator=generator)
+            parameter.copy_(scale_weight(config, f"parameter/{name}", value) if is_exported else value)
+    tokens_BT = torch.randint(0, 64, (2, LENGTH), generator=generator)
     with torch.no_grad():
         logits: torch.Tensor = model(tokens_BT)
     return logits
@@ -142,12 +141,12 @@ def compute_logits(config: ModelConfig, scale: bool = False) -> torch.Tensor:
     {"moe": None, "tie_word_embeddings": True, "norm": {"kind": "layernorm"},
      "attention": {"kind": "multi_head", "qkv_bias": True, "output_bias": True},
      "feed_forward": {"kind": "gelu", "bias": True}},
-    {"attention": {"kind": "multi_head", "qk_norm": "head"}},
+    {"attention": {"kind": "multi_head", "qk_norm": "head"}, "moe": MOE | {"expert": {"kind": "gelu", "bias": True}}},
     {"attention": LATENT, "num_key_value_heads": 4, "residual": {"kind": "parallel"}},
 ], ids=["tied", "experts", "latent"])  # fmt: skip
 def test_exported_weights_compute_the_same_without_multipliers(kind: Settings, changes: Settings) -> None:
     config = build_tiny_config(**{"initializer_range": 0.3} | changes, parametrization=kind)
-    ours, exported = compute_logits(config), compute_logits(config, scale=True)
+    ours, exported = compute_logits(config), compute_logits(config, is_exported=True)
     assert ours.abs().max() > 1e-2
     torch.testing.assert_close(exported, ours, rtol=1e-4, atol=1e-5)
 

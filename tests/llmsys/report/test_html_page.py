@@ -2,13 +2,18 @@
 
 import base64
 import hashlib
+import lzma
 import re
 
 import pytest
 
 from llmsys.errors import DataError
 from llmsys.report.html_page import write_report
+from llmsys.report.packed_plotly import pack_script
 from tests.helpers.example_run import HOSTILE, run_events, write_dataset, write_run
+
+# Those that unpack.js has.
+SETTINGS = {"id": lzma.FILTER_LZMA1, "lc": 3, "lp": 0, "pb": 0, "dict_size": 1 << 23}
 
 
 @pytest.fixture
@@ -36,7 +41,9 @@ def test_the_same_folders_give_the_same_bytes(folders, tmp_path):
 def test_the_page_loads_nothing_and_runs_only_its_own_scripts(folders):
     page = write_report(*folders).read_text("utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    raw = base64.b85decode(re.search(r'id="library"[^>]*>([^<]*)<', page)[1].replace(",", "<"))
+    unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[SETTINGS]).decompress(raw)
+    digests = [base64.b64encode(hashlib.sha256(one).digest()).decode() for one in (unpacked, *map(str.encode, scripts))]
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#x27;", "'")
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     assert policy == f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
@@ -129,3 +136,18 @@ def test_a_damaged_manifest_is_not_called_a_missing_one(tmp_path):
     (tmp_path / "manifest.json").write_text('{"schema_version"')
     with pytest.raises(DataError, match=r"manifest\.json cannot be used"):
         write_report(None, tmp_path)
+
+
+def test_a_page_takes_a_third_of_what_its_library_takes(folders):
+    from plotly.offline import get_plotlyjs
+
+    assert write_report(*folders).stat().st_size < 1_500_000 < len(get_plotlyjs()) / 3
+
+
+def test_a_packed_script_is_the_same_text_and_ends_no_tag():
+    script = "plot('</script>', \"é漢\");" * 99
+    packed = pack_script(script.encode())
+    assert "<" not in packed
+    raw = base64.b85decode(packed.replace(",", "<"))
+    unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[SETTINGS]).decompress(raw)
+    assert unpacked.decode()[: len(script)] == script

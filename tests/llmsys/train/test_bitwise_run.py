@@ -1,6 +1,7 @@
 """Bitwise mode as a person uses it: a run on two processes is killed and goes on in one, bit for bit as a calm one."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,32 @@ def test_a_killed_run_goes_on_with_another_number_of_processes_and_the_same_bits
         == records[1]["state_hash"]
         == read_trajectory_events(tmp_path / "calm")[-2]["state_hash"]
     )
+
+
+RELATIVE = {"moe": None, "intermediate_size": 48, "num_key_value_heads": 4, "position": {"kind": "transformer_xl"}}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "transformer-xl": RELATIVE | {"attention": {"kind": "segment_memory", "segment_length": 8, "memory_length": 12}},
+    "xlnet": RELATIVE | {"family": "encoder", "head": {"kind": "permutation"}},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_run_that_lost_its_last_steps_repeats_them_bit_for_bit(config: Path, tmp_path: Path, name: str) -> None:
+    """Memories begin empty with every row, and permutations follow from the window, so neither has a state to save."""
+    settings = json.loads(config.read_text())
+    settings["model"] |= ARCHITECTURES[name]
+    settings["train"] |= {"tokens": 6 * 8 * 32}
+    settings["checkpoint"] |= {"every_steps": 2}
+    settings["evaluation"] |= {"every_steps": 3}
+    config.write_text(json.dumps(settings))
+    train_run(load_run_config(str(config), [f"run.folder={tmp_path / 'calm'}"]), lambda *_: [])
+    shutil.copytree(tmp_path / "calm", tmp_path / "killed")
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / "killed" / "checkpoints" / f"step-{step:08d}")
+    train_run(load_run_config(str(config), []), lambda *_: [])
+    starts = [event for event in read_events(tmp_path / "killed" / "events.jsonl") if event["event"] == "start"]
+    assert [start["resumed_from"] for start in starts] == [None, 2]
+    assert read_trajectory_events(tmp_path / "killed") == read_trajectory_events(tmp_path / "calm")
 
 
 def test_a_state_that_loads_with_other_bits_is_refused() -> None:

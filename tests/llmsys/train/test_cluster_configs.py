@@ -12,7 +12,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmsys.config.load import load_run_config
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.model_tensors import count_parameters
-from llmsys.estimate.plan.layout_check import NamedLayout, estimate_layout_fit, find_layout_violations, parse_layout
+from llmsys.estimate.named_layout import NamedLayout, find_layout_violations, parse_layout
+from llmsys.estimate.plan.layout_check import estimate_layout_fit
 from llmsys.parallel.device_mesh import build_device_meshes
 from llmsys.parallel.parallelize import apply_expert_parallel, apply_fsdp
 from llmsys.train.build_engine import build_model

@@ -13,18 +13,17 @@ from llmsys.config.section import list_divisors
 from llmsys.errors import ConfigError, LayoutError
 from llmsys.estimate.cluster_costs import ClusterCosts
 from llmsys.estimate.device_profile import load_device_profile
-from llmsys.estimate.peak_memory import estimate_peak_memory
+from llmsys.estimate.named_layout import find_layout_violations, parse_layout
+from llmsys.estimate.plan.candidate_enumeration import iter_candidates
 from llmsys.estimate.plan.layout_candidate import (
     ENGINES,
     RECOMPUTE,
     IllegalLayoutError,
     PlanTarget,
     estimate_candidate,
-    iter_candidates,
 )
-from llmsys.estimate.plan.layout_check import find_layout_violations, parse_layout
 from llmsys.estimate.plan.layout_search import search_layouts
-from llmsys.estimate.software_profile import resolve_compile_for_profile, resolve_for_profile
+from llmsys.estimate.software_profile import resolve_for_profile
 from tests.helpers.published_layouts import PUBLISHED
 
 H100 = load_device_profile("h100-sxm")
@@ -158,14 +157,19 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
     output = tmp_path / "chosen.yaml"
     words = ["model/llama3.2-1b", "gpus=16", "device=h100-sxm", "batch.sequence_length=2048", "batch.sequences=64"]
     assert main(["plan", *words, "--output", str(output), "--json"]) == 0
-    best = json.loads(capsys.readouterr().out)["best"][0]
+    data = json.loads(capsys.readouterr().out)
+    best = data["best"][0]
+    assert data["launch"] == f"llmsys launch {output} nodes=2 launch.processes=8"
     loaded = load_run_config(str(output))
     layout = loaded.layout.resolve(16, loaded.model)
     assert layout.to_settings() == best["layout"]
-    priced = resolve_compile_for_profile(resolve_for_profile(loaded, H100), H100, layout)
-    assert priced.train.compile == "block"
-    ledger = estimate_peak_memory(priced, layout)
-    assert ledger.peak_bytes + ledger.driver_bytes == best["peak_bytes"]
+    capsys.readouterr()
+    assert main(["estimate", str(output), "--device", "h100-sxm", "--gpus", "16", "--json"]) == 0
+    priced = json.loads(capsys.readouterr().out)
+    assert {name: priced["memory"][name] for name in ("peak_bytes", "driver_bytes")} == {
+        name: best[name] for name in ("peak_bytes", "driver_bytes")
+    }
+    assert priced["time"]["step_seconds"] == best["step_seconds"]
     assert loaded.batch.sequence_length == 2048
 
 
@@ -176,6 +180,7 @@ def test_the_written_config_is_what_was_priced(tmp_path: Path, capsys) -> None:
         (["gpus=many"], "gpus=many is not a number of devices"),
         (["gpus=8", "device=h101"], "'h101' has no device profile"),
         (["cluster=nowhere.yaml"], "cluster file nowhere.yaml does not exist"),
+        (["gpus=8"], "is a bare model without a batch, and the fastest layout depends on it. Give one, such as"),
     ],
 )
 def test_a_place_that_nobody_described_is_refused(words, message, capsys) -> None:

@@ -1,0 +1,148 @@
+"""The question that a command line of `llmsys estimate` asks, and the values that it prints."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmsys.config.load import LoadedConfig
+    from llmsys.estimate.cluster_costs import ClusterCosts
+    from llmsys.estimate.program_run import ProgramRun
+    from llmsys.estimate.run_cost import PricingRequest
+
+
+def compute_estimate(arguments: argparse.Namespace) -> "tuple[LoadedConfig, dict[str, Any]]":
+    """Return the config and the estimate that a command line asks for.
+
+    Args:
+        arguments: parsed arguments of the verb.
+
+    Returns:
+        The loaded config, and the values that `--json` prints.
+
+    Raises:
+        LlmsysError: a value of the config or of an option is wrong.
+    """
+    from llmsys.config.load import read_config
+
+    resolved = read_config(arguments.config, arguments.overrides)
+    from llmsys.estimate.run_estimate import estimate_run
+
+    request = build_pricing_request(arguments)
+    if request is not None:
+        _check_batch(resolved, arguments)
+    _check_documents(resolved, arguments.documents)
+    device = None if request is None else request.device
+    planned = _build_program_run(resolved, arguments, request)
+    result = estimate_run(
+        resolved.run,
+        model_only=resolved.is_model_only and not has_batch(resolved),
+        has_budget=_has_budget(resolved),
+        documents=arguments.documents,
+        device=device,
+        planned=planned,
+    )
+    if resolved.source.suffix == ".json":
+        from llmsys.estimate.counted.transformers_classes import match_transformers_class
+
+        result = match_transformers_class(result, resolved.run)
+    if request is not None:
+        from llmsys.estimate.run_cost import add_costs  # half of the estimate's files, for priced runs only
+
+        request = replace(request, planned=planned)
+        result = add_costs(result, resolved.run, request, model_only=not _has_budget(resolved))
+    return resolved, result
+
+
+def _check_documents(resolved: "LoadedConfig", documents: Sequence[int]) -> None:
+    """Raise ConfigError for a document that is longer than all data of the run."""
+    tokens = resolved.run.train.tokens
+    if _has_budget(resolved) and documents and max(documents) > tokens:
+        raise ConfigError(
+            f"--documents {max(documents)}: a document is longer than the {tokens} tokens of the run. Use at most "
+            f"{tokens}, or more train.tokens."
+        )
+
+
+def has_batch(resolved: "LoadedConfig") -> bool:
+    """Return whether somebody gave a batch; a bare model has none of its own.
+
+    Args:
+        resolved: the loaded config.
+
+    Returns:
+        True for a config with `batch.sequences` or `batch.tokens`, and for every run.
+    """
+    given = resolved.run.batch.model_fields_set & {"sequences", "tokens"}
+    return not resolved.is_model_only or bool(given)
+
+
+def _has_budget(resolved: "LoadedConfig") -> bool:
+    return not resolved.is_model_only or "tokens" in resolved.run.train.model_fields_set
+
+
+def _check_batch(resolved: "LoadedConfig", arguments: argparse.Namespace) -> None:
+    if has_batch(resolved):
+        return
+    example = f"llmsys estimate {arguments.config} --device {arguments.device or 'h100-sxm'} --gpus 64"
+    raise ConfigError(
+        f"{arguments.config} is a bare model without a batch, and the time of a step depends on it. Give one, such as\n"
+        f"  {example} batch.sequence_length=4096 batch.sequences=512\n"
+        f"or, for hours and money, a number of tokens too:\n"
+        f"  {example} batch.sequence_length=4096 batch.sequences=512 train.tokens=1_000_000_000_000"
+    )
+
+
+def _build_program_run(
+    resolved: "LoadedConfig", arguments: argparse.Namespace, request: "PricingRequest | None"
+) -> "ProgramRun | None":
+    """Return the run under the named program; None where neither program, layout nor dtype is named."""
+    named = {"--program": arguments.program, "--layout": arguments.layout, "--matmul-dtype": arguments.matmul_dtype}
+    given = [name for name, value in named.items() if value is not None]
+    if not given:
+        return None
+    for option in ("finetune", "html"):
+        if getattr(arguments, option) is not None:
+            raise ConfigError(f"--{option} shows a run of llmsys itself. Leave out {given[0]}, or --{option}.")
+    if resolved.is_model_only:
+        _check_batch(resolved, arguments)
+    from llmsys.estimate.program_search import plan_program_run
+
+    return plan_program_run(
+        resolved.run,
+        arguments.program,
+        arguments.layout,
+        device=None if request is None else request.device,
+        num_devices=arguments.gpus,
+        matmul_dtype=arguments.matmul_dtype,
+    )
+
+
+def build_pricing_request(arguments: argparse.Namespace) -> "PricingRequest | None":
+    """Return the device and cluster to price the run on; None where neither is named."""
+    if arguments.device is None and arguments.cluster is None:
+        if arguments.gpus is not None or arguments.price_per_hour is not None:
+            given = f"--gpus {arguments.gpus}" if arguments.gpus is not None else "--price-per-hour"
+            raise ConfigError(f"{given} needs a device. Add --device NAME, such as --device h100-sxm.")
+        return None
+    for name, value, least in (("--gpus", arguments.gpus, 1), ("--price-per-hour", arguments.price_per_hour, 0)):
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name} {value} is too small: the minimum is {least}. Use {least} or more.")
+    from llmsys.estimate.device_profile import load_device_profile
+    from llmsys.estimate.run_cost import PricingRequest
+
+    cluster = resolve_cluster(arguments)
+    gpus = arguments.gpus if arguments.device is not None else arguments.gpus or cluster.devices
+    return PricingRequest(load_device_profile(arguments.device or cluster.device), cluster, gpus)
+
+
+def resolve_cluster(arguments: argparse.Namespace) -> "ClusterCosts":
+    """Return the costs of the cluster file, or the defaults, at the price of the command line."""
+    from llmsys.estimate.cluster_costs import ClusterCosts, load_cluster_costs
+
+    cluster = ClusterCosts() if arguments.cluster is None else load_cluster_costs(arguments.cluster)
+    price = arguments.price_per_hour
+    return cluster if price is None else cluster.model_copy(update={"price_per_hour": price})

@@ -1,0 +1,100 @@
+"""Format a SkyPilot task that trains on several nodes, for `sky launch` and `sky jobs launch`.
+
+Without an image SkyPilot copies this checkout and installs its pins; the config is part of the task. Run and dataset
+folders are on a volume of SkyPilot that all nodes mount.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launch.launchers.host_commands import (
+    LaunchPlan,
+    build_torchrun_arguments,
+    join_with_variables,
+    require_even_slots,
+)
+from launch.launchers.kubernetes import (
+    ALONE,
+    IMAGE_CHECKOUT,
+    WORKSPACE,
+    format_config,
+    format_dns_label,
+    format_documents,
+    require_folders_in_workspace,
+    select_portable_variables,
+)
+from launch.launchers.run_bundle import ROOT
+from launch.train import STOPPED
+from llmsys.config.run import RunConfig
+from llmsys.errors import LaunchError
+
+# SkyPilot's names of the accelerators that have a device profile.
+ACCELERATORS = {
+    "a100-40gb": "A100", "a100-80gb": "A100-80GB", "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300",
+    "h100-sxm": "H100", "h200": "H200", "p100": "P100", "v100": "V100",
+}  # fmt: skip
+WORKDIR = "$HOME/sky_workdir"  # where SkyPilot copies `workdir`
+END = "END_OF_CONFIG"
+RUN = """\
+set -e
+cat > "$HOME/llmsys-config.yaml" <<'{end}'
+{config}{end}
+FIRST=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
+OWN=$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")
+cd {workspace}
+exec {command}
+"""
+
+
+def format_skypilot_task(
+    config: RunConfig, plan: LaunchPlan, gpus: int, device: str, image: str, volume: str, root: Path = ROOT
+) -> str:
+    """Return the YAML of a task.
+
+    Args:
+        config: The run. Secrets in URLs are redacted.
+        plan: The launch, whose hosts are the nodes. They must have equal slots.
+        gpus: Accelerators of a node; 0 asks for CPUs.
+        device: Device profile, such as h100-sxm, or SkyPilot's own name of an accelerator.
+        image: Image that was built from containers/Dockerfile; "" copies the checkout instead.
+        volume: Name of the volume that holds run and dataset folders.
+        root: The checkout.
+
+    Returns:
+        The text for `sky launch FILE`.
+
+    Raises:
+        LaunchError: Slots differ, a folder is outside the volume, no accelerator is named, or there is no checkout.
+    """
+    require_folders_in_workspace(config)
+    slots = require_even_slots(plan.hosts, "a SkyPilot task")
+    if gpus and not device:
+        raise LaunchError(
+            f"--by skypilot needs the name of the {gpus} accelerators of a node. Give device=h100-sxm, or a name that "
+            "`sky show-gpus` lists, or --gpus 0 for CPUs."
+        )
+    if not image and not (root / "Makefile").is_file():
+        raise LaunchError(
+            f"{root} is an installed package, but SkyPilot copies a checkout. Give --image NAME, built from "
+            "containers/Dockerfile, or print the task from a checkout."
+        )
+    checkout, interpreter = (IMAGE_CHECKOUT, "python") if image else (WORKDIR, f"{WORKDIR}/.venv/bin/python")
+    inside = replace(
+        plan,
+        interpreter=interpreter,
+        script=f"{checkout}/launch/train.py",
+        config_file="$HOME/llmsys-config.yaml",
+    )
+    first, own = ("$FIRST", "$OWN") if len(plan.hosts) > 1 else (ALONE, ALONE)
+    words = build_torchrun_arguments(inside, slots, f"{first}:{plan.port}", plan.name, own)
+    command = join_with_variables(words, ("HOME", "FIRST", "OWN"))
+    # a job that saved and stopped is continued by `sky jobs launch`
+    resources: dict[str, Any] = {"job_recovery": {"recover_on_exit_codes": [STOPPED]}}
+    resources |= {"accelerators": f"{ACCELERATORS.get(device, device)}:{gpus}"} if gpus else {"cpus": f"{slots}+"}
+    resources |= {"image_id": f"docker:{image}"} if image else {}
+    task: dict[str, Any] = {"name": format_dns_label(plan.name), "num_nodes": len(plan.hosts), "resources": resources}
+    task |= {} if image else {"workdir": str(root), "setup": "make install\n"}
+    task |= {"volumes": {WORKSPACE: volume}, "envs": select_portable_variables(plan.folder)}
+    task["run"] = RUN.format(config=format_config(config), end=END, workspace=WORKSPACE, command=command)
+    return format_documents([task])

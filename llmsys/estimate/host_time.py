@@ -1,0 +1,44 @@
+"""Seconds that a step waits for the host: launches of kernels, and copies of activations to host memory and back."""
+
+from llmsys.config.run import RunConfig
+from llmsys.estimate.communication_time import PassSeconds
+from llmsys.estimate.kernel_context import KernelContext
+from llmsys.estimate.kernel_time import KernelSeconds
+
+
+def estimate_host_seconds(
+    bench: KernelContext, work: KernelSeconds, passes: PassSeconds, micro_batches: float, pipeline: int
+) -> float:
+    """Return the seconds that the device waits for the host in eager mode: launches outlast kernels."""
+    moe = bench.model.moe
+    if moe is not None and (each := bench.software.expert_launches):
+        # Routing waits for the device in every layer, so nothing hides them; the backward has two for each.
+        kernels = 3 * each * moe.num_experts / bench.layout.expert * bench.model.num_moe_layers / pipeline
+        return micro_batches * kernels * bench.device.efficiency.host_seconds
+    if bench.software.launch != "eager":
+        return 0.0
+    # the backward starts about two kernels for each one of the forward
+    host = 3 * work.launches / pipeline * bench.device.efficiency.host_seconds
+    return micro_batches * max(0.0, host - passes.forward - passes.backward)
+
+
+def estimate_offload_seconds(bench: KernelContext, pipeline: int) -> float:
+    """Return the seconds to send block inputs to host memory and back."""
+    if bench.software.activations == "device":
+        return 0.0
+    tokens = bench.shape.num_tokens / (bench.layout.context * bench.layout.tensor)
+    sent = tokens * bench.model.hidden_size * bench.shape.value_bytes * bench.model.num_hidden_layers / pipeline
+    # Out in forward, and back in backward.
+    return 2 * sent / bench.device.host_bandwidth
+
+
+def estimate_copy_seconds(config: RunConfig, bench: KernelContext, passes: PassSeconds) -> float:
+    """Seconds of one micro-batch that copies of saved tensors to host memory and back take longer than the blocks."""
+    if config.train.activation_checkpoint != "offload":
+        return 0.0
+    # Few estimates open this file.
+    from llmsys.estimate.activation_memory import compute_offloaded_activations
+
+    copies = compute_offloaded_activations(config, bench.layout) / bench.device.host_bandwidth
+    # Copies run next to each pass: what is longer than the pass shows.
+    return max(0.0, copies - passes.forward) + max(0.0, copies - passes.backward)

@@ -1,0 +1,205 @@
+"""A training program as data: its kernels, overlaps, recomputation and memory, with sources and fitted constants.
+
+Reads a YAML profile: one that came with llmsys (`programs/`), or one that a user wrote. `base:` names the profile whose
+values it changes.
+
+Invariants:
+- An unknown program is rejected by name; no other profile is used instead.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from llmsys.config.engine import DeepSpeedEngineConfig, EngineConfig, TorchEngineConfig
+from llmsys.config.merge import ConfigLayer
+from llmsys.config.run import RunConfig
+from llmsys.config.section import Section
+from llmsys.config.validation_errors import build_config_error
+from llmsys.config.yaml_files import parse_yaml
+from llmsys.errors import ConfigError
+from llmsys.estimate.device_profile import ModelClass
+from llmsys.estimate.software_profile import MemoryProfile, SoftwareProfile
+from llmsys.local_files import require_local_path
+
+FOLDER = Path(__file__).with_name("programs")
+# Profiles may be built on each other; no shipped one is more than three deep.
+MAX_BASES = 8
+# Who may shard what of a published layout. run: as the config says.
+EngineChoice = Literal["run", "zero1", "fsdp"]
+
+
+class ProgramFit(Section):
+    """Constants fitted on published steps, and the error on sources that were held out, one at a time.
+
+    `tools/bench/estimates.py --write` writes it.
+    """
+
+    factor: float = Field(gt=0, description="Measured / modelled time of a step.")
+    rows: tuple[str, ...] = Field(description="Published rows that the factor was fitted on.")
+    held_out_error: float | None = Field(
+        None, ge=0, description="Median error of P50 on rows of sources left out of the fit, one source at a time."
+    )
+    held_out_coverage: float | None = Field(None, ge=0, le=1, description="Share of those rows between P10 and P90.")
+
+
+class ProgramProfile(Section):
+    """A training program, as far as time and memory depend on it besides the config."""
+
+    name: str = Field(min_length=1, description="Display name.")
+    description: str = Field(min_length=1, description="Versions and years that the profile describes.")
+    time: SoftwareProfile = Field(SoftwareProfile(), description="Kernels, overlaps and recomputation.")
+    memory: dict[str, str] = Field({}, description="Fields of MemoryProfile that differ from llmsys on a GPU.")
+    pipelined_memory: dict[str, str] = Field({}, description="Further ones under a pipeline.")
+    engine: EngineChoice = Field(
+        "run", description="Sharding without a pipeline: fsdp, zero1, or run: engine.kind of the config."
+    )
+    pipelined_engine: EngineChoice = Field("run", description="Sharding under a pipeline.")
+    fit: dict[ModelClass, ProgramFit] = Field(
+        {}, description="Fitted constants by class of model; a class without one uses that of all programs."
+    )
+    sources: dict[str, str] = Field({}, description="Sources of the values, by field.")
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Self:
+        for key, values in (("memory", self.memory), ("pipelined_memory", self.pipelined_memory)):
+            check_memory_values(key, values)
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """True for llmsys, whose layout and engine the config gives."""
+        return self.engine == "run"
+
+    def build_memory_profile(self, stages: int = 1, chunks: int = 1) -> MemoryProfile:
+        """Build the memory profile under a number of pipeline stages, each in chunks.
+
+        Args:
+            stages: ranks of the pipeline.
+            chunks: parts of the model on each.
+
+        Returns:
+            The profile.
+        """
+        values: dict[str, Any] = self.memory | (self.pipelined_memory if stages > 1 else {})
+        return MemoryProfile(**values, pipeline=stages, pipeline_chunks=chunks)
+
+    def select_engine(self, config: RunConfig, stages: int) -> EngineConfig:
+        """Return the engine section that shards as the program does."""
+        choice = self.pipelined_engine if stages > 1 else self.engine
+        if choice == "run":
+            return config.engine
+        return TorchEngineConfig() if choice == "fsdp" else DeepSpeedEngineConfig(zero_stage=1)
+
+
+def check_memory_values(key: str, values: Mapping[str, str]) -> None:
+    """Raise ValueError for an unknown name or value among fields of MemoryProfile."""
+    known = sorted(
+        field.name for field in fields(MemoryProfile) if field.type is not int and field.name != "capability"
+    )
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{key}.{name} is no field of a memory profile. Use {', '.join(known)}.")
+    try:
+        TypeAdapter(MemoryProfile).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{key}.{first['loc'][0]}={first['input']}: {first['msg']}.") from None
+
+
+def list_program_names() -> list[str]:
+    """List the profiles that came with llmsys.
+
+    Returns:
+        Names that `load_program_profile` takes, sorted.
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_program_profile(name: str) -> ProgramProfile:
+    """Load the profile of a training program.
+
+    Args:
+        name: name of a shipped profile, or path of a YAML file.
+
+    Returns:
+        The validated profile.
+
+    Raises:
+        ConfigError: unknown name (with the known ones), or a wrong field in a file.
+    """
+    if (FOLDER / f"{name}.yaml").is_file():
+        return _load_packaged_profile(name)
+    if not require_local_path(name, "program").is_file():
+        raise ConfigError(_format_unknown_program(name))
+    return _load_profile(Path(name))
+
+
+def load_own_program(config: RunConfig) -> ProgramProfile:
+    """Load the profile of llmsys under a config.
+
+    Args:
+        config: config of a run with `train.compile` resolved.
+
+    Returns:
+        llmsys for compiled blocks, else llmsys-eager.
+    """
+    return load_program_profile("llmsys" if config.train.compile == "block" else "llmsys-eager")
+
+
+@cache
+def _load_packaged_profile(name: str) -> ProgramProfile:
+    return _load_profile(FOLDER / f"{name}.yaml")
+
+
+def load_packaged_profiles_again() -> None:
+    """Read the shipped profiles again at their next use, after one was written."""
+    _load_packaged_profile.cache_clear()
+
+
+def _load_profile(path: Path) -> ProgramProfile:
+    values, lines = _read_values(path, MAX_BASES)
+    try:
+        return ProgramProfile.model_validate(values)
+    except ValidationError as error:
+        origins = {keys: f"{path.name}:{line}" for keys, line in lines.items()}
+        raise build_config_error(error, ProgramProfile, ConfigLayer(values, origins), path.name) from None
+
+
+def _read_values(path: Path, bases: int) -> tuple[dict[str, Any], dict[Any, int]]:
+    """Return the values of a profile over those of its base, and the lines of its own."""
+    values, lines = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path.name} is not a program profile. Start with `base: llmsys` and `name: MINE`.")
+    base = values.pop("base", None)
+    if base is None:
+        return values, lines
+    if not bases:
+        raise ConfigError(f"{path.name}: base={base} is the last of more than {MAX_BASES} bases. Remove a circle.")
+    found = FOLDER / f"{base}.yaml"
+    found = found if found.is_file() else path.parent / require_local_path(str(base), "base")
+    if not found.is_file():
+        raise ConfigError(f"{path.name}: {_format_unknown_program(str(base))}")
+    below, _ = _read_values(found, bases - 1)
+    # Rows of another program are no fit of this one.
+    below.pop("fit", None)
+    merged = below | {
+        key: below.get(key, {}) | value if isinstance(value, dict) and key != "fit" else value
+        for key, value in values.items()
+    }
+    return merged, lines
+
+
+def _format_unknown_program(name: str) -> str:
+    known = list_program_names()
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return (
+        f"{name!r} has no program profile, and no other profile is used instead.{hint} Known: {', '.join(known)}. "
+        "Write a YAML file with `base:` one of them and the fields that differ, and give its path."
+    )

@@ -1,0 +1,96 @@
+"""Profiles of training programs: shipped ones load, a person adds one, and what is wrong is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.main import main
+from llmsys.errors import ConfigError
+from llmsys.estimate.program_profile import MAX_BASES, list_program_names, load_program_profile
+
+WORDS = ("estimate", "model/llama3.2-1b", "batch.sequence_length=2048", "batch.sequences=64", "--device", "h100-sxm")
+README = Path("llmsys") / "estimate" / "README.md"
+
+
+def price(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
+    assert main([*WORDS, "--gpus", "8", "--json", *words]) == 0
+    found: dict[str, dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_person_adds_a_program_over_a_shipped_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "base: megatron\nname: mine\ndescription: Slower traffic.\ntime: {traffic: 4}\nmemory: {loss: whole}\n"
+    )
+    slow, shipped = (price(capsys, "--program", name, "--layout", "tp=2,dp=4") for name in (str(mine), "megatron"))
+    assert slow["time"]["program"] == "mine"
+    slower = [one["time"]["parts_seconds"]["elementwise"] / one["time"]["residual_factor"] for one in (slow, shipped)]
+    assert slower[0] > 3 * slower[1]
+    assert slow["memory"]["peak_bytes"] > shipped["memory"]["peak_bytes"]
+    # The factor of another program is none of this one.
+    assert load_program_profile(str(mine)).fit == {}
+    assert "dense" in load_program_profile("megatron").fit
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\ndescription: y\nmemory: {lost: whole}", "memory.lost is no field of a memory profile. Use "),
+        ("name: x\ndescription: y\nmemory: {loss: gone}", "memory.loss=gone"),
+        ("name: x\ndescription: y\ntime: {traffic: 0.5}", "traffic"),
+        ("base: megatrom\nname: x", "'megatrom' has no program profile, and no other profile is used instead"),
+        ("base: mine.yaml\nname: x", f"base=mine.yaml is the last of more than {MAX_BASES} bases. Remove a circle."),
+        ("[1, 2]", "is not a program profile. Start with `base: llmsys`"),
+    ],
+)
+def test_a_wrong_profile_is_rejected_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_program_profile(str(path))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--program", "megatronn"), "Did you mean megatron"),
+        (("--layout", "tp=2,dp=4"), "--layout tp=2,dp=4 is for other programs. Give llmsys layout.tensor=8"),
+        (("--program", "megatron", "--layout", "tp=2,dp=8"), "is 16 devices, and there are 8"),
+        (("--program", "megatron", "--layout", "tp=3,dp=1", "--gpus", "3"), "attention heads cannot be divided"),
+        (("--program", "megatron", "--layout", "vp=2,dp=8"), "vp=2 stages on each rank need a pipeline. Add pp=2"),
+        (("--program", "megatron", "batch.micro_sequences=3"), "does not divide the 8 sequences of a rank. Use 2."),
+        (("train.tokens=200000", "--documents", "200001"), "a document is longer than the 200000 tokens of the run"),
+        (("hidden_size=99999999999999999999",), "99999999999999999999 is too large for a size that is divided"),
+        (("--price-per-hour", "-1"), "--price-per-hour -1.0 is too small: the minimum is 0"),
+        (("--price-per-hour", "nan"), "--price-per-hour nan is too small: the minimum is 0"),
+    ],
+)
+def test_what_a_program_cannot_do_is_rejected(words: tuple[str, ...], message: str, capsys) -> None:
+    assert main([*WORDS, "--gpus", "8", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_search_keeps_what_is_named_and_is_no_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    found = price(capsys, "--program", "megatron", "--layout", "tp=2,auto")
+    assert found["memory"]["layout"]["tensor"] == 2
+    free = price(capsys, "--program", "megatron", "--layout", "auto")
+    named = price(capsys, "--program", "megatron", "--layout", "dp=8", "batch.micro_sequences=1")
+    assert free["time"]["step_seconds"]["p50"] <= min(one["time"]["step_seconds"]["p50"] for one in (found, named))
+    assert main([*WORDS[:4], "--program", "megatron", "--layout", "auto"]) == 2
+    assert "--layout auto needs the devices. Add --device NAME and --gpus N." in capsys.readouterr().err
+
+
+def test_every_key_of_the_json_is_documented(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (repository / README).read_text().partition("## JSON")[2]
+    found = price(capsys, "train.tokens=1000000")
+    names = [*found, *found["memory"], *found["time"], *found["time"]["run"], *found["money"], *found["energy"]]
+    assert [name for name in names if name not in text] == []
+
+
+def test_the_readme_names_every_program(repository: Path) -> None:
+    text = (repository / README).read_text()
+    assert [name for name in list_program_names() if f"`{name}`" not in text] == []

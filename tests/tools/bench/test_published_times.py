@@ -1,0 +1,136 @@
+"""Published rows: each is a command line, and P50 beats a constant utilisation on sources that no fit has seen."""
+
+import json
+from functools import cache
+from math import log
+from pathlib import Path
+from statistics import mean, median
+
+import pytest
+import yaml
+
+from llmsys.estimate.program_profile import list_program_names, load_program_profile
+from llmsys.estimate.residual_model import load_residuals
+from tools.bench.estimates import select_priced_rows
+from tools.bench.estimates_memory import compute_error, is_calibration
+from tools.bench.estimates_time import (
+    KINDS,
+    TimeRow,
+    build_program_fits,
+    build_residuals,
+    build_time_rows,
+    clip_outliers,
+    fit_class,
+    list_held_out_rows,
+    select_peers,
+)
+from tools.bench.published import RUNS, SkippedRow, read_rows
+from tools.bench.published_row import ROOT, PublishedRow, run_estimate
+
+SOURCES = {"moe": 3, "run": 8, "dense": 12}
+
+
+@cache
+def rows() -> list[PublishedRow]:
+    priced, skipped = select_priced_rows(RUNS)
+    assert skipped == []
+    return priced
+
+
+@cache
+def times() -> list[TimeRow]:
+    return build_time_rows(rows())
+
+
+@pytest.fixture(autouse=True)
+def _run_from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_every_published_row_is_a_command_of_its_own_name() -> None:
+    assert all(row.command.startswith("llmsys estimate ") and "--program" in row.words for row in rows())
+    assert len({(row.name, row.kind) for row in rows()}) == len(rows()) > 100
+    for kind, least in SOURCES.items():
+        assert len({row.published.source for row in times() if row.kind == kind}) >= least
+
+
+def test_what_is_shipped_was_fitted_on_the_named_rows() -> None:
+    shipped = load_residuals()
+    assert build_residuals(times()) == {kind: getattr(shipped, kind) for kind in KINDS}
+    fits = build_program_fits(times())
+    assert {name: load_program_profile(name).fit for name in fits} == fits
+    assert all(not load_program_profile(name).fit for name in set(list_program_names()) - set(fits))
+
+
+def test_no_row_of_a_source_is_in_the_fit_that_predicts_it() -> None:
+    steps = [row for row in times() if row.kind == "moe"]
+    held = list_held_out_rows(steps, steps)
+    source = steps[0].published.source
+    others = [row for row in steps if row.published.source != source]
+    assert held[0].interval == fit_class(others).predict_interval(steps[0])
+    assert held[0].interval != fit_class(steps).predict_interval(steps[0])
+
+
+@pytest.mark.parametrize(("kind", "most", "share"), [("dense", 0.10, 0.5), ("moe", 0.165, 0.54), ("run", 0.16, 0.65)])
+def test_held_out_sources_are_covered_and_beat_a_constant_utilisation(kind: str, most: float, share: float) -> None:
+    own = [row for row in times() if row.kind == kind]
+    held = list_held_out_rows(own, select_peers(own[0].kind, times()))
+    assert 0.8 <= mean(one.is_covered for one in held) <= 0.9
+    error, base = (
+        median(map(abs, errors)) for errors in zip(*((o.error, o.baseline_error) for o in held), strict=True)
+    )
+    assert error <= most
+    assert error < share * base
+
+
+def test_memory_is_within_a_tenth_and_never_five_per_cent_under() -> None:
+    errors = {row.name: compute_error(row) for row in rows() if row.kind == "memory"}
+    assert median(map(abs, errors.values())) <= 0.05
+    assert -0.05 < min(errors.values()) < max(errors.values()) < 0.1
+    assert any(not is_calibration(row) for row in rows() if row.kind == "memory")
+
+
+def test_a_row_prints_what_its_fit_predicts() -> None:
+    row = next(row for row in times() if row.name.startswith("megatron_sc21 529.6B"))
+    fit = load_program_profile("megatron-2021").fit["dense"]
+    assert row.name in fit.rows
+    assert row.printed_interval.p50 == pytest.approx(row.modelled_time * fit.factor)
+    assert log(row.printed_interval.p90 / row.printed_interval.p50) / 1.2816 == pytest.approx(
+        load_residuals().dense.spread, rel=1e-3
+    )
+
+
+def test_the_truth_is_the_papers_own_numbers() -> None:
+    by_name = {row.name: row for row in rows() if row.kind != "memory"}
+    assert by_name["korthikanti2022 530B selective"].measured == 37.83
+    assert run_estimate(by_name["korthikanti2022 530B selective"].words)["time"]["ranks"] == 280
+    assert by_name["megatron_sc21 529.6B"].measured == 54.085
+    assert by_name["full_runs llama3.1-8b"].measured == 1_460_000  # out of line, and kept
+
+
+def test_rows_of_unknown_models_and_devices_are_named_and_not_guessed(tmp_path: Path) -> None:
+    truth = json.loads(RUNS.read_text())["megatron_bridge"]["rows"][0]
+    strange = [truth | {"model": "who-knows-9b"}, truth | {"system": "Z9"}, truth | {"precision": "NVFP4"}, truth]
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"megatron_bridge": {"rows": strange}}))
+    model, device, _, known = read_rows(path)
+    assert isinstance(model, SkippedRow)
+    assert "who-knows-9b" in model.reason
+    assert isinstance(device, SkippedRow)
+    assert "'z9' has no device profile" in device.reason
+    assert not isinstance(known, SkippedRow)
+    priced, skipped = select_priced_rows(path)
+    assert [row.name for row in priced] == [known.name]
+    assert "has no peak for nvfp4 matmuls" in skipped[-1].reason
+
+
+def test_outliers_count_as_if_on_the_fence() -> None:
+    assert clip_outliers([1.0, 2.0, 3.0, 4.0, 100.0]) == [1.0, 2.0, 3.0, 4.0, 10.0]
+
+
+def test_every_program_names_its_sources_and_loads() -> None:
+    for name in list_program_names():
+        profile = load_program_profile(name)
+        assert profile.description.endswith(".")
+        file = yaml.safe_load((Path(ROOT) / "llmsys" / "estimate" / "programs" / f"{name}.yaml").read_text())
+        assert file.keys() <= {*type(profile).model_fields, "base"}
